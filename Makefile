@@ -1,0 +1,45 @@
+# Two commands: `make play` opens the playground, `make test` runs everything. Both do all the set-up they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := engine traces app tests
+
+.PHONY: play test lint format unit browser bench clean
+.DEFAULT_GOAL := play
+
+play: $(VENV)/.app  ## set up and open the playground (ARGS="--port 8000")
+	@$(BIN)/specscope $(ARGS)
+
+test: lint unit  ## set up (browser included), lint, type-check, run all tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+unit: $(VENV)/.dev browser
+	$(BIN)/pytest -q
+
+browser: $(VENV)/.dev
+	@sh tests/browser/install.sh $(BIN)
+
+bench: $(VENV)/.app
+	$(BIN)/specscope bench $(ARGS)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -yq python3-venv && $(PYTHON) -m venv $(VENV); }
+
+$(VENV)/.app: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[app]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
+	@touch $@ $(VENV)/.app
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info build

@@ -1,0 +1,1 @@
+"""The playground and the command line."""

@@ -1,0 +1,81 @@
+"""The other side of two ratios: transformers' `generate` and its assisted generation, on the same checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from app.bench.race import Generate
+from engine.errors import UsageError
+from engine.model.pair import Pair
+
+
+class Transformers:
+    """A pair as transformers runs it: fp32, on the CPU, everything else as it comes.
+
+    Args:
+        pair: Its models are loaded; nothing is downloaded.
+        new_tokens: Tokens to write at most.
+    """
+
+    def __init__(self, pair: Pair, new_tokens: int) -> None:
+        if pair.drafter_path is None:
+            raise UsageError(f"{pair.name} has no drafter; assisted generation needs one")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        self._target = load(pair.target_path, dtype=torch.float32, local_files_only=True).eval()
+        self._drafter = load(pair.drafter_path, dtype=torch.float32, local_files_only=True).eval()
+        self._settings = self._drafter.generation_config
+        self._new_tokens = new_tokens
+
+    def generate(self, ids: Sequence[int]) -> list[int]:
+        """Greedy decoding."""
+        return self._generate(ids)
+
+    def assisted(self, gamma: int | None = None) -> Generate:
+        """Return greedy assisted generation.
+
+        Args:
+            gamma: Draft length, the same in every round, whatever the drafter's confidence; None leaves all settings
+                of the assistant as they are by default.
+        """
+        settings = copy.deepcopy(self._settings)
+        if gamma is not None:
+            settings.num_assistant_tokens = gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+
+        def generate(ids: Sequence[int]) -> list[int]:
+            self._drafter.generation_config = settings
+            return self._generate(ids, assistant_model=self._drafter)
+
+        return generate
+
+    def _generate(self, ids: Sequence[int], **more: Any) -> list[int]:
+        prompt = torch.tensor([list(ids)])
+        out = self._target.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=self._new_tokens,
+            **more,
+        )
+        return out[0, prompt.shape[1] :].tolist()
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Keep transformers from writing hints and progress bars."""
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()

@@ -1,0 +1,86 @@
+"""Contestants take turns on the same prompts, so whatever else the machine does slows all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
+"""Takes prompt ids, returns the ids written after them."""
+
+FEWEST = 3
+"""Rounds that are run however long they take."""
+
+
+class Race:
+    """Tokens per second of several contestants, round by round.
+
+    A round is every prompt by every contestant, each prompt beginning with another one. The time is that of the whole
+    call, from prompt ids to the list of new ids: prefill and everything a call sets up is in it, on all sides.
+
+    Args:
+        contestants: By name.
+        prompts: Ids of each prompt.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        contestants: Mapping[str, Generate],
+        prompts: Sequence[Sequence[int]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.speeds: dict[str, list[float]] = {name: [] for name in contestants}
+        self._contestants = dict(contestants)
+        self._prompts = prompts
+        self._clock = clock
+        self._written: dict[str, dict[int, list[int]]] = {name: {} for name in contestants}
+
+    def run(self, rounds: int, seconds: float, after_round: Callable[[], None] = lambda: None) -> Race:
+        """Race; after the third round only while `seconds` are not over. The warm-up before does not count."""
+        for generate in self._contestants.values():
+            generate(self._prompts[0])
+        begun = self._clock()
+        for done in range(rounds):
+            if done >= min(FEWEST, rounds) and self._clock() - begun > seconds:
+                break
+            self._round()
+            after_round()
+        return self
+
+    def _round(self) -> None:
+        names = list(self._contestants)
+        tokens, spent = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+        for number, prompt in enumerate(self._prompts):
+            first = (number + len(self.speeds[names[0]])) % len(names)
+            for name in names[first:] + names[:first]:
+                begun = self._clock()
+                ids = self._contestants[name](prompt)
+                spent[name] += self._clock() - begun
+                tokens[name] += len(ids)
+                self._written[name][number] = list(ids)
+        for name in names:
+            self.speeds[name].append(tokens[name] / spent[name])
+
+    def ratio(self, one: str, other: str) -> tuple[float, ...]:
+        """Return how many times as fast one contestant was as another, in each round."""
+        return tuple(a / b for a, b in zip(self.speeds[one], self.speeds[other], strict=True))
+
+    def speed(self, name: str) -> float:
+        """Return the median tokens per second."""
+        return statistics.median(self.speeds[name])
+
+    def fastest(self, names: Iterable[str] | None = None) -> str:
+        """Return the contestant with the highest median, of these or of all."""
+        return max(self._contestants if names is None else names, key=self.speed)
+
+    def same(self, *names: str) -> bool:
+        """Whether these contestants wrote the same ids after every prompt."""
+        first, *others = (self._written[name] for name in names)
+        return all(other == first for other in others)
+
+    def table(self) -> dict[str, float]:
+        """Return the median tokens per second of all contestants."""
+        return {name: round(self.speed(name), 1) for name in self._contestants}

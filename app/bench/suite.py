@@ -1,0 +1,71 @@
+"""All figures, one after the other."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import engine
+from app.bench import memory, speed, tracing
+from app.bench.figures import Figure
+from app.bench.plan import Plan
+from engine.model.pair import Pair
+from engine.training.measure import ROWS, LoadedPair, measure_cost
+
+Note = Callable[[str], None]
+"""Told what begins, and called with an empty text after every round."""
+
+
+def measure(plan: Plan, note: Note) -> dict[str, Figure]:
+    """Measure everything on the bundled pair, fp32 on the CPU."""
+    pair = Pair.find()
+    questions = plan.questions()
+    prompts = [pair.encode(question) for question in questions]
+
+    def step() -> None:
+        note("")
+
+    note("worker processes")
+    with engine.open(pair, runtime="local-process", device="cpu") as workers:
+        note("draft lengths")
+        gammas = speed.sweep(workers, prompts, plan, step)
+        note("against transformers")
+        found = speed.over_transformers(pair, prompts, plan, gammas.speculative, step)
+        note("PEARL against speculative")
+        found |= speed.in_parallel(pair, workers, prompts, plan, gammas, step)
+        note("tracing")
+        configs = {
+            "autoregressive": {},
+            "speculative": {"gamma": gammas.speculative},
+            "pearl": {"gamma": gammas.pearl},
+        }
+        found |= tracing.measure(workers, prompts, plan, configs, step)
+    note("cost of a forward")
+    found |= costs(pair, plan)
+    note("memory")
+    with tempfile.TemporaryDirectory() as folder:
+        command = memory.compare(questions[0], plan.new_tokens, list(configs), Path(folder) / "traces.db")
+        peaks = tuple(memory.peak_mib(command) for _ in range(plan.memory_runs))
+    found["peak_memory_mib"] = Figure(
+        peaks, "MiB", detail={"of": "specscope compare with worker processes: its resident memory and theirs"}
+    )
+    return found
+
+
+def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
+    """Time forwards of one row of both models, and of several rows of the target."""
+    loaded = LoadedPair.load(pair)
+    with speed.one_core():
+        found = [measure_cost(loaded, repeats=40) for _ in range(plan.repeats)]
+    milliseconds = {
+        "target_ms": statistics.median(cost.target.median for cost in found),
+        "drafter_ms": statistics.median(cost.drafter.median for cost in found),
+    }
+    values = tuple(cost.c.median for cost in found)
+    rows = tuple(cost.rows_over_one.median for cost in found)
+    return {
+        "c": Figure(values, "target forward / drafter forward, one row", detail=milliseconds),
+        "verification_cost": Figure(rows, f"{ROWS} rows of the target / one row"),
+    }

@@ -1,0 +1,16 @@
+"""One file per command: `add_arguments(parser)` and `run(args) -> exit code`; its docstring is its help."""
+
+from app.cli import bench, compare, export, imports, methods, play, report, run, train
+
+COMMANDS = {
+    "play": play,
+    "run": run,
+    "compare": compare,
+    "methods": methods,
+    "report": report,
+    "export": export,
+    "import": imports,
+    "train": train,
+    "bench": bench,
+}
+"""By the word on the command line."""

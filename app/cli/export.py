@@ -1,0 +1,56 @@
+"""Write a stored run as JSONL, CSV, or a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from app.cli import common
+from app.cli.run import open_store
+from engine.runtime.events import Trace, write_jsonl
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
+    parser.add_argument("--format", choices=("jsonl", "csv", "perfetto"), default="jsonl", help="(jsonl)")
+    parser.add_argument(
+        "--table", choices=("tokens", "decisions", "spans"), default="tokens", help="which CSV (tokens)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="F", help="file to write (standard output)")
+    common.add_database(parser)
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    with contextlib.closing(open_store(args)) as store:
+        trace = store.load(args.run_id)
+    if args.output is None:
+        write(trace, args.format, args.table, sys.stdout)
+        return 0
+    with args.output.open("w", encoding="utf-8", newline="") as file:
+        write(trace, args.format, args.table, file)
+    size = args.output.stat().st_size
+    if args.json:
+        common.print_json({"file": str(args.output), "bytes": size, "format": args.format})
+    else:
+        print(f"{args.output}: {size} bytes")
+    return 0
+
+
+def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
+    """Write a trace in one of the formats."""
+    from traces.export.perfetto import write_perfetto
+    from traces.export.tables import write_csv
+
+    match form:
+        case "csv":
+            write_csv(trace, table, file)
+        case "perfetto":
+            write_perfetto(trace, file)
+        case _:
+            write_jsonl(trace, file)

@@ -1,0 +1,48 @@
+"""List the methods with their settings."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.common import add_json, print_json
+from engine.methods import METHODS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them."""
+    rows = [
+        {
+            "key": m.key,
+            "title": m.title,
+            "source": m.source,
+            "summary": m.summary,
+            "lossless": m.lossless,
+            "settings": [
+                {
+                    "name": s.name,
+                    "type": s.type.__name__,
+                    "default": s.default,
+                    "doc": s.doc,
+                    "low": s.low,
+                    "high": s.high,
+                    "choices": list(s.choices),
+                    "auto": s.auto,
+                }
+                for s in m.settings()
+            ],
+        }
+        for m in METHODS.values()
+    ]
+    if args.json:
+        print_json({"methods": rows})
+        return 0
+    for row in rows:
+        print(f"{row['key']:16} {row['summary']}")
+        for s in row["settings"]:
+            print(f"{'':18}{s['name']} = {s['default']}: {s['doc']}")
+    return 0

@@ -1,0 +1,27 @@
+"""Open the playground in the browser."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.common import add_database
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="port (7860, or the next free one)")
+    parser.add_argument(
+        "--auth", metavar="USER:PASSWORD", help="ask for a login; needed for other addresses than loopback"
+    )
+    parser.add_argument("--unsafe", action="store_true", help="allow another address without a login")
+    add_database(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    from app.server import serve
+
+    return serve(host=args.host, port=args.port, auth=args.auth, unsafe=args.unsafe, database=args.db)

@@ -1,0 +1,37 @@
+"""Write stored runs as one HTML file: the same viewer, text and metrics, without outside requests."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from app.cli import common
+from app.cli.run import open_store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="id of a stored run")
+    parser.add_argument("--compared", action="store_true", help="add the runs each was compared with")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="F.html", help="file to write")
+    parser.add_argument("--redact-prompt", action="store_true", help="leave the prompt out")
+    common.add_database(parser)
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    from traces.export.report import render_report
+
+    with contextlib.closing(open_store(args)) as store:
+        names = [n for name in args.runs for n in (store.group(name) if args.compared else [name])]
+        found = [store.load(name) for name in dict.fromkeys(names)]
+    page = render_report(found, redact_prompt=args.redact_prompt)
+    args.output.write_text(page, encoding="utf-8")
+    size = args.output.stat().st_size
+    if args.json:
+        common.print_json({"file": str(args.output), "bytes": size, "runs": [t.header.run_id for t in found]})
+    else:
+        print(f"{args.output}: {len(found)} runs, {size / 2**20:.1f} MiB")
+    return 0

@@ -1,0 +1,124 @@
+"""Decode prompts with one method and print text, ids and metrics."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import uuid
+from typing import Any
+
+from app.cli import common
+from engine.errors import UsageError
+from engine.methods import find
+from engine.runtime.events import Trace
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument("--method", required=True, metavar="KEY", help="see `specscope methods`")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="fields",
+        help="a field of its config; repeatable",
+    )
+    parser.add_argument("--head", metavar="PATH", help="drafting head (for methods that use one)")
+    common.add_generation(parser)
+    common.add_cluster(parser)
+    common.add_database(parser)
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; every run is stored."""
+    config = parse_fields(args.fields)
+    find(args.method).configure(config)
+    if args.head:
+        raise UsageError(f"--head {args.head}: {args.method} uses no drafting head")
+    sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
+    group = uuid.uuid4().hex[:12]
+    traces: list[Trace] = []
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(open_store(args))
+        cluster = stack.enter_context(common.open_cluster(args))
+        for row in rows:
+            prompt = common.prompt_for(args, row)
+            options = {"config": config, "sampling": sampling, "limits": limits, "group": group}
+            traces.append(recorded(store, cluster, args.method, prompt, options))
+    results = [result_of(t) for t in traces]
+    if args.json:
+        common.print_json(results[0] if len(results) == 1 else {**results[0], "sequences": results})
+    else:
+        for result in results:
+            print(result["text"])
+            print(_line(result))
+    return 0
+
+
+def parse_fields(fields: list[str]) -> dict[str, Any]:
+    """Return FIELD=VALUE texts as a dict; the registry converts and checks the values."""
+    parsed: dict[str, Any] = {}
+    for text in fields:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {text!r} is not FIELD=VALUE")
+        parsed[name] = value
+    return parsed
+
+
+def open_store(args: argparse.Namespace) -> Any:
+    """Open the trace database the options name."""
+    from traces.store import Store, default_path
+
+    return Store(args.db or default_path())
+
+
+def recorded(store: Any, cluster: Any, method: str, prompt: Any, options: dict[str, Any]) -> Trace:
+    """Run a method and store its trace as it grows."""
+    recorders: list[Any] = []
+
+    def listen(event: Any) -> None:
+        if recorders:
+            recorders[0].add(event)
+        else:
+            recorders.append(store.record(event))
+
+    try:
+        return cluster.run(method, prompt, listener=listen, **options)
+    finally:
+        for recorder in recorders:
+            recorder.close()
+
+
+def result_of(trace: Trace) -> dict[str, Any]:
+    """Return the contract's JSON of one run."""
+    from traces.metrics import measure
+
+    header = trace.header
+    return {
+        "run_id": header.run_id,
+        "method": header.method,
+        "config": header.config,
+        "text": trace.text,
+        "token_ids": trace.token_ids(),
+        "prompt_ids": list(header.prompt_ids[0]),
+        "target_path": header.target_path,
+        "drafter_path": header.drafter_path,
+        "metrics": measure(trace).to_dict(),
+        "runtime": header.runtime,
+        "profile": header.profile or None,
+        "status": trace.status,
+        "reason": trace.footer.reasons[0] if trace.footer and trace.footer.reasons else "",
+        "sampling": header.sampling,
+        "clock": header.clock,
+    }
+
+
+def _line(result: dict[str, Any]) -> str:
+    m = result["metrics"]
+    speed = f"{m['tokens_per_second']:.1f} tokens/s" if m["tokens_per_second"] else "no tokens"
+    return (
+        f"[{result['method']} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"
+    )

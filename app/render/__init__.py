@@ -1,0 +1,1 @@
+"""From runs and traces to HTML. Pure functions."""

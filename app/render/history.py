@@ -1,0 +1,123 @@
+"""The list of stored runs, and the heading of the one that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from app.render.html import badge, text
+from app.routes import EXPORTS, export_address, report_address, run_address
+from traces.view import config_text
+
+if TYPE_CHECKING:
+    from engine.runtime.events import Header, Trace
+    from traces.store import Summary
+
+KINDS = {"failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
+HEAD = (
+    '<span class="ss-sr">Select</span>',
+    "When (UTC)",
+    "Method",
+    "Prompt",
+    "Times",
+    "Tokens",
+    "Tokens/s",
+    "Status",
+    '<span class="ss-sr">Actions</span>',
+)
+
+
+def runs_table(
+    rows: Sequence[Summary],
+    total: int,
+    offset: int,
+    size: int,
+    selected: Collection[str] = (),
+    query: str = "",
+) -> str:
+    """Return a page of runs; boxes and buttons carry the run's id for the page's script."""
+    if not rows:
+        return f'<div data-state="empty"><p class="ss-empty">{_nothing(query)}</p></div>'
+    head = "".join(f'<th scope="col">{name}</th>' for name in HEAD)
+    body = "".join(_row(row, row.header.run_id in selected) for row in rows)
+    return (
+        f'<div data-state="ready" data-total="{total}"><div class="app-scroll">'
+        f'<table class="app-table app-runs" aria-label="Stored runs"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{_pager(len(rows), total, offset, size)}</div>"
+    )
+
+
+def _nothing(query: str) -> str:
+    if query:
+        return f"No run holds “{text(query)}”."
+    return "No run yet. Every run of the playground and of the command line is kept here."
+
+
+def _row(row: Summary, selected: bool) -> str:
+    header = row.header
+    run_id, prompt = text(header.run_id), header.prompts[0] if header.prompts else ""
+    speed = f"{row.tokens_per_second:.1f}" if row.tokens_per_second else "–"
+    status = badge(row.status, KINDS.get(row.status, ""), row.error)
+    compare = (
+        f'<button type="button" class="ss-button" data-group="{run_id}" aria-label="Compare run {run_id} with those of its turn" title="Open with the runs it was made with">'
+        "compare</button>"
+        if header.group
+        else ""
+    )
+    return (
+        f'<tr data-run="{run_id}"><td><input type="checkbox" value="{run_id}" {"checked" if selected else ""} '
+        f'aria-label="Select run {run_id}"></td><td class="app-when">{text(when(header.created))}</td>'
+        f"<td>{text(name_of(header))}</td>"
+        f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
+        f'<td>{badge(header.clock)}</td><td class="app-n">{row.tokens}</td><td class="app-n">{speed}</td>'
+        f'<td>{status}</td><td class="app-acts">'
+        f'<button type="button" class="ss-button" data-open="{run_id}" aria-label="Open run {run_id}">open</button>{compare}</td></tr>'
+    )
+
+
+def _pager(shown: int, total: int, offset: int, size: int) -> str:
+    def button(name: str, to: int, on: bool) -> str:
+        return f'<button type="button" class="ss-button" data-offset="{to}" {"" if on else "disabled"}>{name}</button>'
+
+    return (
+        f'<div class="app-pager"><span>{offset + 1} to {offset + shown} of {total}</span>'
+        f"{button('newer', max(0, offset - size), offset > 0)}"
+        f"{button('older', offset + size, offset + shown < total)}</div>"
+    )
+
+
+def opened(traces: Sequence[Trace]) -> str:
+    """Return the heading over the viewer: what is open, and its downloads."""
+    ids = [trace.header.run_id for trace in traces]
+    files = "".join(
+        f"<li>{text(name_of(t.header))}: {''.join(_export(t.header.run_id, form) for form in EXPORTS)}</li>"
+        for t in traces
+    )
+    title = name_of(traces[0].header) if len(traces) == 1 else f"{len(traces)} runs compared"
+    return (
+        f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>'
+        f'<span class="app-note">{text(when(traces[0].header.created))} UTC</span>'
+        f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
+        f'<a href="{report_address(ids)}" download>HTML report</a>'
+        f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>report without the prompt</a></span>'
+        f'<details class="app-past"><summary>Download the data</summary><ul>{files}</ul></details></div>'
+    )
+
+
+def _export(run: str, form: str) -> str:
+    return f'<a href="{export_address(run, form)}" download>{form}</a>'
+
+
+def name_of(header: Header) -> str:
+    """Return a run's method with the settings worth naming."""
+    config = config_text(header.method, header.config)
+    return f"{header.title} · {config}" if config else header.title
+
+
+def when(created: str) -> str:
+    """Return a time stamp without what nobody reads."""
+    try:
+        return datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return created

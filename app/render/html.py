@@ -1,0 +1,43 @@
+"""Small pieces of HTML. Whatever a model or a person wrote goes through `text`."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+
+def text(value: Any) -> str:
+    """Return a value as HTML text; halves of surrogate pairs, which no page can hold, become question marks."""
+    return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+
+
+def badge(value: Any, kind: str = "", title: str = "") -> str:
+    """Return a small rounded label; `kind` is good, warn or bad."""
+    classes = " ".join(filter(None, ("ss-badge", kind and f"ss-{kind}")))
+    hint = f' title="{text(title)}"' if title else ""
+    return f'<span class="{classes}"{hint}>{text(value)}</span>'
+
+
+def alert(message: str) -> str:
+    """Return an inline error message that screen readers announce; nothing without a message."""
+    return f'<p class="app-alert" role="alert">{text(message)}</p>' if message else ""
+
+
+def note(message: str) -> str:
+    """Return a quiet line that says how something went."""
+    return f'<p class="app-note" role="status">{text(message)}</p>' if message else ""
+
+
+def clock(runtime: str, profile: str | None) -> str:
+    """Return the badge that says where times come from, as a trace's header words it."""
+    return f"virtual · {profile}" if profile else f"measured · {runtime}"
+
+
+def table(head: list[str], rows: list[list[str]], label: str) -> str:
+    """Return a table; the cells are HTML already. Without any heading there is no heading row."""
+    top = "".join(f'<th scope="col">{text(h)}</th>' for h in head) if any(head) else ""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f'<div class="app-scroll"><table class="app-table" aria-label="{text(label)}">'
+        f"{top and f'<thead><tr>{top}</tr></thead>'}<tbody>{body}</tbody></table></div>"
+    )

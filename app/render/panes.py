@@ -1,0 +1,103 @@
+"""The panes of a turn while it goes on: one card per run, with its state and the text so far.
+
+They look like the viewer's panes, which take their place once everything has ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.render.html import badge, clock, text
+from engine.methods import METHODS
+from engine.runtime.events import Commit, Header
+from traces.view import config_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from app.runs import LiveRun
+    from engine.runtime.events import Event
+
+WORDS = {
+    "queued": "queued",
+    "loading": "loading models",
+    "running": "running",
+    "done": "done",
+    "cancelled": "stopped",
+    "failed": "failed",
+}
+"""How a state reads."""
+KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
+
+
+class LivePane:
+    """The pane of one run. `update` reads what is new, so a long text is never rendered twice."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+        self.html = ""
+        self._cursor = 0
+        self._name = METHODS[run.request.method].title
+        self._badge = clock(run.request.runtime, run.request.profile)
+        self._text: list[str] = []
+
+    def update(self) -> bool:
+        """Read the run's new events and state; return whether the pane looks different now."""
+        # The state is read first: events that come in between are simply shown a moment early.
+        state, position = self.run.state, self.run.position
+        events, self._cursor = self.run.since(self._cursor)
+        self._take(events)
+        before, self.html = self.html, self._render(state, position)
+        return self.html != before
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Commit):
+                self._text.append(token(event))
+            elif isinstance(event, Header):
+                config = config_text(event.method, event.config)
+                self._name = f"{event.title} · {config}" if config else event.title
+                self._badge = event.clock
+
+    def _render(self, state: str, position: int) -> str:
+        shown = f"{WORDS[state]} · {ordinal(position)} in line" if position else WORDS[state]
+        message = self._message(state)
+        kind = " ss-bad" if state == "failed" else ""
+        says = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
+        begun = "yes" if self.run.run_id else "no"
+        # The text comes last and its elements stay open: the page only ever has to append.
+        return (
+            f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
+            f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
+            f'<div class="ss-marks">{badge(self._badge, title="How the times come about")}'
+            f"{badge(shown, KINDS.get(state, ''))}</div>{says}"
+            f'<div class="ss-text"><div class="ss-sequence">{"".join(self._text)}'
+        )
+
+    def _message(self, state: str) -> str:
+        if state == "failed":
+            return self.run.error
+        if self._text:
+            return ""
+        return {
+            "queued": "Waits for the devices: runs that share them take turns.",
+            "loading": "Starting the workers and loading the models.",
+            "running": "Waiting for the first token.",
+            "cancelled": "Stopped before the first token.",
+        }.get(state, "")
+
+
+def token(commit: Commit) -> str:
+    """Return one committed token with the mark of its origin."""
+    ink = commit.text.lstrip()
+    space = commit.text[: len(commit.text) - len(ink)]
+    return (
+        f'<span class="ss-token ss-{text(commit.origin)}">{text(space)}'
+        f'<span class="ss-ink">{text(ink)}</span></span>'
+    )
+
+
+def ordinal(n: int) -> str:
+    """Return 1st, 2nd, 3rd, 4th, ..."""
+    ending = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"

@@ -1,0 +1,66 @@
+"""The line above the panes that says how a turn stands; tests and the keyboard read its `data-state`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from app.render.html import text
+from app.routes import report_address, run_address
+
+if TYPE_CHECKING:
+    from app.runs import LiveRun
+
+WORDS = {
+    "queued": "Waiting for the devices.",
+    "loading": "Starting the workers and loading the models. This is needed once.",
+    "running": "Running.",
+    "done": "Done.",
+    "cancelled": "Stopped. What was decoded until then is kept.",
+    "failed": "Some runs failed.",
+}
+
+
+EMPTY = (
+    "<b>Type a prompt and press Run.</b><p>Each method answers in its own pane while you watch. Then the timeline shows "
+    "which device worked and which one waited for whom, every token tells how it came about, and the whole run can be "
+    "replayed.</p>"
+)
+
+
+def turn_line(state: str, runs: Sequence[LiveRun] = ()) -> str:
+    """Return how a turn stands, why runs wait, and where the finished traces are."""
+    if state == "idle":
+        return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
+    return (
+        f'<div class="app-turn" data-state="{state}" role="status"><span class="app-lamp"></span>'
+        f"<span>{text(_sentence(state, runs))}</span>{_links(state, runs)}</div>"
+    )
+
+
+def _sentence(state: str, runs: Sequence[LiveRun]) -> str:
+    ahead = _ahead(runs)
+    if state == "queued" and ahead:
+        return f"Waiting for the devices: {ahead} other run{'s' if ahead > 1 else ''} first."
+    if state == "failed" and all(run.state == "failed" for run in runs):
+        return "Failed. Nothing was decoded." if not any(run.run_id for run in runs) else "Failed."
+    measured = any(not run.request.profile for run in runs)
+    if state in ("running", "loading") and measured and len(runs) > 1:
+        return f"{WORDS[state]} Measured methods share the devices, so they run one after another."
+    return WORDS[state]
+
+
+def _ahead(runs: Sequence[LiveRun]) -> int:
+    """Return how many runs come before the turn's first one: those in the queue, and the one that runs."""
+    places = [run.position for run in runs if run.position]
+    return min(places, default=0)
+
+
+def _links(state: str, runs: Sequence[LiveRun]) -> str:
+    ids = [run.run_id for run in runs if run.run_id]
+    if state not in ("done", "cancelled", "failed") or not ids:
+        return ""
+    return (
+        f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
+        f'<a href="{report_address(ids)}" download>HTML report</a></span>'
+    )

@@ -1,0 +1,170 @@
+"""The addresses beside Gradio's: the viewer's files, the viewer's data, and downloads. All of them only read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from urllib.parse import quote
+
+from fastapi import APIRouter, Response
+
+from engine.errors import SpecScopeError, StoreError, UsageError
+from engine.runtime.events import write_jsonl
+from traces.export.assets import plotly_script, viewer_script, viewer_style
+from traces.export.perfetto import write_perfetto
+from traces.export.report import render_report
+from traces.export.tables import write_csv
+from traces.view import view_model
+
+if TYPE_CHECKING:
+    from app.service import Service
+    from engine.runtime.events import Trace
+
+PREFIX = "/specscope"
+ASSETS = Path(__file__).parents[1] / "assets"
+COMPARED = 4
+"""Runs in one view at most."""
+FILES: dict[str, tuple[Callable[[], str], str]] = {
+    "viewer.js": (viewer_script, "text/javascript"),
+    "viewer.css": (viewer_style, "text/css"),
+    "plotly.js": (plotly_script, "text/javascript"),
+    "app.js": (lambda: (ASSETS / "app.js").read_text(encoding="utf-8"), "text/javascript"),
+    "app.css": (lambda: (ASSETS / "app.css").read_text(encoding="utf-8"), "text/css"),
+}
+EXPORTS: dict[str, tuple[Callable[[Trace, IO[str]], None], str]] = {
+    "trace.jsonl": (write_jsonl, "application/x-ndjson"),
+    "tokens.csv": (lambda trace, file: write_csv(trace, "tokens", file), "text/csv"),
+    "perfetto.json": (write_perfetto, "application/json"),
+}
+
+
+@cache
+def _file(name: str) -> tuple[bytes, str]:
+    content = FILES[name][0]().encode()
+    return content, hashlib.sha256(content).hexdigest()[:12]
+
+
+def address(name: str) -> str:
+    """Return the address of one of FILES; it changes with the content, so browsers may keep it."""
+    return f"{PREFIX}/files/{name}?v={_file(name)[1]}"
+
+
+ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Crect width='7' height='5' y='2' rx='1' fill='%23e69f00'/%3E"
+    "%3Crect width='9' height='5' x='7' y='9' rx='1' fill='%230072b2'/%3E%3C/svg%3E"
+)
+"""A draft, and the verification after it."""
+
+
+def head() -> str:
+    """Return what the page's head must hold: the viewer's and the page's styles and scripts."""
+    return (
+        f'<link rel="icon" href="{ICON}">'
+        f'<link rel="stylesheet" href="{address("viewer.css")}">'
+        f'<link rel="stylesheet" href="{address("app.css")}">'
+        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
+        f'<script src="{address("viewer.js")}" defer></script>'
+    )
+
+
+def run_address(runs: Sequence[str]) -> str:
+    """Return the permalink of one or several runs."""
+    return f"/?run={','.join(map(quote, runs))}"
+
+
+def report_address(runs: Sequence[str]) -> str:
+    """Return where the report of these runs is downloaded."""
+    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}"
+
+
+def export_address(run: str, form: str) -> str:
+    """Return where a run is downloaded as one of EXPORTS."""
+    return f"{PREFIX}/export/{quote(run)}/{form}"
+
+
+def build_router(service: Service) -> APIRouter:
+    """Return the routes over a service."""
+    router = APIRouter(prefix=PREFIX)
+
+    @router.get("/files/{name}")
+    def file(name: str) -> Response:
+        if name not in FILES:
+            return _refusal(UsageError(f"there is no file {name!r}"))
+        return Response(
+            _file(name)[0],
+            media_type=FILES[name][1],
+            headers={"Cache-Control": "public, max-age=31536000, immutable"},
+        )
+
+    @router.get("/model")
+    def model(runs: str) -> Response:
+        try:
+            document = view_model(find_traces(service, runs))
+        except SpecScopeError as error:
+            return _refusal(error)
+        return Response(json.dumps(document, allow_nan=False), media_type="application/json", headers=FRESH)
+
+    @router.get("/report.html")
+    def report(runs: str, redact_prompt: bool = False) -> Response:
+        try:
+            page = render_report(find_traces(service, runs), redact_prompt=redact_prompt)
+        except SpecScopeError as error:
+            return _refusal(error)
+        return _download(page, "text/html", f"specscope-{runs.replace(',', '-')}.html")
+
+    @router.get("/export/{run_id}/{form}")
+    def export(run_id: str, form: str) -> Response:
+        if form not in EXPORTS:
+            return _refusal(UsageError(f"there is no download {form!r}; choose one of {', '.join(EXPORTS)}"))
+        try:
+            trace = find_traces(service, run_id)[0]
+        except SpecScopeError as error:
+            return _refusal(error)
+        (write, media), file = EXPORTS[form], io.StringIO(newline="")
+        write(trace, file)
+        return _download(file.getvalue(), media, f"specscope-{trace.header.run_id}-{form}")
+
+    return router
+
+
+FRESH = {"Cache-Control": "no-store"}
+
+
+def find_traces(service: Service, names: str) -> list[Trace]:
+    """Return the traces of comma-separated tickets or run ids; runs that have not begun are left out.
+
+    Raises:
+        UsageError: There are none, too many, or one is unknown.
+        StoreError: One cannot be read.
+    """
+    wanted = [name for name in names.split(",") if name]
+    if not 1 <= len(wanted) <= COMPARED:
+        raise UsageError(f"{len(wanted)} runs were asked for; choose 1 to {COMPARED}")
+    found = [trace for name in wanted if (trace := service.trace(name)) is not None]
+    if not found:
+        raise UsageError(f"run {', '.join(wanted)} has no trace; it has not begun, or never did")
+    return found
+
+
+def _refusal(error: SpecScopeError) -> Response:
+    return Response(
+        json.dumps({"error": str(error)}),
+        status_code=503 if isinstance(error, StoreError) else 404,
+        media_type="application/json",
+        headers=FRESH,
+    )
+
+
+def _download(text: str, media: str, name: str) -> Response:
+    safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
+    return Response(
+        text.encode("utf-8", "replace"),
+        media_type=media,
+        headers={**FRESH, "Content-Disposition": f'attachment; filename="{safe}"'},
+    )

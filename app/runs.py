@@ -1,0 +1,141 @@
+"""One run as the page asks for it and sees it."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.errors import SpecScopeError
+from engine.runtime.events import Event, Footer, Header, Trace
+from engine.types import Limits, Sampling
+from traces.live import LiveLog
+
+if TYPE_CHECKING:
+    from engine.session import Prompt
+
+State = Literal["queued", "loading", "running", "done", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One run: what to decode, how, and where."""
+
+    method: str
+    """Key of the method; empty to do no more than load the models."""
+    prompt: Prompt
+    """Text, or chat messages with role and content."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    runtime: str = "local-process"
+    profile: str | None = None
+    """Latency profile of a virtual cluster."""
+    profile_pair: str | None = None
+    pair: str = "bundled"
+    target: str | None = None
+    """Directory or hub id; replaces the pair."""
+    drafter: str | None = None
+    group: str = ""
+    """Runs of one comparison share this."""
+
+    @property
+    def place(self) -> tuple[tuple[str, str | None], ...]:
+        """The arguments of `engine.open`: requests with the same ones share a cluster."""
+        names = ("pair", "target", "drafter", "runtime", "profile", "profile_pair")
+        return tuple((name, getattr(self, name)) for name in names)
+
+
+class LiveRun:
+    """One run as the page sees it; safe to use from any thread."""
+
+    def __init__(self, request: RunRequest, leave: Callable[[LiveRun], None]) -> None:
+        self.request = request
+        self.ticket = uuid.uuid4().hex[:12]
+        """Names the run from the moment it is asked for."""
+        self.run_id = ""
+        """Names its trace; empty until the run has begun."""
+        self.state: State = "queued"
+        self.position = 0
+        """Place in the queue: 1 is the next one; 0 once it left the queue."""
+        self.error = ""
+        """Why it failed, in one line."""
+        self.cause: BaseException | None = None
+        self.stopped = threading.Event()
+        """Set when the person asked for the end."""
+        self._log = LiveLog()
+        self._leave = leave
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its state is final."""
+        return self._ended.is_set()
+
+    def since(self, cursor: int) -> tuple[Sequence[Event], int]:
+        """Return the events from `cursor` on, and the cursor to ask with next."""
+        return self._log.since(cursor)
+
+    def trace(self) -> Trace | None:
+        """Return what is known of the run; None before its header."""
+        events, _ = self._log.since(0)
+        if not events:
+            return None
+        trace = Trace.of(events)
+        if self.ended:
+            trace.footer = self._footer(trace)
+        return trace
+
+    def _footer(self, trace: Trace) -> Footer:
+        """Return the trace's footer, or what it must be when the engine could not tell how the run ended."""
+        status = "cancelled" if self.state == "cancelled" else "failed"
+        if trace.footer is None:
+            texts = (trace.text, *[""] * (len(trace.header.prompts) - 1))
+            last = max([s.end for s in trace.spans] + [c.time for c in trace.commits], default=0)
+            return Footer(status, ("",) * len(texts), texts, last, self.error)
+        if self.state == "failed" and trace.footer.status != "failed":
+            return replace(trace.footer, status="failed", error=self.error)
+        return trace.footer
+
+    def cancel(self) -> None:
+        """Ask for the end: at once while it waits or loads, within one forward while it runs."""
+        self.stopped.set()
+        self._leave(self)
+        with self._lock:
+            if self.state != "running":
+                self.end("cancelled")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True once it ended, False when `timeout` seconds passed first."""
+        return self._ended.wait(timeout)
+
+    def append(self, event: Event) -> None:
+        """Take one event of the engine."""
+        if isinstance(event, Header):
+            self.run_id = event.run_id
+        self._log.append(event)
+
+    def enter(self, state: State) -> bool:
+        """Go on to `loading` or `running`; False when it ended meanwhile."""
+        with self._lock:
+            if not self.ended:
+                self.state, self.position = state, 0
+            return not self.ended
+
+    def end(self, state: State, cause: BaseException | None = None) -> None:
+        """Make `state` final; the first call wins."""
+        with self._lock:
+            if not self.ended:
+                self.state, self.cause, self.position = state, cause, 0
+                self.error = one_line(cause) if cause else ""
+                self._log.close()
+                self._ended.set()
+
+
+def one_line(error: BaseException) -> str:
+    """Return what to tell a person of an error: its own words if it is one of ours, else its type as well."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, SpecScopeError) else f"{type(error).__name__}: {text}"

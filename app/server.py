@@ -1,0 +1,186 @@
+"""The playground's web server: Gradio behind a guard, on the loopback address unless told otherwise."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from app.guard import Login, SameOrigin, SecurityHeaders
+from app.page import build_page
+from app.render.theme import build_theme
+from app.routes import build_router, head
+from app.runs import RunRequest
+from app.service import Service
+from engine.errors import UsageError
+from engine.types import check_range
+from traces.store import default_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
+DEFAULT_PORT = 7860
+TRIES = 100
+"""Ports looked at when none is asked for."""
+NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+MAX_UPLOAD = "64mb"
+"""Largest trace file a page may send."""
+
+
+def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = None) -> FastAPI:
+    """Return the whole web application.
+
+    Args:
+        service: Runs the methods and keeps the traces.
+        host: The address it will listen on; requests for other names are refused.
+        auth: `user:password` to ask for, if any.
+    """
+    app = FastAPI(title="SpecScope", **NO_DOCS)
+    app.include_router(build_router(service))
+    # Browsers name the server as the person typed it, which for "everywhere" is any of the machine's names.
+    hosts = ["*"] if host in EVERYWHERE else sorted({"127.0.0.1", "localhost", host})
+    app = gr.mount_gradio_app(
+        app,
+        build_page(service),
+        path="/",
+        server_name=host,
+        app_kwargs=NO_DOCS,
+        footer_links=[],
+        run_history=False,
+        show_error=True,
+        max_file_size=MAX_UPLOAD,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        theme=build_theme(),
+        head=head(),
+    )
+    # The last one added sees a request first.
+    app.add_middleware(SameOrigin)
+    if auth is not None:
+        app.add_middleware(Login, credentials=auth)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+    app.add_middleware(SecurityHeaders)
+    return app
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    auth: str | None = None,
+    unsafe: bool = False,
+    database: Path | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> int:
+    """Serve the playground until it is stopped; return the exit code.
+
+    Args:
+        host: Address to listen on.
+        port: Exactly this port; 7860 or the next free one when left out.
+        auth: `user:password` to ask for.
+        unsafe: Allow an address that others can reach without a login.
+        database: Trace database; the user's own when left out.
+        announce: Takes the one line that tells the address; standard output when left out.
+
+    Raises:
+        UsageError: The address, the port or the login cannot be used.
+        StoreError: The database cannot be used.
+    """
+    check_exposure(host, auth, unsafe)
+    listener = bind(host, port)
+    service = None
+    try:
+        service = Service(database or default_path())
+        app = build_app(service, host=host, auth=auth)
+        service.start(RunRequest(method="", prompt=""))  # the models load while the person types
+        shown = f"[{host}]" if ":" in host else host
+        line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        _Server(config, lambda: (announce or _print)(line)).run(sockets=[listener])
+    finally:
+        listener.close()
+        if service is not None:
+            service.close()
+    return 0
+
+
+def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
+    """Refuse to be reachable from elsewhere without a login, unless that is asked for.
+
+    Raises:
+        UsageError: The login is malformed, or the address needs one.
+    """
+    if auth is not None:
+        user, colon, password = auth.partition(":")
+        if not (user and colon and password):
+            raise UsageError("--auth must be user:password, both not empty")
+    elif host not in LOOPBACK and not unsafe:
+        raise UsageError(
+            f"others can reach {host}; give --auth user:password, or --unsafe to serve without a login"
+        )
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens: on `port` exactly, or on 7860 or the next free port.
+
+    Raises:
+        UsageError: The port is taken or may not be used, or the address is not this machine's.
+    """
+    if port is not None:
+        check_range("--port", port, 0, 65535)
+    last = None
+    for number in [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + TRIES):
+        try:
+            return _listen(host, number)
+        except OSError as error:
+            if port is not None or error.errno != errno.EADDRINUSE:
+                raise UsageError(
+                    f"cannot listen on {host} port {number} ({error.strerror}); choose another with --port"
+                ) from None
+            last = number
+    raise UsageError(f"ports {DEFAULT_PORT} to {last} are all in use on {host}; choose another with --port")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if sys.platform != "win32":  # there it would let two servers share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that tells when it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        await super().startup(sockets=list(sockets or []))
+        if self.started:
+            self._ready()
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

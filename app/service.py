@@ -1,0 +1,213 @@
+"""Between the page and the engine: a queue of runs, the one open cluster, and what became of each run.
+
+The machine has one set of devices, and runs that share them would spoil each other's times, so one run executes at a
+time and the others wait in order of arrival; virtual runs do their token maths on the same cores and queue with them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import engine
+from app.runs import LiveRun, RunRequest
+from engine.errors import StoreError, UsageError
+from engine.runtime.events import Event, Header, Trace
+from traces.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.session import Prompt
+    from traces.recorder import Recorder
+
+KEPT = 64
+"""Ended runs kept in memory; older ones are read from the database."""
+
+
+class Cluster(Protocol):
+    """What the service needs of an open cluster; `engine.open` returns one."""
+
+    def run(self, method: str, prompt: Prompt, **settings: Any) -> Trace:
+        """Decode one prompt with one method."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...
+
+
+OpenCluster = Callable[..., Cluster]
+
+
+class Service:
+    """Runs what the page asks for, one run at a time, and keeps every trace.
+
+    Args:
+        database: Where traces are stored; None keeps them in memory only.
+        open_cluster: Opens a cluster from the arguments of `engine.open`.
+
+    Raises:
+        StoreError: The database cannot be used.
+    """
+
+    def __init__(self, database: Path | None, open_cluster: OpenCluster = engine.open) -> None:
+        self.store = Store(database) if database is not None else None
+        self._open = open_cluster
+        self._cluster: tuple[object, Cluster] | None = None
+        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._queue: deque[LiveRun] = deque()
+        self._changed = threading.Condition()
+        self._preparing = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="specscope-runs", daemon=True)
+        self._thread.start()
+
+    def start(self, request: RunRequest) -> LiveRun:
+        """Queue a run and return at once.
+
+        Raises:
+            UsageError: The service was closed.
+        """
+        run = LiveRun(request, self._leave)
+        with self._changed:
+            if self._closing:
+                raise UsageError("SpecScope is shutting down; start it again to run more")
+            self._runs[run.ticket] = run
+            if self._preparing and not self._queue:
+                run.enter("loading")  # nobody's run is before it, only its models
+            self._queue.append(run)
+            self._number()
+            self._changed.notify()
+        return run
+
+    def find(self, ticket: str) -> LiveRun | None:
+        """Return the run of that ticket or run id, if it is still in memory."""
+        with self._changed:
+            return self._runs.get(ticket) or next(
+                (r for r in self._runs.values() if r.run_id == ticket), None
+            )
+
+    def trace(self, name: str) -> Trace | None:
+        """Return the trace of a ticket or run id, live or stored; None when there is none.
+
+        Raises:
+            StoreError: It is stored but cannot be read.
+        """
+        run = self.find(name)
+        if run is not None:
+            return run.trace()
+        return self.store.load(name) if self.store is not None else None
+
+    def close(self) -> None:
+        """Cancel everything, end the workers and write out what is known."""
+        with self._changed:
+            self._closing = True
+            runs = list(self._runs.values())
+            self._changed.notify()
+        for run in runs:
+            run.cancel()
+        self._thread.join()
+        if self.store is not None:
+            self.store.close()
+
+    def _leave(self, run: LiveRun) -> None:
+        with self._changed:
+            with suppress(ValueError):
+                self._queue.remove(run)
+            self._number()
+
+    def _number(self) -> None:
+        for position, run in enumerate(self._queue, 1):
+            if run.state == "queued":
+                run.position = position
+
+    def _work(self) -> None:
+        while (run := self._next()) is not None:
+            try:
+                self._execute(run)
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the next run must work
+                run.end("failed", error)
+                if not isinstance(error, UsageError):
+                    self._drop()
+        self._drop()
+
+    def _next(self) -> LiveRun | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            self._forget()
+            if not self._queue:
+                return None
+            run = self._queue.popleft()
+            self._preparing = not run.request.method
+            self._number()
+            return run
+
+    def _forget(self) -> None:
+        ended = [ticket for ticket, run in self._runs.items() if run.ended]
+        for ticket in ended[: max(0, len(ended) - KEPT)]:
+            del self._runs[ticket]
+
+    def _execute(self, run: LiveRun) -> None:
+        request = run.request
+        if not run.enter("loading"):
+            return
+        cluster = self._cluster_for(request)
+        if not run.enter("running"):
+            return
+        if not request.method:
+            run.end("done")
+            return
+        with self._recording(run) as listener:
+            trace = cluster.run(
+                request.method,
+                request.prompt,
+                config=request.config,
+                sampling=request.sampling,
+                limits=request.limits,
+                listener=listener,
+                cancel=run.stopped,
+                group=request.group,
+            )
+        run.end("cancelled" if trace.status == "cancelled" else "done")
+
+    @contextmanager
+    def _recording(self, run: LiveRun) -> Iterator[Callable[[Event], None]]:
+        """Yield the listener that keeps a run: in memory for the page, and in the database."""
+        recorder: Recorder | None = None
+
+        def listen(event: Event) -> None:
+            nonlocal recorder
+            run.append(event)
+            if self.store is None:
+                return
+            if isinstance(event, Header):
+                recorder = self.store.record(event)
+            elif recorder is not None:
+                recorder.add(event)
+
+        try:
+            yield listen
+        except BaseException:
+            if recorder is not None:
+                with suppress(StoreError):  # why the run failed is worth more
+                    recorder.close()
+            raise
+        if recorder is not None:
+            recorder.close()
+
+    def _cluster_for(self, request: RunRequest) -> Cluster:
+        if self._cluster is None or self._cluster[0] != request.place:
+            self._drop()
+            self._cluster = request.place, self._open(**dict(request.place))
+        return self._cluster[1]
+
+    def _drop(self) -> None:
+        """Close the open cluster; a broken one may fail to, and is let go all the same."""
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster[1], None
+            with suppress(Exception):
+                cluster.close()

@@ -1,0 +1,139 @@
+"""From the values of the controls to the runs to start. Pure: no Gradio in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.runs import RunRequest
+from engine.errors import UsageError
+from engine.methods import METHODS
+from engine.simulate.profile import Profile
+from engine.types import Limits, Sampling
+
+FEWEST, MOST = 2, 4
+"""Methods side by side."""
+CHOSEN = ("autoregressive", "speculative", "pearl")
+"""Side by side at first."""
+VIRTUAL = "virtual"
+WHERE = ("prompt", "methods", "sampling", "place", "models")
+"""Where a message can stand: the part of the form that it is about."""
+
+
+class FormError(UsageError):
+    """A control's value cannot be used; `where` says beside which part of the form that is told."""
+
+    def __init__(self, where: str, message: object) -> None:
+        super().__init__(str(message))
+        self.where = where
+
+
+def listed() -> list[str]:
+    """Return the methods as they are listed: those chosen at first, then the others."""
+    return [key for key in CHOSEN if key in METHODS] + [key for key in METHODS if key not in CHOSEN]
+
+
+def make_requests(
+    values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str
+) -> list[RunRequest]:
+    """Return a request for each chosen method, all with the same context.
+
+    Args:
+        values: By control: methods, `<method>.<setting>`, temperature, top_k, top_p, seed, max_new_tokens, stop,
+            runtime, profile, profile_pair, models (`bundled` or `own`), target, drafter.
+        messages: The conversation to answer.
+        group: Name of the comparison.
+
+    Raises:
+        FormError: A value cannot be used.
+    """
+    chosen = [key for key in listed() if key in (values["methods"] or ())]
+    if not FEWEST <= len(chosen) <= MOST:
+        raise FormError("methods", f"{len(chosen)} methods are chosen; choose {FEWEST} to {MOST} to compare")
+    sampling, limits = _sampling(values), _limits(values)
+    place = {**_place(values), **_models(values)}
+    return [
+        RunRequest(
+            method=key,
+            prompt=[dict(m) for m in messages],
+            config=_config(key, values),
+            sampling=sampling,
+            limits=limits,
+            group=group,
+            **place,
+        )
+        for key in chosen
+    ]
+
+
+def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the method's settings as the controls have them, checked."""
+    method = METHODS[key]
+    given = {s.name: values[f"{key}.{s.name}"] for s in method.settings() if f"{key}.{s.name}" in values}
+    try:
+        config = method.configure(given)
+    except UsageError as error:
+        raise FormError("methods", f"{method.title}: {error}") from None
+    return {name: getattr(config, name) for name in given}
+
+
+def _sampling(values: Mapping[str, Any]) -> Sampling:
+    try:
+        return Sampling(
+            temperature=_number(values, "temperature"),
+            top_k=_whole(values, "top_k"),
+            top_p=_number(values, "top_p"),
+            seed=_whole(values, "seed"),
+        )
+    except UsageError as error:
+        raise FormError("sampling", error) from None
+
+
+def _limits(values: Mapping[str, Any]) -> Limits:
+    stop = tuple(line for line in (values["stop"] or "").splitlines() if line)
+    try:
+        return Limits(max_new_tokens=_whole(values, "max_new_tokens"), stop=stop)
+    except UsageError as error:
+        raise FormError("sampling", error) from None
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name} is empty; type a number")
+    return value
+
+
+def _whole(values: Mapping[str, Any], name: str) -> int:
+    value = _number(values, name)
+    if value != int(value):
+        raise UsageError(f"{name} is {value:g}; it must be a whole number")
+    return int(value)
+
+
+def _place(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where it runs."""
+    if values["runtime"] != VIRTUAL:
+        return {"runtime": values["runtime"]}
+    profile, pair = values["profile"], values["profile_pair"]
+    try:
+        if not profile:
+            raise UsageError("no cluster is chosen; choose one of those listed")
+        Profile.load(profile).latency(pair)
+    except UsageError as error:
+        raise FormError("place", error) from None
+    return {"runtime": VIRTUAL, "profile": profile, "profile_pair": pair}
+
+
+def _models(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which models."""
+    if values["models"] == "bundled":
+        return {}
+    target, drafter = (str(values[name] or "").strip() for name in ("target", "drafter"))
+    if not target:
+        raise FormError(
+            "models", "the target is empty; give a model's folder or hub id, or choose the bundled pair"
+        )
+    if not drafter and any("drafter" in METHODS[key].uses for key in values["methods"]):
+        raise FormError("models", "the drafter is empty; a chosen method needs one")
+    return {"target": target, "drafter": drafter or None}

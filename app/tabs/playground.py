@@ -1,0 +1,252 @@
+"""The playground: one prompt, several methods side by side, live text and timeline, chat."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app.render.chat import conversation
+from app.render.html import alert
+from app.render.turn import turn_line
+from app.tabs.chat import Chat
+from app.tabs.form import Form, build_settings
+from app.tabs.plan import MOST, FormError, make_requests
+from app.tabs.streaming import Frame, frames
+from app.tabs.viewer import build_viewer, viewed
+from app.tabs.wiring import QUIET, Update
+from engine.errors import ModelError, PairError, SpecScopeError, UsageError
+from engine.methods import METHODS
+
+if TYPE_CHECKING:
+    from app.runs import LiveRun
+    from app.service import Service
+
+SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
+
+
+class Playground:
+    """The tab's components, and what happens to them."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.form = Form()
+        self.chat = gr.JSON(Chat().to_json(), visible=False)
+        self._build_composer()
+        build_settings(self.form)
+        with gr.Column(elem_id="results", elem_classes="app-plain"):
+            self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
+            self.talk = gr.HTML(elem_id="conversation")
+            with gr.Row(elem_id="panes", elem_classes="specscope"):
+                self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MOST)]
+            self.viewer = build_viewer("live-viewer")
+        self._connect()
+
+    # -- layout ---------------------------------------------------------------------------------------------------
+
+    def _build_composer(self) -> None:
+        with gr.Column(elem_id="composer", elem_classes="app-card"):
+            self.prompt = gr.Textbox(
+                "",
+                label="Prompt",
+                show_label=False,
+                lines=2,
+                max_lines=12,
+                placeholder="Ask something, or pick an example below. All methods get the same prompt.",
+                elem_id="prompt",
+                autofocus=True,
+            )
+            self.form.alert("prompt")
+            self.follow = gr.Radio(
+                [], label="Your next message continues the answer of", visible=False, elem_id="follow"
+            )
+            with gr.Row(elem_id="actions"):
+                self._build_actions()
+            with gr.Accordion("System prompt", open=False, elem_classes="app-fold"):
+                self.system = gr.Textbox(
+                    "",
+                    label="System prompt",
+                    show_label=False,
+                    lines=2,
+                    placeholder="Optional: how the model should behave. It comes before the conversation.",
+                    elem_id="system",
+                )
+
+    def _build_actions(self) -> None:
+        self.samples = gr.Dataset(
+            components=[self.prompt],
+            samples=[[s["prompt"]] for s in _samples()],
+            sample_labels=[s["title"] for s in _samples()],
+            show_label=False,
+            label="Examples",
+            container=False,
+            elem_id="samples",
+        )
+        small: dict[str, Any] = {"size": "sm", "min_width": 0}
+        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **small)
+        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **small)
+        self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **small)
+        self.go = gr.Button("Run", elem_id="run", variant="primary", **small)
+
+    def _connect(self) -> None:
+        given = [self.prompt, self.system, self.chat, self.follow, *self.form.inputs]
+        changed = [
+            *(self.chat, self.prompt, self.follow, self.turn, self.talk, self.viewer),
+            *(self.clear, self.again, self.stop, self.go, self.form.controls["seed"]),
+            *self.panes,
+            *self.form.alerts.values(),
+        ]
+        runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
+        self.go.click(self.ask, given, changed, **runs)
+        self.again.click(self.regenerate, given, changed, **runs)
+        self.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
+        self.clear.click(self.forget, self.chat, changed, **QUIET)
+        # In the page itself, so that Run may follow at once. A Dataset's value there is the sample's number.
+        pick = f"(number) => {json.dumps([s['prompt'] for s in _samples()])}[number]"
+        self.samples.click(None, self.samples, self.prompt, js=pick, **QUIET)
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+
+    async def ask(
+        self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
+    ) -> AsyncIterator[Update]:
+        """Answer the typed message with every chosen method."""
+        if not (prompt or "").strip():
+            yield self._complaint(FormError("prompt", "the prompt is empty; type some text"))
+            return
+        async for update in self._answer(
+            Chat.of(talk).asked(prompt, chosen or 0), system, self.form.values(given)
+        ):
+            yield update
+
+    async def regenerate(
+        self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
+    ) -> AsyncIterator[Update]:
+        """Answer the last message again: with the next seed when sampling, with the settings as they are now."""
+        del prompt, chosen
+        values, chat = self.form.values(given), Chat.of(talk)
+        if not chat.prompt:
+            yield self._complaint(
+                FormError("prompt", "there is no message to answer again; type one and run it")
+            )
+            return
+        if values["temperature"] and isinstance(values["seed"], int | float):
+            values["seed"] += 1
+        async for update in self._answer(chat, system, values):
+            yield {self.form.controls["seed"]: values["seed"], **update}
+
+    async def _answer(self, chat: Chat, system: str, values: dict[str, Any]) -> AsyncIterator[Update]:
+        try:
+            group = uuid.uuid4().hex[:12]
+            requests = make_requests(values, chat.messages(system), group)
+            runs = [self.service.start(request) for request in requests]
+        except FormError as error:
+            yield self._complaint(error)
+            return
+        except SpecScopeError as error:
+            yield self._complaint(FormError("prompt", error))
+            return
+        chat = chat.started(tuple(run.ticket for run in runs))
+        yield self._begin(chat, runs)
+        revision = 0
+        async for frame in frames(runs):
+            revision += frame.draw
+            yield self._show(frame, chat, runs, revision)
+
+    def stop_runs(self, talk: Any) -> None:
+        """Cancel the turn's runs; the frames that follow tell the page."""
+        for ticket in Chat.of(talk).runs:
+            run = self.service.find(ticket)
+            if run is not None:
+                run.cancel()
+
+    def forget(self, talk: Any) -> Update:
+        """Start a new conversation."""
+        self.stop_runs(talk)
+        return {
+            self.chat: Chat().to_json(),
+            self.turn: turn_line("idle"),
+            self.talk: "",
+            self.viewer: viewed(()),
+            self.follow: gr.update(choices=[], value=None, visible=False),
+            self.clear: gr.update(visible=False),
+            self.again: gr.update(visible=False),
+            **{pane: gr.update(value="", visible=False) for pane in self.panes},
+            **self._alerts(),
+        }
+
+    # -- what is shown --------------------------------------------------------------------------------------------
+
+    def _begin(self, chat: Chat, runs: Sequence[LiveRun]) -> Update:
+        return {
+            self.chat: chat.to_json(),
+            self.prompt: "",
+            self.talk: conversation(chat),
+            self.turn: turn_line("queued", runs),
+            self.viewer: viewed((), live=True),
+            **self._buttons(going=True),
+            **{pane: gr.update(value="", visible=i < len(runs)) for i, pane in enumerate(self.panes)},
+            **self._alerts(),
+        }
+
+    def _show(self, frame: Frame, chat: Chat, runs: Sequence[LiveRun], revision: int) -> Update:
+        update: Update = {self.panes[i]: html for i, html in frame.panes.items()}
+        update[self.turn] = turn_line(frame.state, runs)
+        if frame.draw:
+            begun = [run.run_id for run in runs if run.run_id]
+            update[self.viewer] = viewed(begun, revision, live=not frame.last)
+        return {**update, **self._finish(chat, runs)} if frame.last else update
+
+    def _finish(self, chat: Chat, runs: Sequence[LiveRun]) -> Update:
+        traces = [run.trace() for run in runs]
+        answers = tuple(
+            (METHODS[run.request.method].title, trace.text if trace else "")
+            for run, trace in zip(runs, traces, strict=True)
+        )
+        useful = [(title, i) for i, (title, answer) in enumerate(answers) if answer.strip()]
+        return {
+            self.chat: chat.answered(answers).to_json(),
+            self.follow: gr.update(
+                choices=useful, value=useful[0][1] if useful else None, visible=bool(useful)
+            ),
+            **self._buttons(going=False),
+            **self._alerts(_blame(runs)),
+        }
+
+    def _buttons(self, *, going: bool) -> Update:
+        follow = {self.follow: gr.update(visible=False)} if going else {}
+        return {
+            self.go: gr.update(visible=not going),
+            self.stop: gr.update(visible=going),
+            self.again: gr.update(visible=not going),
+            self.clear: gr.update(visible=not going),
+            **follow,
+        }
+
+    def _complaint(self, error: FormError) -> Update:
+        return self._alerts(error)
+
+    def _alerts(self, error: FormError | None = None) -> Update:
+        """Show one message at its place and clear the others."""
+        return {
+            place: alert(str(error) if error is not None and error.where == where else "")
+            for where, place in self.form.alerts.items()
+        }
+
+
+def _blame(runs: Sequence[LiveRun]) -> FormError | None:
+    """Return what to say beside a control when a run failed because of what was typed there."""
+    for run in runs:
+        if isinstance(run.cause, ModelError | PairError):
+            return FormError("models", run.error)
+        if isinstance(run.cause, UsageError):
+            return FormError("prompt", run.error)
+    return None
+
+
+def _samples() -> list[dict[str, str]]:
+    return json.loads(SAMPLES.read_text(encoding="utf-8"))

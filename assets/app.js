@@ -1,0 +1,153 @@
+// The page's own script: theme, keys, and the viewer's life inside Gradio. No outside request.
+"use strict";
+
+window.SpecScopeApp = (() => {
+  const script = document.currentScript;
+  const plotly = new Promise((resolve, reject) => {
+    const loader = document.createElement("script");
+    loader.src = script.dataset.plotly;
+    loader.async = true;
+    loader.onload = () => resolve(window.Plotly);
+    loader.onerror = () => reject(new Error("plotly.js could not be loaded"));
+    document.head.append(loader);
+  });
+  plotly.catch(() => {});
+
+  // -- theme: the address decides, then the person's last choice, then the system -----------------------------------
+
+  const KEY = "specscope-theme";
+  const address = new URL(location.href);
+  const remembered = localStorage.getItem(KEY);
+  if (!address.searchParams.has("__theme") && remembered) {
+    address.searchParams.set("__theme", remembered); // Gradio reads it when it starts
+    history.replaceState(history.state, "", address);
+  }
+
+  function head(element) {
+    element.querySelector(".app-theme").addEventListener("click", () => {
+      const theme = document.body.classList.toggle("dark") ? "dark" : "light";
+      const here = new URL(location.href);
+      here.searchParams.set("__theme", theme);
+      history.replaceState(history.state, "", here);
+      localStorage.setItem(KEY, theme);
+    });
+  }
+
+  // -- keys -----------------------------------------------------------------------------------------------------------
+
+  const visible = (id) => {
+    const button = document.getElementById(id);
+    return button && !button.disabled && button.checkVisibility() ? button : null;
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      const run = visible("run");
+      if (run) {
+        event.preventDefault();
+        // Gradio keeps a textbox's value a moment behind the typing.
+        setTimeout(() => run.click(), 60);
+      }
+    } else if (event.key === "Escape" && !event.defaultPrevented && !document.querySelector("dialog[open]")) {
+      visible("stop")?.click();
+    }
+  });
+
+  // -- the viewer -------------------------------------------------------------------------------------------------
+
+  async function fetchModel(runs) {
+    const answer = await fetch(`/specscope/model?runs=${runs.map(encodeURIComponent).join(",")}`);
+    const body = await answer.json();
+    if (!answer.ok) throw new Error(body.error ?? `the server answered ${answer.status}`);
+    return body;
+  }
+
+  /** Keep a viewer in step with the component's value: {runs, revision, live}. */
+  function viewer(element, props, watch) {
+    const root = element.querySelector(".app-viewer-root");
+    const results = element.closest("#results");
+    let view = null;
+    let mounted = "";
+    let busy = false;
+    let again = false;
+
+    const state = (name) => {
+      element.dataset.state = name;
+      results?.classList.toggle("app-settled", name === "ready");
+    };
+    const clear = () => {
+      view?.destroy();
+      view = null;
+      mounted = "";
+      root.replaceChildren();
+    };
+
+    async function draw(wanted) {
+      if (!wanted.runs.length) {
+        clear();
+        state("empty");
+        return;
+      }
+      if (!view) state("loading");
+      const model = await fetchModel(wanted.runs);
+      root.classList.toggle("app-live", wanted.live);
+      if (view && mounted !== wanted.runs[0]) clear();
+      if (view) view.update(model);
+      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results });
+      mounted = wanted.runs[0];
+      state(wanted.live ? "live" : "ready");
+      element.dataset.revision = String(wanted.revision);
+    }
+
+    async function refresh() {
+      if (busy) {
+        again = true;
+        return;
+      }
+      busy = true;
+      try {
+        do {
+          again = false;
+          await draw(JSON.parse(props.value || '{"runs":[]}'));
+        } while (again);
+      } catch (error) {
+        clear();
+        const message = document.createElement("p");
+        message.className = "app-alert";
+        message.setAttribute("role", "alert");
+        message.textContent = `The trace cannot be shown: ${error.message}`;
+        root.append(message);
+        state("error");
+      } finally {
+        busy = false;
+      }
+    }
+
+    watch("value", refresh);
+    refresh();
+  }
+
+  // -- the history's table ------------------------------------------------------------------------------------------
+
+  function history_(element, trigger, watch) {
+    const boxes = () => [...element.querySelectorAll('input[type="checkbox"]')];
+    let pause = 0;
+    element.addEventListener("change", () => {
+      clearTimeout(pause);
+      pause = setTimeout(() => {
+        const ids = (some) => some.map((box) => box.value);
+        trigger("picked", { here: ids(boxes()), ticked: ids(boxes().filter((box) => box.checked)) });
+      }, 150);
+    });
+    element.addEventListener("click", (event) => {
+      const { open, group, offset } = event.target.closest("button")?.dataset ?? {};
+      if (open) trigger("opened", { run: open });
+      else if (group) trigger("compared", { run: group });
+      else if (offset) trigger("paged", { offset: Number(offset) });
+    });
+    // A box that was clicked no longer follows its attribute, and Gradio keeps elements between renders.
+    watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
+  }
+
+  return { head, viewer, history: history_ };
+})();

@@ -1,0 +1,187 @@
+// The card that explains a token, a span or a wait, in plain words.
+
+const RULES = {
+  ratio: "ratio, min(1, p/q)",
+  match: "match, same token",
+  target: "target's own draw",
+};
+const WAITS = {
+  draft: "waits for the drafter",
+  verify: "waits for the target",
+  communication: "waits for data to be moved",
+  queue: "waits for its turn",
+  host: "waits for the host",
+};
+const FATES = {
+  rejected: "Its token was rejected: this work came to nothing.",
+  discarded: "Its token was thrown away untested: this work came to nothing.",
+  cancelled: "The forward was called off: this work came to nothing.",
+  open: "Its token is not decided yet.",
+};
+const BANDS = {
+  both: "both busy",
+  draft: "only the drafter works",
+  target: "only the target works",
+  none: "nobody works",
+};
+
+/** What happened to a token, as a sentence. */
+function story(run, row) {
+  const p = probability(row.p);
+  const q = probability(row.q);
+  const tested = row.rule === "ratio" && row.chance !== null && row.chance !== undefined
+    ? `The drafter drew it with q = ${q}; the target gives it p = ${p}. It is kept with probability min(1, p/q) = ${probability(row.chance)}`
+    : "";
+  switch (row.outcome) {
+    case "accepted":
+      if (tested) return `${tested}, and the draw u = ${probability(row.u)} fell below it.`;
+      return run.greedy
+        ? "The drafter proposed it and it is the target's most probable token, so it is kept."
+        : "The drafter proposed it and the target's own draw at this place was the same token, so it is kept.";
+    case "rejected":
+      if (tested) return `${tested}, and the draw u = ${probability(row.u)} did not fall below it.`;
+      return run.greedy
+        ? "The drafter proposed it, but another token is the target's most probable one here."
+        : "The drafter proposed it, but the target's own draw at this place was another token.";
+    case "discarded":
+      return "It was drafted ahead, but a token before it did not stay or the text ended: thrown away without a test.";
+    case "corrected":
+      if (run.greedy) return "A draft was rejected here; the target's most probable token takes its place.";
+      return row.rule === "ratio"
+        ? "A draft was rejected here; this token was drawn from what p has more than q, norm(max(0, p − q))."
+        : "A draft was rejected here; the token that the target itself drew takes its place.";
+    case "bonus":
+      return "Every draft was accepted, and the same target forward gave this token on top.";
+    default:
+      return "No draft was tested here: one target forward, one token of its own.";
+  }
+}
+
+function facts(pairs) {
+  return el("dl", { class: "ss-facts" },
+    pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)
+      .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+/** The acceptance test as a gauge: filled up to the chance, a tick at the draw u. */
+function gauge(row) {
+  if (row.chance === null || row.chance === undefined || row.u === null || row.u === undefined) return null;
+  if (row.rule !== "ratio") return null;
+  const fill = el("span", { class: "ss-gauge-fill" });
+  const tick = el("span", { class: `ss-gauge-tick ss-gauge-${row.outcome}` });
+  fill.style.width = `${100 * row.chance}%`;
+  tick.style.left = `${100 * row.u}%`;
+  return el("div", { class: "ss-gauge", "aria-hidden": "true" }, fill, tick);
+}
+
+function topList(run, name, list, chosen) {
+  if (!list || !list.length) return null;
+  return el("div", { class: "ss-top" }, el("h5", {}, name), el("ol", {}, list.map(([id, share]) => {
+    const bar = el("span", { class: "ss-top-bar" });
+    bar.style.width = `${100 * Math.min(1, share ?? 0)}%`;
+    return el("li", { class: id === chosen ? "ss-chosen" : "" }, bar,
+      el("span", { class: "ss-top-text" }, quoted(run.pieces[id] ?? `id ${id}`)),
+      el("span", { class: "ss-top-share" }, probability(share)));
+  })));
+}
+
+function deviceOf(run, row) {
+  const found = row.verify >= 0 ? findSpan(run, row.verify) : null;
+  return found ? found.track.label : "";
+}
+
+function tokenCard(run, row) {
+  const ghost = row.outcome === "rejected" || row.outcome === "discarded";
+  return [
+    el("h4", {}, el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text)),
+      el("span", { class: "ss-chip" }, OUTCOMES[row.outcome] ?? row.outcome)),
+    el("p", {}, story(run, row)),
+    gauge(row),
+    facts([
+      ["p", row.p === null ? "" : probability(row.p)],
+      ["q", row.q === null ? "" : probability(row.q)],
+      ["min(1, p/q)", row.rule === "ratio" && row.chance !== null ? probability(row.chance) : ""],
+      ["u", row.u === null ? "" : probability(row.u)],
+      ["rule", RULES[row.rule] ?? ""],
+      ["device", deviceOf(run, row)],
+      ["token id", row.id],
+      ["position", row.position],
+      ["step", row.step],
+      ["draft slot", row.node >= 0 ? row.node + 1 : ""],
+      ["time", ms(row.t)],
+      ["since last commit", ghost || row.gap === undefined ? "" : ms(row.gap)],
+    ]),
+    el("div", { class: "ss-tops" },
+      topList(run, "target, top 5", row.top_p, row.id), topList(run, "drafter, top 5", row.top_q, row.id)),
+  ];
+}
+
+function spanCard(run, { track, index }) {
+  const spans = track.spans;
+  const fate = spans.fate[index];
+  const tokens = [...linked(run, { span: spans.id[index] }).rows];
+  const lost = isLost(fate);
+  return [
+    el("h4", {}, swatch(spans.kind[index], lost), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
+    FATES[fate] && spans.kind[index] === "draft" || fate === "cancelled" ? el("p", {}, FATES[fate]) : null,
+    facts([
+      ["takes", ms(spans.end[index] - spans.start[index])],
+      ["from", ms(spans.start[index])],
+      ["to", ms(spans.end[index])],
+      ["step", spans.step[index] || "prefill"],
+      ["rows", spans.rows[index]],
+      ["rows cached", spans.context[index]],
+      ["span", spans.id[index]],
+    ]),
+    tokens.length
+      ? el("p", { class: "ss-span-tokens" }, tokens.slice(0, 16).map((row) =>
+        el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text))), tokens.length > 16 ? "…" : "")
+      : null,
+  ];
+}
+
+function waitCard(track, [from, to, reason]) {
+  return [
+    el("h4", {}, swatch(`wait-${reason}`), WAITS[reason] ?? reason, el("span", { class: "ss-chip" }, track.label)),
+    facts([["takes", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
+  ];
+}
+
+function bandCard([kind, from, to]) {
+  return [
+    el("h4", {}, swatch(`band-${kind}`), BANDS[kind] ?? kind),
+    facts([["takes", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
+  ];
+}
+
+function swatch(kind, lost = false) {
+  return el("i", { class: `ss-swatch ss-k-${kind}${lost ? " ss-lost" : ""}`, "aria-hidden": "true" });
+}
+
+/** The one floating card of a viewer. */
+class Card {
+  constructor(root) {
+    this.root = root;
+    this.node = el("div", { class: "ss-float", role: "tooltip", id: `ss-card-${Math.random().toString(36).slice(2)}`, hidden: true });
+    root.append(this.node);
+  }
+
+  /** Show content beside a rectangle of the viewport. */
+  show(content, box, pinned) {
+    this.node.replaceChildren(...content.filter(Boolean));
+    this.node.classList.toggle("ss-pinned", pinned);
+    if (pinned) this.node.append(el("p", { class: "ss-hint" }, "pinned · Esc lets go"));
+    this.node.hidden = false;
+    const frame = this.root.getBoundingClientRect();
+    const { offsetWidth: width, offsetHeight: height } = this.node;
+    const view = document.documentElement.clientWidth;
+    const left = Math.max(8, Math.min(box.left, Math.min(view, frame.right) - width - 8));
+    const below = box.bottom + 8 + height <= window.innerHeight || box.top < height + 8;
+    this.node.style.left = `${left - frame.left}px`;
+    this.node.style.top = `${(below ? box.bottom + 8 : box.top - height - 8) - frame.top}px`;
+  }
+
+  hide() {
+    this.node.hidden = true;
+  }
+}

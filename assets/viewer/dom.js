@@ -1,0 +1,71 @@
+// Small helpers for the document. Text always goes in as text, never as markup.
+
+/** el("button", {class: "ss-x", onclick: f}, "text", child, ...) */
+function el(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  setProps(node, props);
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return node;
+}
+
+function setProps(node, props) {
+  for (const [name, value] of Object.entries(props)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+}
+
+/** An icon of one path in a 16 x 16 box. */
+function icon(path) {
+  const ns = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(ns, "svg");
+  setProps(svg, { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true", class: "ss-icon" });
+  const shape = document.createElementNS(ns, "path");
+  setProps(shape, { d: path, fill: "currentColor" });
+  svg.append(shape);
+  return svg;
+}
+
+const SPACE = "\u2009"; // thin: between thousands, before units
+
+function number(value, decimals) {
+  const [whole, part] = Math.abs(value).toFixed(decimals).split(".");
+  const grouped = whole.length > 4 ? whole.replace(/\B(?=(\d{3})+$)/g, SPACE) : whole;
+  const sign = value < 0 && Number(value.toFixed(decimals)) !== 0 ? "−" : "";
+  return sign + grouped + (part ? `.${part}` : "");
+}
+
+function ms(value) {
+  const size = Math.abs(value);
+  return `${number(value, size >= 100 || size === 0 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3)} ms`;
+}
+
+function probability(value) {
+  if (value === null || value === undefined) return "–";
+  return value !== 0 && value < 0.001 ? value.toExponential(1).replace("-", "−") : value.toFixed(3);
+}
+
+/** A token's text between quotes, with its invisible characters made visible. */
+function quoted(text) {
+  const shown = text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣");
+  return text === "" ? "(no text)" : `“${shown}”`;
+}
+
+const runName = (run) => (run.config ? `${run.title} · ${run.config}` : run.title);
+
+/** A function that runs at most once per `wait` ms, the last call always. */
+function throttled(action, wait) {
+  let timer = 0;
+  let next = 0;
+  const call = () => {
+    timer = 0;
+    next = performance.now() + wait;
+    action();
+  };
+  const later = () => {
+    if (!timer) timer = setTimeout(call, Math.max(0, next - performance.now()));
+  };
+  later.cancel = () => clearTimeout(timer);
+  return later;
+}

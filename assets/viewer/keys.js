@@ -1,0 +1,44 @@
+// Keys work only while the focus is inside the viewer, and never while a person types.
+
+const KEYS = [
+  ["w s", "zoom in, out"], ["a d", "pan left, right"], ["f", "fit everything"], [". ,", "next, previous span"],
+  ["↑ ↓", "track above, below (timeline)"], ["n p", "next, previous rejection"], ["[ ]", "previous, next commit"],
+  ["space", "play, pause"], ["r", "show rejected drafts"], ["← →", "move through tokens (text)"],
+  ["Enter", "pin the card"], ["Esc", "let go"], ["?", "this help"],
+];
+
+/** The keys' actions on a viewer. */
+function keyActions(viewer) {
+  const { gantt, replay } = viewer;
+  return {
+    w: () => gantt.zoom(0.6), s: () => gantt.zoom(1 / 0.6), a: () => gantt.pan(-0.2), d: () => gantt.pan(0.2),
+    f: () => gantt.fit(), ".": () => viewer.stepSpan(1), ",": () => viewer.stepSpan(-1),
+    n: () => replay.step("rejections", 1), p: () => replay.step("rejections", -1),
+    "[": () => replay.step("commits", -1), "]": () => replay.step("commits", 1),
+    " ": () => !replay.node.hidden && replay.play(!replay.playing),
+    r: () => viewer.showRejected(!viewer.rejected.checked), "?": () => viewer.help(true),
+  };
+}
+
+function keyListener(viewer) {
+  const actions = keyActions(viewer);
+  return (event) => {
+    const { target, key } = event;
+    if (key === "Escape") return viewer.release();
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return undefined;
+    if (target.matches("textarea, select, [contenteditable=true], input:not([type=range])")) return undefined;
+    if (key === " " && target.closest("button, summary, a")) return undefined;
+    const inTimeline = target.closest(".ss-gantt");
+    const action = actions[key.toLowerCase()] ?? (inTimeline && { ArrowUp: () => viewer.stepTrack(-1), ArrowDown: () => viewer.stepTrack(1) }[key]);
+    if (!action || !viewer.model.runs.length) return undefined;
+    event.preventDefault();
+    return action();
+  };
+}
+
+function helpDialog() {
+  return el("dialog", { class: "ss-help", "aria-label": "Keys" }, el("h3", {}, "Keys"),
+    el("dl", {}, KEYS.map(([keys, what]) => el("div", {},
+      el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, key))), el("dd", {}, what)))),
+    el("form", { method: "dialog" }, el("button", { class: "ss-button ss-wide-button" }, "Close")));
+}

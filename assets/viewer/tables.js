@@ -1,0 +1,101 @@
+// The tables: figures with their definitions, and the timeline's twin for those who cannot see or use the chart.
+
+const MOST_ROUNDS = 500;
+
+function table(caption, head, rows, numeric = true) {
+  return el("table", { class: numeric ? "ss-table" : "ss-table ss-table-text" },
+    el("caption", { class: "ss-sr" }, caption),
+    el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col", title: cell.title }, cell.label ?? cell)))),
+    el("tbody", {}, rows.map(([first, ...rest]) =>
+      el("tr", {}, el("th", { scope: "row", title: first?.title }, first?.label ?? first), rest.map((cell) => el("td", {}, cell))))));
+}
+
+function outputOf(run) {
+  if (run.baseline) return "baseline";
+  if (!run.identity) return "–";
+  if (run.identity.same) return "identical";
+  return run.greedy ? `differs at ${run.identity.at + 1}` : "other draws";
+}
+
+/** The short table (a row per run), and all figures with their definitions behind a fold. */
+function figureTables(model) {
+  const main = model.figures.filter((figure) => figure.main);
+  const best = bestOf(model.runs);
+  const short = table("Figures of all runs", ["method", ...main.map((f) => ({ label: f.label, title: f.definition })), "output"],
+    model.runs.map((run) => [runName(run), ...main.map((f) =>
+      (f.key === "speedup" && run === best ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
+  const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "what it is"],
+    model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
+  return [short, el("details", { class: "ss-fold" }, el("summary", {}, "All figures, and what they mean"), el("div", { class: "ss-wide" }, all))];
+}
+
+function bestOf(runs) {
+  const speed = (run) => run.metrics.decode_tokens_per_second ?? 0;
+  const fast = runs.filter((run) => run.figures.speedup !== "–" && !run.baseline);
+  return fast.reduce((best, run) => (!best || speed(run) > speed(best) ? run : best), null);
+}
+
+/** The timeline as tables, built when it is opened first. */
+function timelineTable(model) {
+  const body = el("div", { class: "ss-wide" });
+  const fold = el("details", { class: "ss-fold" }, el("summary", {}, "The timeline as a table"), body);
+  fold.addEventListener("toggle", () => {
+    if (fold.open) body.replaceChildren(...model.runs.flatMap(runTables));
+  });
+  return fold;
+}
+
+function runTables(run) {
+  const work = run.tracks.flatMap((track) => [...workOf(track), ...waitsOf(track)]);
+  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t)]);
+  const more = run.rounds.length - rounds.length;
+  return [
+    el("h4", {}, runName(run)),
+    el("p", { class: "ss-headline" }, run.headline.map((part) => el("span", {}, `${part.label} ${part.percent} %`))),
+    table(`Work and waiting per device, ${runName(run)}`, ["device", "what", "times", "total", "mean", "longest"], work),
+    el("details", { class: "ss-fold" }, el("summary", {}, `${run.rounds.length} rounds`),
+      table(`Rounds, ${runName(run)}`, ["step", "mode", "drafted", "accepted", "emitted", "time"], rounds),
+      more > 0 ? el("p", { class: "ss-hint" }, `The first ${MOST_ROUNDS} are shown; ${more} follow.`) : null),
+  ];
+}
+
+function summary(label, what, lengths) {
+  const total = lengths.reduce((sum, length) => sum + length, 0);
+  return [label, what, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(Math.max(...lengths))];
+}
+
+function grouped(keys, lengths) {
+  const groups = new Map();
+  keys.forEach((key, i) => groups.set(key, [...(groups.get(key) ?? []), lengths[i]]));
+  return [...groups];
+}
+
+function workOf({ label, spans }) {
+  const names = spans.kind.map((kind, i) => (isLost(spans.fate[i]) ? `${kind}, discarded` : kind));
+  return grouped(names, spans.start.map((start, i) => spans.end[i] - start)).map(([name, lengths]) => summary(label, name, lengths));
+}
+
+function waitsOf({ label, waits }) {
+  return grouped(waits.map((w) => WAITS[w[2]] ?? w[2]), waits.map(([from, to]) => to - from))
+    .map(([name, lengths]) => summary(label, name, lengths));
+}
+
+/** What the colours and lines mean; only what the runs contain. */
+function legend(model) {
+  const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);
+  const tracks = model.runs.flatMap((run) => run.tracks);
+  const kinds = new Set(tracks.flatMap((track) => track.spans.kind));
+  const lost = tracks.some((track) => track.spans.fate.some(isLost));
+  const reasons = new Set(tracks.flatMap((track) => track.waits.map((w) => w[2])));
+  const outcomes = new Set(model.runs.flatMap((run) => run.tokens.map((token) => token.outcome)));
+  const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
+  const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
+  return el("ul", { class: "ss-legend", "aria-label": "Legend" },
+    ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill"].filter((k) => kinds.has(k)).map((k) => item(k, k)),
+    lost ? item("draft", "discarded work", true) : null,
+    ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),
+    bands.has("both") ? item("band-both", "both busy") : null,
+    outcomes.has("accepted") ? ink("accepted", "accepted draft") : null,
+    outcomes.has("corrected") || outcomes.has("bonus") ? ink("bonus", "from the target") : null,
+    model.runs.some((run) => run.ghosts.length) ? ink("rejected", "rejected draft") : null);
+}

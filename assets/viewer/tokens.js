@@ -1,0 +1,190 @@
+// The token panes: one card per run, its text as it stood at time t.
+
+const OUTCOMES = {
+  accepted: "accepted draft",
+  corrected: "corrected by the target",
+  bonus: "bonus of the target",
+  plain: "the target's own",
+  rejected: "rejected draft",
+  discarded: "discarded draft",
+};
+
+/** One pane. `bus` hears of hovered and picked tokens. */
+class Pane {
+  constructor(bus) {
+    this.bus = bus;
+    this.nodes = new Map();
+    this.rows = new Map();
+    this.title = el("h3", { class: "ss-pane-title" });
+    this.speed = el("span", { class: "ss-num" });
+    this.marks = el("div", { class: "ss-marks" });
+    this.message = el("p", { class: "ss-message", hidden: true });
+    this.text = el("div", { class: "ss-text" });
+    this.root = el("section", { class: "ss-card ss-pane" },
+      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.message, this.text);
+    this.listen();
+  }
+
+  listen() {
+    const over = (event) => this.rows.get(event.target.closest(".ss-token"));
+    this.text.addEventListener("pointerover", (e) => over(e) && this.bus.hover(this.run, { token: over(e) }, "token"));
+    this.text.addEventListener("pointerleave", () => this.bus.hover(null));
+    this.text.addEventListener("focusin", (e) => {
+      if (!over(e)) return;
+      this.rove(e.target);
+      this.bus.hover(this.run, { token: over(e) }, "token");
+    });
+    this.text.addEventListener("focusout", () => this.bus.hover(null));
+    this.text.addEventListener("click", (e) => {
+      const row = over(e);
+      if (row) this.bus.pin(this.run, { token: row }, "token");
+    });
+    this.text.addEventListener("keydown", (e) => this.key(e));
+  }
+
+  key(event) {
+    if (event.key === "Enter") event.target.click();
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const all = [...this.text.querySelectorAll(".ss-token")].filter((node) => node.checkVisibility?.() ?? true)
+      .filter((node) => !node.classList.contains("ss-future"));
+    const at = Math.min(all.length - 1, Math.max(0, all.indexOf(event.target) + step));
+    event.preventDefault();
+    all[at]?.focus();
+  }
+
+  /** Make this token the one that Tab reaches. */
+  rove(node) {
+    this.text.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
+    node.setAttribute("tabindex", "0");
+  }
+
+  /** Show a run; tokens that are there already stay. */
+  update(run, clocks) {
+    const grows = this.run?.id === run.id && run.tokens.length >= this.nodes.size;
+    if (!grows) this.clear();
+    this.run = run;
+    this.title.textContent = runName(run);
+    this.speed.replaceChildren(...speedOf(run));
+    this.marks.replaceChildren(...marksOf(run, clocks));
+    this.root.setAttribute("data-status", run.status);
+    this.say(run);
+    this.append(run.tokens.slice(this.nodes.size));
+    run.tokens.forEach((token) => this.rows.set(this.nodes.get(token.index), token));
+    this.haunt(run);
+    this.label();
+  }
+
+  clear() {
+    this.nodes.clear();
+    this.rows.clear();
+    this.ghosts = 0;
+    this.text.replaceChildren();
+  }
+
+  say(run) {
+    const text = run.error
+      || (run.status === "cancelled" && "Stopped on request; what was decoded until then is shown.")
+      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : "No token was decoded."))
+      || "";
+    this.message.textContent = text;
+    this.message.hidden = !text;
+    this.message.classList.toggle("ss-bad", run.status === "failed" || run.status === "incomplete");
+    if (run.error) this.message.setAttribute("role", "alert");
+  }
+
+  append(tokens) {
+    for (const token of tokens) {
+      const node = tokenNode(token);
+      this.nodes.set(token.index, node);
+      this.rows.set(node, token);
+      this.home(token.sequence).append(node);
+    }
+  }
+
+  /** The element that holds one sequence's text. */
+  home(sequence) {
+    const found = this.text.querySelector(`[data-sequence="${Number(sequence)}"]`);
+    if (found) return found;
+    const home = el("div", { class: "ss-sequence", "data-sequence": sequence });
+    this.text.append(home);
+    return home;
+  }
+
+  /** Put drafts that did not make it in front of the token at whose place they stood. */
+  haunt(run) {
+    const fresh = run.ghosts.slice(this.ghosts || 0);
+    if (!fresh.length) return;
+    const places = new Map(run.tokens.map((token) => [`${token.sequence}:${token.position}`, token.index]));
+    for (const ghost of fresh) {
+      const node = tokenNode(ghost);
+      this.rows.set(node, ghost);
+      const at = this.nodes.get(places.get(`${ghost.sequence}:${ghost.before}`));
+      if (at) at.before(node);
+      else this.home(ghost.sequence).append(node);
+    }
+    this.ghosts = run.ghosts.length;
+  }
+
+  label() {
+    const some = this.rows.size > 0;
+    setProps(this.text, some ? { role: "listbox", "aria-label": `Tokens of ${runName(this.run)}; arrow keys move` } : {});
+    for (const home of this.text.children) home.setAttribute("role", "presentation");
+    if (some && !this.text.querySelector('[tabindex="0"]')) this.nodes.get(0)?.setAttribute("tabindex", "0");
+  }
+
+  /** Show the text at time t. */
+  at(t) {
+    for (const [node, row] of this.rows) node.classList.toggle("ss-future", row.t > t);
+  }
+
+  highlight(rows) {
+    for (const [node, row] of this.rows) node.classList.toggle("ss-lit", rows.has(row));
+  }
+
+  nodeOf(row) {
+    for (const [node, other] of this.rows) if (other === row) return node;
+    return null;
+  }
+}
+
+function tokenNode(row) {
+  const space = row.text.match(/^\s*/)[0];
+  const ink = row.text.slice(space.length);
+  const ghost = row.outcome === "rejected" || row.outcome === "discarded";
+  const blank = ink ? "" : space.includes("\n") ? " ss-blank ss-newline" : " ss-blank";
+  const mark = el(ghost ? "s" : "span", { class: "ss-ink" }, ink);
+  return el("span", {
+    class: `ss-token ss-${row.outcome}${ghost ? " ss-ghost" : ""}${blank}`,
+    role: "option",
+    tabindex: "-1",
+    "aria-label": `${quoted(row.text)}, ${OUTCOMES[row.outcome] ?? row.outcome}, step ${row.step}`,
+    "data-index": row.index,
+  }, ...(ink ? [space, mark] : [mark, space]));
+}
+
+function speedOf(run) {
+  const { decode_tokens_per_second: speed, speedup } = run.figures;
+  if (!speed || speed === "–") return [];
+  return [`${speed} tok/s`, ...(speedup && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
+}
+
+function marksOf(run, clocks) {
+  const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
+  if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
+  if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
+  if (run.identity) marks.push(identityMark(run));
+  return marks;
+}
+
+function identityMark(run) {
+  const { same, at, length, final } = run.identity;
+  const parted = run.greedy ? "differs" : "other draws";
+  const text = !same ? `${parted} from token ${at + 1} on` : final ? "identical output" : `identical so far (${length})`;
+  const why = same
+    ? "The same token ids as the baseline's."
+    : run.greedy
+      ? "At temperature 0 the output should equal the baseline's; ties between two tokens may differ by rounding."
+      : "Sampled: other draws give another text of the same distribution.";
+  return el("span", { class: `ss-badge ${same ? "ss-good" : run.greedy ? "ss-warn" : ""}`, title: why }, text);
+}

@@ -1,0 +1,254 @@
+// The viewer: puts the parts together, and is the only thing the page sees.
+
+const MODEL = 1;
+
+class Viewer {
+  constructor(root, model, options) {
+    this.root = root;
+    this.options = options;
+    this.pinned = null;
+    this.panes = [];
+    root.classList.add("specscope");
+    if (options.theme === "class") root.dataset.theme = "class";
+    this.build();
+    this.keys = keyListener(this);
+    root.addEventListener("keydown", this.keys);
+    this.watchTheme();
+    this.update(model);
+  }
+
+  build() {
+    this.gantt = new Gantt(this.root, this.options.plotly ?? window.Plotly, this);
+    this.replay = new Replay((t) => this.seek(t));
+    this.head = el("header", { class: "ss-head" });
+    this.grid = el("div", { class: "ss-panes" });
+    this.legend = el("div");
+    this.rejected = el("input", { type: "checkbox", onchange: () => this.showRejected(this.rejected.checked) });
+    const check = el("label", { class: "ss-check" }, this.rejected, "rejected drafts");
+    const helpButton = el("button", { type: "button", class: "ss-button", "aria-label": "Keys", title: "Keys ( ? )", onclick: () => this.help(true) }, "?");
+    const fit = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Fit ( f )", onclick: () => this.gantt.fit() }, "fit");
+    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, fit, helpButton);
+    this.tables = el("div", { class: "ss-tables" });
+    this.empty = el("p", { class: "ss-empty", hidden: true });
+    this.live = el("div", { class: "ss-sr", role: "status" });
+    this.dialog = helpDialog();
+    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.tables, this.dialog, this.live);
+    this.card = new Card(this.root);
+  }
+
+  /** Show another state of the model; the same runs grow in place. */
+  update(model) {
+    if (model.model !== MODEL) {
+      this.fail(`This trace view has version ${model.model}, the viewer reads ${MODEL}; please reload the page.`);
+      return;
+    }
+    const shown = this.shown;
+    this.model = model;
+    this.release();
+    this.header(model);
+    while (this.panes.length > model.runs.length) this.panes.pop().root.remove();
+    model.runs.forEach((run, i) => {
+      if (!this.panes[i]) {
+        this.panes[i] = new Pane(this);
+        this.grid.append(this.panes[i].root);
+      }
+      this.panes[i].update(run, model.clocks.length);
+    });
+    this.bar.hidden = this.tables.hidden = !model.runs.length;
+    this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
+    this.gantt.update(model);
+    this.replay.update(model);
+    this.refreshTables(model);
+    this.empty.hidden = model.runs.length > 0;
+    this.empty.textContent = "Nothing to show yet: run a prompt, and its timeline appears here.";
+    this.root.dataset.state = model.state;
+    if (shown) this.showAgain(shown);
+  }
+
+  /** After an update: the card that was open, on the new rows. */
+  showAgain({ run, item, box, pinned }) {
+    const next = this.model.runs.find((other) => other.id === run.id);
+    if (!next) return;
+    if (item.span !== undefined && findSpan(next, item.span)) this.show(next, { span: item.span }, box, pinned);
+    const row = item.token && [...next.tokens, ...next.ghosts].find((r) =>
+      r.position === item.token.position && r.step === item.token.step && r.outcome === item.token.outcome && r.id === item.token.id);
+    if (row) this.show(next, { token: row }, this.boxOfToken(next, row), pinned);
+  }
+
+  header(model) {
+    const run = model.runs[0];
+    const prompt = run ? (run.redacted ? "(prompt left out)" : run.prompts[0]) : "";
+    this.head.hidden = this.options.header === false || !run;
+    this.head.replaceChildren(
+      el("span", { class: "ss-prompt", title: prompt ?? "" }, prompt ?? ""),
+      ...model.clocks.map((clock) => el("span", { class: "ss-badge ss-clock-badge" }, clock)),
+      model.clocks.length > 1 ? el("span", { class: "ss-badge ss-warn" }, "different clocks: speeds do not compare") : "");
+  }
+
+  refreshTables(model) {
+    const open = [...this.tables.querySelectorAll(":scope > .ss-card > details")].map((fold) => fold.open);
+    const card = el("section", { class: "ss-card", "aria-label": "Figures" },
+      el("div", { class: "ss-gantt-title" }, el("h3", {}, "Figures"), model.clocks.map((clock) => el("span", { class: "ss-badge" }, clock))),
+      figureTables(model), timelineTable(model));
+    this.tables.replaceChildren(card);
+    card.querySelectorAll(":scope > details").forEach((fold, i) => { fold.open = Boolean(open[i]); });
+  }
+
+  fail(message) {
+    this.root.dataset.state = "error";
+    this.root.replaceChildren(el("p", { class: "ss-empty ss-bad", role: "alert" }, message));
+  }
+
+  seek(t) {
+    for (const pane of this.panes) pane.at(this.model.state === "live" ? Infinity : t);
+    this.gantt.at(this.model.state === "live" ? Infinity : t);
+    this.root.dataset.time = String(t);
+  }
+
+  showRejected(on) {
+    this.rejected.checked = on;
+    this.root.classList.toggle("ss-show-rejected", on);
+  }
+
+  // -- what is pointed at ---------------------------------------------------------------------------------------
+
+  /** A token is hovered or focused; null for nothing. */
+  hover(run, item) {
+    if (this.pinned) return;
+    if (!run) return this.clear();
+    this.show(run, item, this.boxOfToken(run, item.token), false);
+  }
+
+  pin(run, item) {
+    const again = this.pinned?.item.token === item.token;
+    this.release();
+    if (!again) this.show(run, item, this.boxOfToken(run, item.token), true);
+  }
+
+  hoverSpan(hit, box) {
+    if (!this.pinned) this.show(hit.run, hit, box, false);
+  }
+
+  pinSpan(hit, box) {
+    const again = hit?.span !== undefined && this.pinned?.item.span === hit.span;
+    this.release();
+    if (hit && !again) this.show(hit.run, hit, box, true);
+  }
+
+  boxOfToken(run, row) {
+    const pane = this.panes[this.model.runs.indexOf(run)];
+    return pane?.nodeOf(row)?.getBoundingClientRect() ?? this.root.getBoundingClientRect();
+  }
+
+  show(run, item, box, pinned) {
+    this.shown = { run, item, box, pinned };
+    if (pinned) this.pinned = this.shown;
+    const { rows, spans } = item.token || item.span !== undefined ? linked(run, item) : { rows: new Set(), spans: new Set() };
+    for (const pane of this.panes) pane.highlight(pane.run === run ? rows : new Set());
+    this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })));
+    this.card.show(this.content(run, item), box, pinned);
+    if (item.token) this.describe(run, item.token);
+  }
+
+  content(run, item) {
+    if (item.token) return tokenCard(run, item.token);
+    if (item.span !== undefined) return spanCard(run, findSpan(run, item.span));
+    if (item.wait) return waitCard(item.row.track, item.wait);
+    return bandCard(item.band);
+  }
+
+  /** Tie the card to its token for screen readers. */
+  describe(run, row) {
+    const node = this.panes[this.model.runs.indexOf(run)]?.nodeOf(row);
+    node?.setAttribute("aria-describedby", this.card.node.id);
+  }
+
+  clear() {
+    this.shown = null;
+    this.card.hide();
+    this.gantt.highlight([]);
+    for (const pane of this.panes) pane.highlight(new Set());
+  }
+
+  release() {
+    this.pinned = null;
+    this.clear();
+  }
+
+  // -- stepping by keys -----------------------------------------------------------------------------------------
+
+  stepSpan(direction) {
+    const now = this.pinned?.item.span !== undefined ? this.pinned : null;
+    const run = now?.run ?? this.model.runs[0];
+    const found = now ? findSpan(run, now.item.span) : null;
+    const track = found?.track ?? run.tracks[0];
+    const at = found ? found.index + direction : upperBound(track.spans.start, Math.min(this.replay.t, this.gantt.range[0]));
+    this.pickSpan(run, track, Math.max(0, Math.min(track.spans.id.length - 1, at)));
+  }
+
+  stepTrack(direction) {
+    const tracks = this.model.runs.flatMap((run) => run.tracks.map((track) => ({ run, track })));
+    const found = this.pinned?.item.span !== undefined ? findSpan(this.pinned.run, this.pinned.item.span) : null;
+    const at = found ? tracks.findIndex(({ track }) => track === found.track) + direction : 0;
+    const next = tracks[Math.max(0, Math.min(tracks.length - 1, at))];
+    const t = found ? found.track.spans.start[found.index] : this.gantt.range[0];
+    if (next?.track.spans.id.length) this.pickSpan(next.run, next.track, Math.max(0, upperBound(next.track.spans.start, t) - 1));
+  }
+
+  pickSpan(run, track, index) {
+    const { start, end, kind, id } = track.spans;
+    if (index < 0 || !id.length) return;
+    const [from, to] = this.gantt.range;
+    if (start[index] < from || end[index] > to) this.gantt.zoomTo(start[index] - (to - from) / 3, start[index] + (2 * (to - from)) / 3);
+    const frame = this.gantt.plot.getBoundingClientRect();
+    const card = this.gantt.place.cards.find((c) => c.run === run);
+    const row = card.rows.find((r) => r.type === "track" && r.track === track);
+    const top = frame.top + card.body + row.y;
+    const left = frame.left + Math.max(0, this.gantt.x(start[index]));
+    this.show(run, { span: id[index] }, { left, top, bottom: top + row.height }, true);
+    this.live.textContent = `${track.label}: ${kind[index]}, ${ms(start[index])} to ${ms(end[index])}`;
+  }
+
+  help(on) {
+    if (on) this.dialog.showModal();
+    else this.dialog.close();
+  }
+
+  /** Plotly knows no CSS variables: read the colours again when the theme changes. */
+  watchTheme() {
+    this.media = matchMedia("(prefers-color-scheme: dark)");
+    this.recolour = () => this.gantt.recolour();
+    this.media.addEventListener("change", this.recolour);
+    this.classes = new MutationObserver(this.recolour);
+    for (const node of [document.documentElement, document.body]) {
+      this.classes.observe(node, { attributes: true, attributeFilter: ["class"] });
+    }
+  }
+
+  destroy() {
+    this.replay.play(false);
+    this.media.removeEventListener("change", this.recolour);
+    this.classes.disconnect();
+    this.gantt.destroy();
+    this.root.removeEventListener("keydown", this.keys);
+    this.root.replaceChildren();
+    this.root.classList.remove("specscope");
+  }
+}
+
+/**
+ * Show a model in an element.
+ *
+ * options: `plotly` (or a promise of it; default window.Plotly), `theme` ("auto" follows the system and a .dark ancestor, "class" the
+ * ancestor only), `header` (false leaves prompt and clock out).
+ */
+function mount(root, model, options = {}) {
+  const viewer = new Viewer(root, model, options);
+  return {
+    update: (next) => viewer.update(next),
+    seek: (t) => viewer.replay.to(t),
+    destroy: () => viewer.destroy(),
+  };
+}
+
+window.SpecScope = { mount, stateAt, moments, neighbour, shareBars, occupancyBins, linked, story };

@@ -1,0 +1,26 @@
+"""SpecScope's engine: every speculative-decoding method on one decoder, one runtime interface, one trace."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.errors import SpecScopeError, UsageError
+    from engine.session import Cluster, open  # noqa: A004 - engine.open(...) is the front door
+    from engine.types import Limits, Sampling
+
+__all__ = ["Cluster", "Limits", "Sampling", "SpecScopeError", "UsageError", "open"]
+_HOME = {
+    "Cluster": "engine.session",
+    "Limits": "engine.types",
+    "Sampling": "engine.types",
+    "SpecScopeError": "engine.errors",
+    "UsageError": "engine.errors",
+    "open": "engine.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: rows and errors can be read without waiting for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

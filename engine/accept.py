@@ -1,0 +1,249 @@
+"""The acceptance rules: nothing else decides a token in a lossless method.
+
+Rule 1, `ratio`: the draft was sampled from q. Accept x with probability min(1, p(x)/q(x)); after a rejection go on with
+p = norm(max(0, p - q)), over siblings drawn without replacement, and at last draw from it (Leviathan et al. 2023,
+algorithm 1; Chen et al. 2023; over siblings: SpecInfer 2024, with q renormalised).
+Rule 2, `match`: the draft is a function of the prefix. Draw x from p; a child with that token is accepted, else x
+itself is emitted. Temperature 0 is rule 2 with the argmax for x, whatever drafted.
+
+p and q go through the same `warp` first. Pure functions; all randomness comes from a `Draws`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isnan, nan
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from engine.draws import TOP, Draws, Key, argmax, facts, most_probable, propose_token, softmax, warp
+from engine.types import Draft, DraftToken, Judged, Origin, Outcome, Rule, Sampling, Verdict
+
+__all__ = ["Draws", "Key", "facts", "judge", "propose_token", "warp"]
+
+
+def judge(
+    logits: Tensor,
+    draft: Draft,
+    q_row: Callable[[DraftToken], Tensor | None],
+    *,
+    sequence: int,
+    position: int,
+    sampling: Sampling,
+    draws: Draws,
+    bonus: bool = True,
+) -> Verdict:
+    """Decide which drafted tokens stand, and the token after them.
+
+    Args:
+        logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i. Without `bonus`
+            the rows of nodes after which nothing is drafted may be missing; more rows than needed are ignored.
+        draft: A chain or a tree; children of one node are all drawn from one q row without replacement, in the
+            order of their indices, or all functions of the prefix.
+        q_row: Reads the row a token was drawn from, (V,); asked only for tokens that have one.
+        sequence: Number of the sequence.
+        position: Position that row 0 decides.
+        sampling: The warp of p; at temperature 0 ties go to the lowest token id.
+        draws: The random numbers.
+        bonus: Whether a wholly accepted path is followed by a token of the target's own.
+
+    Returns:
+        The verdict; `mode`, `span` and `forward` are the caller's to fill. In `judged`, p and q are the numbers the rule
+        compared: of a second sibling under rule 1 the residual ones.
+
+    Raises:
+        ValueError: The draft is not one of those, or rows are missing.
+        ModelError: The logits are not finite.
+    """
+    children = _children(draft)
+    walk = _Walk(_needed(logits, draft, bonus), draft.tokens, q_row, sampling, draws)
+    fates, path, at = list[_Fate](), list[int](), -1
+    while children[at + 1] or bonus:
+        fates += walk.decide(at + 1, children[at + 1], position + len(path))
+        at = fates[-1].node
+        if at < 0:
+            break
+        path.append(at)
+    own = fates[-1] if fates and at < 0 else None
+    judged = walk.report(fates) + _discarded(draft, {f.node for f in fates}, position)
+    return Verdict(
+        sequence=sequence,
+        accepted=tuple(draft.tokens[node].id for node in path),
+        own=None if own is None else own.token,
+        origin=None if own is None else cast("Origin", own.outcome),
+        judged=judged,
+        nodes=tuple(path),
+        draft=draft,
+    )
+
+
+class _Fate(NamedTuple):
+    """One decision, without what only the trace wants. The last one of a node decides it."""
+
+    row: int
+    position: int
+    node: int
+    token: int
+    p: float
+    """nan: the warped p."""
+    q: float
+    u: float
+    rule: Rule
+    outcome: Outcome | Origin
+
+
+class _Walk:
+    """The target's rows and the draft, decided node by node."""
+
+    def __init__(
+        self,
+        logits: Tensor,
+        tokens: tuple[DraftToken, ...],
+        q_row: Callable[[DraftToken], Tensor | None],
+        sampling: Sampling,
+        draws: Draws,
+    ) -> None:
+        self._logits, self._tokens, self._q_row, self._draws = logits, tokens, q_row, draws
+        self._p = None if sampling.greedy else warp(logits, sampling)
+        self._best = argmax(logits) if self._p is None else []
+
+    def decide(self, row: int, children: list[int], position: int) -> list[_Fate]:
+        """Decide between the children after this row and a token of the target's own."""
+        if children and self._p is not None and self._tokens[children[0]].q is not None:
+            return self._ratio(self._p[row], row, children, position)
+        return self._match(row, children, position)
+
+    def _match(self, row: int, children: list[int], position: int) -> list[_Fate]:
+        """Rule 2; without children the target's own draw."""
+        if self._p is None:
+            x, u = self._best[row], nan
+        else:
+            key = Key(position, "target")
+            x, u = self._draws.choose(key, self._p[row]), self._draws.value(key)
+        drafted = [(node, self._tokens[node]) for node in children]
+        fates = [
+            _Fate(row, position, n, t.id, nan, t.probability, u, "match", "rejected")
+            for n, t in drafted
+            if t.id != x
+        ]
+        if len(fates) < len(children):
+            node, token = next((n, t) for n, t in drafted if t.id == x)
+            return [*fates, _Fate(row, position, node, x, nan, token.probability, u, "match", "accepted")]
+        if children:
+            return [*fates, _Fate(row, position, -1, x, nan, nan, u, "match", "corrected")]
+        return [_Fate(row, position, -1, x, nan, nan, u, "target", "bonus" if self._tokens else "plain")]
+
+    def _ratio(self, p: Tensor, row: int, children: list[int], position: int) -> list[_Fate]:
+        """Rule 1 over siblings that were drawn from one q without replacement."""
+        full = q = self._q_of(children[0], p)
+        fates = list[_Fate]()
+        for sibling, node in enumerate(children):
+            x = self._tokens[node].id
+            p_x, q_x = float(p[x]), float(q[x])
+            if not q_x > 0:
+                raise ValueError(
+                    f"token {x} has q = {q_x:g} at position {position}; it cannot have been drawn from it"
+                )
+            key = Key(position, "accept", sibling)
+            accepted = self._draws.below(key, p_x / q_x)
+            outcome: Outcome = "accepted" if accepted else "rejected"
+            fates.append(_Fate(row, position, node, x, p_x, q_x, self._draws.value(key), "ratio", outcome))
+            if accepted:
+                return fates
+            p, q = _residual(p, q), _without(q, x)
+        key = Key(position, "residual")
+        x = self._draws.choose(key, p)
+        u = self._draws.value(key)
+        return [*fates, _Fate(row, position, -1, x, nan, float(full[x]), u, "ratio", "corrected")]
+
+    def _q_of(self, node: int, p: Tensor) -> Tensor:
+        q = self._q_row(self._tokens[node])
+        if q is None or q.shape != p.shape:
+            found = "missing" if q is None else f"of length {len(q)}"
+            raise ValueError(
+                f"the q row of draft node {node} is {found}; the target's rows have length {len(p)}"
+            )
+        return q
+
+    def report(self, fates: list[_Fate]) -> tuple[Judged, ...]:
+        """Return the decisions with p and the target's most probable tokens, all rows at once."""
+        if not fates:
+            return ()
+        rows = list(dict.fromkeys(f.row for f in fates))
+        seen = slice(len(rows)) if rows[-1] == len(rows) - 1 else rows  # a chain needs no copy
+        shown = softmax(self._logits[seen]) if self._p is None else self._p[seen]
+        index = {row: i for i, row in enumerate(rows)}
+        tops = most_probable(shown, TOP)
+        flat = [index[f.row] * shown.shape[1] + f.token for f in fates]
+        p = shown.take(torch.tensor(flat, device=shown.device)).tolist()
+        return tuple(
+            Judged(
+                f.node,
+                f.row - 1,
+                f.position,
+                f.token,
+                p_x if isnan(f.p) else f.p,
+                f.q,
+                f.u,
+                f.rule,
+                f.outcome,
+                tops[index[f.row]],
+            )
+            for f, p_x in zip(fates, p, strict=True)
+        )
+
+
+def _children(draft: Draft) -> list[list[int]]:
+    """Return the children of the prefix (at 0) and of each node i (at i + 1), checked."""
+    children: list[list[int]] = [[] for _ in range(len(draft) + 1)]
+    for node, token in enumerate(draft.tokens):
+        if not -1 <= token.parent < node:
+            raise ValueError(f"draft node {node} has parent {token.parent}; it must be from -1 to {node - 1}")
+        children[token.parent + 1].append(node)
+    for nodes in children:
+        if len(nodes) > 1:
+            siblings = [draft.tokens[node] for node in nodes]
+            if len({t.q for t in siblings}) > 1:
+                raise ValueError(
+                    f"draft nodes {nodes} are siblings; draw all of them from one q row, or none of them"
+                )
+            if len({t.id for t in siblings}) < len(nodes):
+                raise ValueError(f"draft nodes {nodes} are siblings; two of them are the same token")
+    return children
+
+
+def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
+    """Return the rows that may decide something."""
+    rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
+    if len(logits) < rows:
+        raise ValueError(f"{len(logits)} rows of logits were given; judging this draft needs {rows}")
+    return logits[:rows]
+
+
+def _discarded(draft: Draft, decided: set[int], position: int) -> tuple[Judged, ...]:
+    """Return the nodes that no decision reached, in the draft's order."""
+    depth, rows = list[int](), list[Judged]()
+    for node, t in enumerate(draft.tokens):
+        depth.append(0 if t.parent < 0 else depth[t.parent] + 1)
+        if node not in decided:
+            rule: Rule = "match" if t.q is None else "ratio"
+            at = position + depth[node]
+            rows.append(Judged(node, t.parent, at, t.id, nan, t.probability, nan, rule, "discarded", ()))
+    return tuple(rows)
+
+
+def _residual(p: Tensor, q: Tensor) -> Tensor:
+    """Return norm(max(0, p - q)) in float64 on the CPU, or p where that is zero everywhere."""
+    p = p.cpu().double()
+    rest = (p - q.cpu()).clamp_(min=0)
+    total = float(rest.sum())
+    return rest / total if total > 0 else p
+
+
+def _without(q: Tensor, token: int) -> Tensor:
+    """Return q without one token, renormalised, in float64 on the CPU."""
+    rest = q.cpu().double().clone()
+    rest[token] = 0
+    return rest / rest.sum()

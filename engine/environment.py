@@ -1,0 +1,47 @@
+"""Facts about the machine and the software, stored with every run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("specscope", "torch", "transformers", "accelerate", "numpy")
+
+
+@functools.cache
+def _fixed() -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "processor": processor(),
+        "cores": os.cpu_count() or 1,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+    for package in PACKAGES:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            facts[package] = "from source"
+    return facts
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, processor and devices as plain JSON values."""
+    return dict(_fixed())
+
+
+@functools.cache
+def processor() -> str:
+    """Return the processor's name as its maker writes it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,43 @@
+"""Every error SpecScope raises on purpose. Their texts are one line and say what to do.
+
+SpecScopeError
+├── UsageError          a setting or an input is wrong (exit code 2)
+│   └── PairError       target and drafter do not fit each other
+├── ModelError          a model directory is missing, broken or of an unknown kind
+├── WorkerDied          a worker ended in the middle of a run
+├── RunCancelled        the person asked the run to stop
+├── Deadlock            virtual time: every task waits and no timer is set
+└── StoreError          the trace database cannot be used
+"""
+
+
+class SpecScopeError(Exception):
+    """Base of all errors whose message is meant for the person at the keyboard."""
+
+
+class UsageError(SpecScopeError, ValueError):
+    """A setting or an input is wrong; the message holds the value and the allowed range."""
+
+
+class PairError(UsageError):
+    """Target and drafter cannot work together, for example because their tokenizers differ."""
+
+
+class ModelError(SpecScopeError):
+    """A model cannot be loaded; the message names the file."""
+
+
+class WorkerDied(SpecScopeError):  # noqa: N818 - a state, like asyncio.CancelledError
+    """A worker ended while a run needed it; the message names the device."""
+
+
+class RunCancelled(SpecScopeError):  # noqa: N818
+    """The run was stopped on request."""
+
+
+class Deadlock(SpecScopeError):  # noqa: N818
+    """In virtual time every task waits and nothing is due."""
+
+
+class StoreError(SpecScopeError):
+    """The trace database is locked, read-only, foreign or full."""

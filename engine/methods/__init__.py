@@ -1,0 +1,11 @@
+"""All methods. Importing this package registers every file in its folder."""
+
+import importlib
+import pkgutil
+
+from engine.methods.registry import METHODS, Method, Setting, find
+
+for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")
+
+__all__ = ["METHODS", "Method", "Setting", "find"]

@@ -1,0 +1,27 @@
+"""Autoregressive decoding: one target forward for every token, the baseline of all the others.
+
+It uses the same decoder, KV cache, sampler and runtime as every other method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.methods.registry import method
+from engine.types import Draft
+
+if TYPE_CHECKING:
+    from engine.runtime.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Nothing to set."""
+
+
+@method(title="Autoregressive", source="the baseline", config=Config, uses=("target",), baseline=True)
+async def decode(run: Run, cfg: Config) -> None:  # noqa: ARG001 - every method takes its Config
+    """Draw x ~ p(. | prefix) until the run is done."""
+    while not run.done:
+        run.commit(await run.target.verify(run.x, Draft.empty()))

@@ -1,0 +1,160 @@
+"""The list of methods: one file each in this folder, its name the key everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from engine.errors import UsageError
+from engine.types import check_range
+
+if TYPE_CHECKING:
+    from engine.runtime.run import Run
+
+Decode = Callable[["Run", Any], Awaitable[None]]
+METHODS: dict[str, Method] = {}
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    auto: str = "",
+) -> Any:
+    """Declare one field of a Config; it becomes a control in the playground.
+
+    Args:
+        default: Its value unless set.
+        doc: One sentence in the words of the field.
+        low: Smallest number allowed.
+        high: Largest number allowed.
+        choices: The texts allowed.
+        auto: What the value 0 stands for; `c` is round(T(target) / T(drafter)), one row each.
+    """
+    metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a method's Config, as the playground and the command line see it."""
+
+    name: str
+    type: type
+    default: Any
+    doc: str
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+    auto: str
+
+    def parse(self, value: Any) -> Any:
+        """Return the value in the field's type, checked.
+
+        Raises:
+            UsageError: It is of another type or out of range.
+        """
+        value = self._convert(value)
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.name} is {value!r}; choose one of {', '.join(self.choices)}")
+        if self.low is not None and not (self.auto and value == 0):
+            check_range(self.name, value, self.low, self.high)
+        return value
+
+    def _convert(self, value: Any) -> Any:
+        wrong = UsageError(f"{self.name} is {value!r}; it must be of type {self.type.__name__}")
+        if self.type is bool:
+            named = {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}
+            if isinstance(value, bool):
+                return value
+            if str(value).lower() not in named:
+                raise wrong
+            return named[str(value).lower()]
+        if isinstance(value, bool):
+            raise wrong
+        try:
+            number = self.type(value)
+        except (TypeError, ValueError):
+            raise wrong from None
+        if self.type is int and number != float(value):
+            raise wrong
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Everything the app, the tests and the docs may know about one method."""
+
+    key: str
+    title: str
+    source: str
+    summary: str
+    """First line of the module's docstring."""
+    lossless: bool
+    uses: tuple[str, ...]
+    """The models it runs: `target`, `drafter`."""
+    baseline: bool
+    """Whether speed-ups are taken over it."""
+    Config: type
+    decode: Decode
+
+    def settings(self) -> tuple[Setting, ...]:
+        """The fields of its Config, in order."""
+        hints = get_type_hints(self.Config)
+        return tuple(
+            Setting(name=f.name, type=hints[f.name], default=f.default, **f.metadata)
+            for f in dataclasses.fields(self.Config)
+        )
+
+    def configure(self, values: Mapping[str, Any]) -> Any:
+        """Return a Config with these fields set.
+
+        Raises:
+            UsageError: A field is unknown, of the wrong type or out of range.
+        """
+        known = {s.name: s for s in self.settings()}
+        for name in values:
+            if name not in known:
+                fields = f"its fields are {', '.join(known)}" if known else "it has no fields"
+                raise UsageError(f"{self.key} has no field {name!r}; {fields}")
+        return self.Config(**{name: known[name].parse(value) for name, value in values.items()})
+
+
+def method(
+    *,
+    title: str,
+    source: str,
+    config: type,
+    uses: tuple[str, ...] = ("target", "drafter"),
+    lossless: bool = True,
+    baseline: bool = False,
+) -> Callable[[Decode], Decode]:
+    """Register the coroutine below under its file's name; a file holds exactly one."""
+
+    def register(decode: Decode) -> Decode:
+        import sys
+
+        key = decode.__module__.rpartition(".")[2]
+        if key in METHODS:
+            raise ValueError(f"{key}.py registers two methods: {METHODS[key].title!r} and {title!r}")
+        summary = (sys.modules[decode.__module__].__doc__ or "").strip().splitlines()[0]
+        METHODS[key] = Method(key, title, source, summary, lossless, uses, baseline, config, decode)
+        return decode
+
+    return register
+
+
+def find(key: str) -> Method:
+    """Return the method of that key.
+
+    Raises:
+        UsageError: There is none; the message lists those there are.
+    """
+    if key not in METHODS:
+        raise UsageError(f"there is no method {key!r}; choose one of {', '.join(sorted(METHODS))}")
+    return METHODS[key]

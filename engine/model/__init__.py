@@ -1,0 +1,1 @@
+"""Models: loading, the decoder over packed rows, its KV cache, and the pair's tokenizer."""

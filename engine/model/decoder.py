@@ -1,0 +1,129 @@
+"""A decoder of the Llama kind over packed rows: one forward for prefill, single rows, chains, trees and batches.
+
+Linear layers see the rows of all slots at once; attention works slot by slot on the slot's own rows, so nothing is
+padded. Rotary pairs (i, i + head_dim / 2) are brought next to each other when the weights are loaded: rotating is
+then one complex product, and scores do not change because queries and keys are reordered alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from engine.errors import UsageError
+from engine.model.attention import Attention
+from engine.model.cache import Buffers, Cache
+from engine.model.slots import Output
+from engine.model.weights import Layer, Linear, Norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from engine.model.shape import Shape
+    from engine.model.slots import Rows
+
+
+class Decoder:
+    """Language model over packed rows; see `engine.model.slots.LanguageModel`.
+
+    Args:
+        shape: Sizes and options.
+        take: Returns the checkpoint's tensor of a name, in the dtype and on the device to compute with.
+        name: What spans call it: target or drafter.
+    """
+
+    def __init__(self, shape: Shape, take: Callable[[str], Tensor], name: str = "target") -> None:
+        self.shape = shape
+        self.name = name
+        self.vocab_size = shape.vocab
+        self.context = shape.context
+        self.embedding = take("model.embed_tokens.weight")
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
+        head = self.embedding if shape.tied else take("lm_head.weight")
+        self.head = Linear.of(head, shared=shape.tied)
+        self.layers = [Layer.of(shape, i, take) for i in range(shape.layers)]
+        self.norm = Norm(take("model.norm.weight"), shape.eps)
+        # Queries are scaled by 1 / sqrt(head_dim) while they are rotated.
+        scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
+        scales[: shape.heads] /= math.sqrt(shape.head_dim)
+        self._scales = scales.to(self.device)
+        self._rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
+
+    def new_cache(self, slots: int, capacity: int) -> Cache:
+        """Return an empty cache for `slots` sequences of `capacity` rows each, tree rows included."""
+        positions = min(capacity, self.context)
+        if positions > len(self._rotations):
+            angles = torch.outer(torch.arange(positions).float(), torch.tensor(self.shape.frequencies))
+            self._rotations = torch.polar(torch.ones_like(angles), angles)[:, None].to(self.device)
+        return Cache(self.shape, slots, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, cache: Cache, rows: Rows, want: np.ndarray, hidden: tuple[int, ...] = ()) -> Output:
+        """Run the rows and add them to the cache; see `LanguageModel.forward`."""
+        picked = self._check(rows, want, hidden)
+        segments = rows.segments()
+        before = [(slot, cache.length(slot)) for slot, _, _ in segments]
+        try:
+            index = cache.append(rows)
+            buffers = cache.buffers(len(rows))
+            parts = [Attention(cache, buffers, slot, first, end - first) for slot, first, end in segments]
+            if len(parts) == 1 and parts[0].chained:
+                rotation = self._rotations[parts[0].start : parts[0].stop]
+            else:
+                rotation = self._rotations[
+                    torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
+                ]
+            x = self.embedding.index_select(0, torch.from_numpy(rows.tokens).to(self.device))
+            states = self._run(x, rotation * self._scales, buffers, parts, hidden)
+            if picked is not None:
+                x = x.index_select(0, picked)
+            return Output(self.head(self.norm(x)).float(), states)
+        except BaseException:
+            for slot, length in before:  # keys and values behind it were not all written
+                cache.truncate(slot, length)
+            raise
+
+    def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
+        """Check a forward's arguments; return the wanted rows for the device, or None when they are all in order."""
+        ids, wanted = rows.tokens.tolist(), want.tolist()
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise UsageError(f"token id {wrong} is not in the {self.name}'s vocabulary of {self.vocab_size}")
+        if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
+            wrong = next(row for row in wanted if not 0 <= row < len(ids))
+            raise UsageError(f"wanted row {wrong} is not one of the rows 0 to {len(ids) - 1}")
+        if not all(-1 <= i <= self.shape.layers for i in hidden):
+            raise UsageError(f"hidden layers are {hidden}; they must be -1 to {self.shape.layers}")
+        return None if wanted == list(range(len(ids))) else torch.from_numpy(want).to(self.device)
+
+    def _run(
+        self,
+        x: Tensor,
+        rotation: Tensor,
+        buffers: Buffers,
+        parts: Sequence[Attention],
+        hidden: tuple[int, ...],
+    ) -> dict[int, Tensor]:
+        """Run the layers on x, (T, D), in place and return the hidden states asked for."""
+        states = {0: x.clone()} if 0 in hidden else {}
+        for i, layer in enumerate(self.layers):
+            layer.qkv.into(buffers.qkv, layer.norm(x))
+            if layer.qk_norm is not None:
+                buffers.turned.copy_(layer.qk_norm(buffers.turned))
+            buffers.rotate(rotation)
+            for part in parts:
+                part.run(i, layer.window)
+            layer.out.add_to(x, buffers.read)
+            layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
+            layer.down.add_to(x, functional.silu(buffers.gate).mul_(buffers.up))
+            if i + 1 in hidden:
+                states[i + 1] = x.clone()
+        if -1 in hidden:
+            states[-1] = self.norm(x)
+        return states

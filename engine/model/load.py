@@ -1,0 +1,208 @@
+"""Load a decoder from safetensors: a local directory or a hub id. Nothing else is read, remote code is never run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from engine.errors import ModelError
+from engine.model.decoder import Decoder
+from engine.model.shape import FAMILIES, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_INDEX = "model.safetensors.index.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def load(
+    model: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    name: str = "target",
+) -> Decoder:
+    """Return the decoder of a model directory or hub id.
+
+    Weights are read tensor by tensor, so that at most one layer is in memory twice.
+
+    Raises:
+        ModelError: The directory, its config or its weights are missing, broken or of an unsupported kind.
+    """
+    directory = resolve(model)
+    shape = Shape.of(read_config(directory), directory / "config.json")
+    checkpoint = Checkpoint(directory)
+    checkpoint.check(shape.tensors())
+    return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name)
+
+
+def resolve(model: str | Path) -> Path:
+    """Return the directory of a model; a hub id is looked up in the local cache first, then downloaded.
+
+    Raises:
+        ModelError: There is no such directory, or the hub has no such model or cannot be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+        raise ModelError(
+            f"{path}: there is no such directory; give a model directory or a hub id like owner/name"
+        )
+    try:
+        held = Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=True))
+        if any(held.glob("*.safetensors")):
+            return held
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(model, allow_patterns=_FILES))
+    except Exception as e:  # noqa: BLE001 - the library's network stack, and so its errors, differ by version
+        raise ModelError(
+            f"{model} is not a directory here and cannot be downloaded: {_first_line(e)}"
+        ) from None
+
+
+def read_config(directory: Path) -> Any:
+    """Return the transformers config of a model directory.
+
+    Raises:
+        ModelError: It is missing, not JSON, or of an unsupported architecture.
+    """
+    path = directory / "config.json"
+    raw = _read_json(path)
+    families = raw.get("architectures") if isinstance(raw, dict) else None
+    family = families[0] if isinstance(families, list) and families else None
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{path}: architecture {family} is not supported; supported are {', '.join(FAMILIES)}"
+        )
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
+        raise ModelError(f"{path}: {_first_line(e)}") from None
+
+
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """Return what generation_config.json says; nothing when there is none.
+
+    Raises:
+        ModelError: It is not a JSON object.
+    """
+    path = directory / "generation_config.json"
+    raw = _read_json(path) if path.is_file() else {}
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return raw
+
+
+class Checkpoint:
+    """The safetensors files of a directory, one or several shards.
+
+    Raises:
+        ModelError: A file is missing or broken, or there are only pickled weights.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._shards = {path: _open(path) for path in self._files()}
+        self._where = {key: path for path, shard in self._shards.items() for key in shard.keys()}  # noqa: SIM118
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare names, shapes and types of the tensors with what the config asks for.
+
+        Raises:
+            ModelError: They differ.
+        """
+        if missing := [key for key in expected if key not in self._where]:
+            raise ModelError(
+                f"{self.directory}: the weights lack {_some(missing)}, which config.json asks for"
+            )
+        if unexpected := [
+            key for key in self._where if key not in expected and not _is_ignorable(key, expected)
+        ]:
+            raise ModelError(
+                f"{self.directory}: the weights hold {_some(unexpected)}, unknown to config.json"
+            )
+        for key, shape in expected.items():
+            path = self._where[key]
+            held = self._shards[path].get_slice(key)
+            if tuple(held.get_shape()) != shape:
+                raise ModelError(
+                    f"{path}: {key} has shape {held.get_shape()}; config.json asks for {list(shape)}"
+                )
+            if held.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+                raise ModelError(
+                    f"{path}: {key} is of type {held.get_dtype()}; supported are F64, F32, F16, BF16"
+                )
+
+    def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return one tensor, copied out of its file."""
+        return self._shards[self._where[key]].get_tensor(key).to(device, dtype, copy=True)
+
+    def _files(self) -> list[Path]:
+        directory = self.directory
+        index = directory / _INDEX
+        if index.is_file():
+            raw = _read_json(index)
+            names = raw.get("weight_map") if isinstance(raw, dict) else None
+            shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
+            if not shards or any(Path(name).name != name for name in shards):
+                raise ModelError(f"{index}: weight_map must name the shards beside it")
+            for name in shards:
+                if not (directory / name).is_file():
+                    raise ModelError(f"{directory / name}: this shard is missing, {_INDEX} names it")
+            return [directory / name for name in shards]
+        if (directory / "model.safetensors").is_file():
+            return [directory / "model.safetensors"]
+        if pickles := [path.name for pattern in _PICKLES for path in sorted(directory.glob(pattern))]:
+            raise ModelError(
+                f"{directory / pickles[0]}: pickled weights can run code and are not read; convert them to safetensors "
+                "(transformers: save_pretrained writes it)"
+            )
+        raise ModelError(f"{directory}: there is no model.safetensors and no {_INDEX}")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as e:
+        raise ModelError(f"{path} is not a complete safetensors file: {_first_line(e)}") from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing; a model directory holds config.json and *.safetensors"
+        ) from None
+    except (ValueError, OSError) as e:
+        raise ModelError(f"{path} is not valid JSON: {_first_line(e)}") from None
+
+
+def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
+    """Old checkpoints hold rotary frequencies, and some tied ones the head a second time."""
+    return key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and key not in expected)
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,230 @@
+"""A target and its drafter: where they are, their common tokenizer, and what both can take."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from engine.errors import ModelError, PairError, UsageError
+from engine.model.load import read_config, read_generation_config, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
+"""Pairs that come with SpecScope."""
+ROLES = ("system", "user", "assistant")
+_PLACE = re.compile("\ue000([0-9]+)\ue001")
+"""Stands for the content of a message while a chat template is taken apart."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, maybe a drafter, and their tokenizer."""
+
+    name: str
+    target_path: Path
+    drafter_path: Path | None
+    tokenizer: Any
+    """A transformers tokenizer."""
+    vocab_size: int
+    """Ids both models know: the smaller of their vocabularies, which may be padded. It holds every token of the
+    tokenizer; a drafter's logits past it must not be drawn from."""
+    context: int
+    """Positions both models know."""
+    eos: tuple[int, ...]
+    """Ids after which the target's text has ended."""
+
+    @classmethod
+    def find(cls, name: str = "bundled") -> Pair:
+        """Return a pair of those that come with SpecScope.
+
+        Raises:
+            UsageError: There is none of that name.
+        """
+        names = sorted(p.name for p in PAIRS.iterdir() if (p / "target").is_dir()) if PAIRS.is_dir() else []
+        if name not in names:
+            raise UsageError(
+                f"there is no pair {name!r}; choose one of {', '.join(names) or 'none installed'}"
+            )
+        drafter = PAIRS / name / "drafter"
+        return cls._load(name, PAIRS / name / "target", drafter if drafter.is_dir() else None)
+
+    @classmethod
+    def of(cls, target: str | Path, drafter: str | Path | None = None) -> Pair:
+        """Return a pair of model directories or hub ids.
+
+        Raises:
+            ModelError: A directory, config or tokenizer is missing or broken.
+            PairError: Their tokenizers differ, or do not fit their vocabularies.
+        """
+        name = " + ".join(Path(model).name for model in (target, drafter) if model is not None)
+        return cls._load(name, resolve(target), None if drafter is None else resolve(drafter))
+
+    @classmethod
+    def _load(cls, name: str, target: Path, drafter: Path | None) -> Pair:
+        paths = [target] if drafter is None else [target, drafter]
+        configs = [read_config(path) for path in paths]
+        tokenizers = [_tokenizer(path) for path in paths]
+        if drafter is not None:
+            _check_same(*tokenizers)
+        largest = max(tokenizers[0].get_vocab().values())
+        for path, config in zip(paths, configs, strict=True):
+            if largest >= config.vocab_size:
+                raise PairError(
+                    f"{path}: the tokenizer has id {largest}, the model only {config.vocab_size} ids"
+                )
+        ends = read_generation_config(target).get("eos_token_id", configs[0].eos_token_id)
+        ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+        return cls(
+            name=name,
+            target_path=target,
+            drafter_path=drafter,
+            tokenizer=tokenizers[0],
+            vocab_size=min(config.vocab_size for config in configs),
+            context=min(config.max_position_embeddings for config in configs),
+            eos=tuple(int(token) for token in ends),
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the prompt ids of a text: one user message where there is a chat template, else the plain text.
+
+        Special tokens written in the text are read as ordinary text.
+
+        Raises:
+            UsageError: The text is empty or not valid Unicode.
+        """
+        if self.tokenizer.chat_template:
+            return self.encode_chat([{"role": "user", "content": text}])
+        return self._ids(_checked(text), split_special_tokens=True, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the prompt ids of chat messages, each with `role` and `content`, up to where the answer begins.
+
+        Special tokens written in a content are read as ordinary text.
+
+        Raises:
+            UsageError: A message is empty, of an unknown role or not valid Unicode, or the chat template refuses it.
+        """
+        if not self.tokenizer.chat_template:
+            raise UsageError(
+                f"the tokenizer of {self.name} has no chat template; give the prompt as one text"
+            )
+        if not messages:
+            raise UsageError("there are no messages; give at least one of role user")
+        for message in messages:
+            if message.get("role") not in ROLES:
+                raise UsageError(f"role is {message.get('role')!r}; it must be one of {', '.join(ROLES)}")
+        contents = [_checked(message.get("content")) for message in messages]
+        # The same chat with stand-ins for the contents shows which special tokens are the template's own.
+        frame = self._render(messages, [f"\ue000{i}\ue001" for i in range(len(contents))])
+        ids = self._ids(self._render(messages, contents))
+        if self._special(ids) == self._special(self._ids(frame)):
+            return ids
+        parts: list[int] = []
+        for i, part in enumerate(_PLACE.split(frame)):  # template text and numbers of contents take turns
+            text = contents[int(part)] if i % 2 else part
+            parts += self._ids(text, split_special_tokens=bool(i % 2)) if text else []
+        return parts
+
+    def check_length(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        """Check that a prompt and its output fit the context.
+
+        Raises:
+            UsageError: They do not.
+        """
+        if not len(prompt):
+            raise UsageError("the prompt is empty; write something")
+        if len(prompt) >= self.context:
+            raise UsageError(
+                f"the prompt has {len(prompt)} tokens; the context of {self.name} is {self.context}, with at least one "
+                f"for the answer: shorten the prompt"
+            )
+        if len(prompt) + max_new_tokens > self.context:
+            raise UsageError(
+                f"the prompt has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}, together more than the "
+                f"context of {self.name}, {self.context}: lower max_new_tokens to {self.context - len(prompt)} or less, "
+                "or shorten the prompt"
+            )
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """Ids at which decoding ends: the same as `eos`."""
+        return self.eos
+
+    def _render(self, messages: Sequence[Mapping[str, str]], contents: Sequence[str]) -> str:
+        chat = [
+            {"role": m["role"], "content": content} for m, content in zip(messages, contents, strict=True)
+        ]
+        try:
+            return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        except TemplateError as e:
+            raise UsageError(f"the chat template of {self.name} refuses these messages: {e}") from None
+
+    def _ids(
+        self, text: str, *, split_special_tokens: bool = False, add_special_tokens: bool = False
+    ) -> list[int]:
+        return self.tokenizer(
+            text,
+            add_special_tokens=add_special_tokens,
+            split_special_tokens=split_special_tokens,
+            verbose=False,
+        ).input_ids
+
+    def _special(self, ids: Sequence[int]) -> list[int]:
+        added = self.tokenizer.added_tokens_decoder
+        return [token for token in ids if token in added and added[token].special]
+
+
+def _checked(text: str | None) -> str:
+    if not text or not text.strip():
+        raise UsageError("the prompt is empty; write something")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise UsageError(
+            f"character {e.start} of the prompt, {text[e.start]!r}, is not valid Unicode; remove it"
+        ) from None
+    return text
+
+
+def _tokenizer(path: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
+        raise ModelError(
+            f"{path}: its tokenizer cannot be loaded: {' '.join(str(e).split())[:300]}"
+        ) from None
+
+
+def _check_same(target: Any, drafter: Any) -> None:
+    """Compare two tokenizers' vocabularies and special tokens."""
+    ours, theirs = target.get_vocab(), drafter.get_vocab()
+    if ours != theirs:
+        if len(ours) != len(theirs):
+            raise PairError(
+                f"the target's tokenizer has {len(ours)} tokens, the drafter's {len(theirs)}; they must be the same"
+            )
+        by_id, other = ({i: token for token, i in vocab.items()} for vocab in (ours, theirs))
+        i = next(i for i in sorted(by_id.keys() | other.keys()) if by_id.get(i) != other.get(i))
+        raise PairError(
+            f"token {i} is {by_id.get(i)!r} in the target's tokenizer, {other.get(i)!r} in the drafter's; they must be the same"
+        )
+    marked, also = (
+        sorted(i for i, token in t.added_tokens_decoder.items() if token.special) for t in (target, drafter)
+    )
+    if marked != also:
+        i = min(set(marked) ^ set(also))
+        raise PairError(
+            f"token {i}, {target.convert_ids_to_tokens(i)!r}, is special in only one of the two tokenizers; they must be the same"
+        )
+    for role in ("bos_token", "eos_token"):
+        if getattr(target, role) != getattr(drafter, role):
+            raise PairError(
+                f"{role} is {getattr(target, role)!r} in the target's tokenizer, {getattr(drafter, role)!r} in the drafter's; they must be the same"
+            )

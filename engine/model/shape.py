@@ -1,0 +1,152 @@
+"""The shape of a decoder, read from a transformers config: sizes, biases, windows and rotary frequencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PretrainedConfig
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Scalings whose frequencies do not depend on the length of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes and options of a decoder of the Llama kind."""
+
+    layers: int
+    width: int
+    """D, of the hidden state."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    """Width inside the MLP."""
+    vocab: int
+    context: int
+    eps: float
+    """Of the norms."""
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    """Whether queries and keys are normed per head (Qwen3)."""
+    tied: bool
+    """Whether the head is the embedding."""
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer, in positions."""
+    frequencies: tuple[float, ...]
+    """Rotary frequencies, (head_dim / 2,) in radians per position."""
+    rope_scale: float
+    """Factor on the rotated queries and keys; not 1 for yarn."""
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, path: Path) -> Shape:
+        """Read a config; `path` names it in errors.
+
+        Raises:
+            ModelError: The architecture or one of its options is not supported.
+        """
+        family = (config.architectures or ["none"])[0]
+        if family not in FAMILIES:
+            raise ModelError(
+                f"{path}: architecture {family} is not supported; supported are {', '.join(FAMILIES)}"
+            )
+        if config.hidden_act != "silu":
+            raise ModelError(f"{path}: hidden_act {config.hidden_act} is not supported; supported is silu")
+        if getattr(config, "quantization_config", None):
+            raise ModelError(f"{path}: quantized weights are not supported; use the unquantized model")
+        if config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads):
+            raise ModelError(
+                f"{path}: num_key_value_heads is {config.num_key_value_heads}; it must divide the "
+                f"{config.num_attention_heads} attention heads"
+            )
+        frequencies, rope_scale = _rotary(config, path)
+        biased = bool(getattr(config, "attention_bias", False))
+        return cls(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads or config.num_attention_heads,
+            head_dim=_head_dim(config),
+            inner=config.intermediate_size,
+            vocab=config.vocab_size,
+            context=config.max_position_embeddings,
+            eps=config.rms_norm_eps,
+            qkv_bias=biased or family == "Qwen2ForCausalLM",
+            out_bias=biased,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            qk_norm=family == "Qwen3ForCausalLM",
+            tied=bool(config.tie_word_embeddings),
+            windows=_windows(config),
+            frequencies=frequencies,
+            rope_scale=rope_scale,
+        )
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Return the names and shapes of the tensors a checkpoint holds."""
+        q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
+        names: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab, d),
+            "model.norm.weight": (d,),
+        }
+        if not self.tied:
+            names["lm_head.weight"] = (self.vocab, d)
+        linear = {
+            "self_attn.q_proj": (q, d, self.qkv_bias),
+            "self_attn.k_proj": (kv, d, self.qkv_bias),
+            "self_attn.v_proj": (kv, d, self.qkv_bias),
+            "self_attn.o_proj": (d, q, self.out_bias),
+            "mlp.gate_proj": (self.inner, d, self.mlp_bias),
+            "mlp.up_proj": (self.inner, d, self.mlp_bias),
+            "mlp.down_proj": (d, self.inner, self.mlp_bias),
+        }
+        for i in range(self.layers):
+            at = f"model.layers.{i}."
+            names[f"{at}input_layernorm.weight"] = names[f"{at}post_attention_layernorm.weight"] = (d,)
+            for part, (rows, columns, bias) in linear.items():
+                names[f"{at}{part}.weight"] = (rows, columns)
+                if bias:
+                    names[f"{at}{part}.bias"] = (rows,)
+            if self.qk_norm:
+                names[f"{at}self_attn.q_norm.weight"] = names[f"{at}self_attn.k_norm.weight"] = (
+                    self.head_dim,
+                )
+        return names
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    """A model with layer types has its window in the sliding layers only; one without (Mistral) in all."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
+    parameters = config.rope_parameters
+    kind = parameters.get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        raise ModelError(f"{path}: rope_type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    if kind != "default":
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    else:
+        dim = _head_dim(config)
+        frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
+        scale = 1.0
+    if 2 * len(frequencies) != _head_dim(config):
+        raise ModelError(f"{path}: only a part of each head is rotated, which is not supported")
+    return tuple(frequencies.tolist()), float(scale)

@@ -1,0 +1,1 @@
+"""Devices, workers, clocks and the rows a run leaves behind."""

@@ -1,0 +1,198 @@
+"""Local processes: one worker process per device; on a CPU one pinned core and one intra-op thread each.
+
+The wire is a socket pair with pickled tuples. Prefixes travel as (length kept, new ids): both ends remember the last
+prefix of each sequence. q never travels: judges read it from the slab. A worker that dies ends its jobs with
+`WorkerDied`, which names the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import ModelError, SpecScopeError, WorkerDied
+from engine.runtime.events import Device
+from engine.runtime.jobs import Drop, Job, Reply
+from engine.runtime.slab import Slab
+from engine.runtime.worker import Facts, Loaders, Ticket
+from engine.types import Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker process needs to know first."""
+
+    device: Device
+    loaders: Loaders
+    threads: int
+    core: int | None
+    """CPU core to stay on; None leaves it to the system."""
+
+
+class Wire:
+    """Shortens prefixes to what is new; one at each end, fed in the same order."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], np.ndarray] = {}
+
+    def pack(self, job: Any) -> Any:
+        """Return the job with its prefix as (sequence, kept, new ids)."""
+        prefix = getattr(job, "prefix", None)
+        if prefix is None:
+            return job
+        known = self._known.get((job.model, prefix.sequence), np.empty(0, dtype=np.int64))
+        n = min(len(known), len(prefix))
+        differs = np.flatnonzero(known[:n] != prefix.tokens[:n])
+        kept = int(differs[0]) if differs.size else n
+        self._known[job.model, prefix.sequence] = prefix.tokens
+        return replace(job, prefix=(prefix.sequence, kept, prefix.tokens[kept:].tobytes()))
+
+    def unpack(self, job: Any) -> Any:
+        """Undo `pack`."""
+        packed = getattr(job, "prefix", None)
+        if packed is None:
+            return job
+        sequence, kept, new = packed
+        known = self._known.get((job.model, sequence), np.empty(0, dtype=np.int64))
+        tokens = np.concatenate([known[:kept], np.frombuffer(new, dtype=np.int64)])
+        self._known[job.model, sequence] = tokens
+        return replace(job, prefix=Prefix(sequence, tokens))
+
+
+class ProcessWorker:
+    """A device served by a process of its own."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.device = setup.device
+        self.facts: Mapping[str, Facts] = {}
+        here, there = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engine.runtime.serve", str(there.fileno())],
+            pass_fds=(there.fileno(),),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(setup.threads)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the run first, which stops its workers in order
+        )
+        there.close()
+        self._connection = Connection(here.detach())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wire = Wire()
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._next = 0
+        self._send(setup)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def ready(self) -> None:
+        """Wait until its models are loaded.
+
+        Raises:
+            ModelError: They could not be.
+            WorkerDied: The process ended.
+        """
+        try:
+            answer = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._death() from None
+        if isinstance(answer, BaseException):
+            self.close()
+            raise (
+                answer
+                if isinstance(answer, SpecScopeError)
+                else ModelError(f"{type(answer).__name__}: {answer}")
+            )
+        self.facts = answer
+
+    def connect(self, slabs: list[Slab]) -> None:
+        """Let it map the slabs of all drafting workers."""
+        self._send([(s.name, s.path, s.shape) for s in slabs])
+        self.ready()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve runs of this event loop from now on."""
+        self._loop = loop
+        loop.add_reader(self._connection.fileno(), self._read)
+
+    def detach(self) -> None:
+        """Stop serving the loop."""
+        if self._loop is not None and not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+        self._loop = None
+
+    def submit(self, job: Job) -> Ticket:
+        """Send a job to the worker."""
+        assert self._loop is not None, "submit needs an attached loop"
+        self._next += 1
+        number, reply = self._next, self._loop.create_future()
+        if not isinstance(job, Drop):
+            self._waiting[number] = reply
+        self._send((number, self._wire.pack(job)))
+        return Ticket(reply, lambda: self._send((number, None)))
+
+    def close(self) -> None:
+        """End the process; kill it when it does not go by itself."""
+        self._connection.close()
+        try:
+            self._process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except (OSError, ValueError):
+            self._fail()
+
+    def _read(self) -> None:
+        try:
+            number, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            self._fail()
+            return
+        reply = self._waiting.pop(number)
+        if isinstance(value, BaseException):
+            reply.set_exception(value)
+        else:
+            reply.set_result(value)
+
+    def _fail(self) -> None:
+        if self._loop is not None and not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+        waiting, self._waiting = self._waiting, {}
+        if not waiting:
+            return
+        death = self._death()
+        for reply in waiting.values():
+            reply.set_exception(death)
+
+    def _death(self) -> WorkerDied:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(timeout=2)
+        how = "closed its connection"
+        if code is not None:
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
+        return WorkerDied(
+            f"the worker on {self.device.label} (process {self._process.pid}) {how}; start the run again"
+        )

@@ -1,0 +1,99 @@
+"""The worker process: `python -m engine.runtime.serve FD`. One thread reads the wire and answers control jobs, one forwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from engine.errors import SpecScopeError
+from engine.runtime.host import Host
+from engine.runtime.jobs import CONTROL, Drop
+from engine.runtime.process import Setup, Wire
+from engine.runtime.slab import attach
+from engine.runtime.worker import Facts
+
+
+class _Server:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._forwards: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._stopped: set[int] = set()
+
+    def send(self, message: object) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> Any:
+        return pickle.loads(self._connection.recv_bytes())
+
+    def prepare(self) -> Host:
+        setup: Setup = self.receive()
+        if setup.core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {setup.core})
+        torch.set_num_threads(setup.threads)
+        if setup.device.kind == "cuda":
+            torch.cuda.set_device(setup.device.name)
+        models = {name: make() for name, make in setup.loaders.items()}
+        self.send({name: Facts(m.vocab_size, m.context) for name, m in models.items()})
+        slabs = {name: attach(path, shape) for name, path, shape in self.receive()}
+        host = Host(models, slabs, setup.device.name)
+        self.send({name: Facts(m.vocab_size, m.context) for name, m in models.items()})
+        return host
+
+    def answer(self, host: Host, number: int, job: Any) -> None:
+        try:
+            value: object = host.handle(job, lambda: number in self._stopped)
+        except SpecScopeError as error:
+            value = error
+        except Exception as error:  # noqa: BLE001 - it ends the run that asked, not the worker
+            traceback.print_exc()
+            value = SpecScopeError(f"{type(error).__name__}: {error}")
+        self._stopped.discard(number)
+        if not isinstance(job, Drop):
+            self.send((number, value))
+
+    def forward(self, host: Host) -> None:
+        while (item := self._forwards.get()) is not None:
+            self.answer(host, *item)
+
+    def serve(self) -> None:
+        try:
+            host = self.prepare()
+        except Exception as error:  # noqa: BLE001 - told to whoever opened the cluster
+            self.send(error)
+            return
+        worker = threading.Thread(target=self.forward, args=(host,), daemon=True)
+        worker.start()
+        wire = Wire()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, job = self.receive()
+                if job is None:
+                    self._stopped.add(number)
+                elif isinstance(job, CONTROL):
+                    self.answer(host, number, job)
+                else:
+                    self._forwards.put((number, wire.unpack(job)))
+
+
+def main() -> None:
+    """Serve until the other end hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _Server(Connection(int(sys.argv[1]))).serve()
+    sys.stderr.flush()
+    os._exit(0)  # a forward may be under way in the other thread; nobody waits for it
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Virtual time: the tokens are real (or recorded, or Bernoulli), the times come from a latency profile.
+
+The loop's clock jumps to what is due next once every task waits, so a run takes the time of its token maths only and
+two runs give the same rows. Whole microseconds; things due at the same time happen in the order they were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import selectors
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.errors import Deadlock
+from engine.runtime.events import Device
+from engine.runtime.host import Host
+from engine.runtime.jobs import CONTROL, Job, Judge, Reply, Stamp
+from engine.runtime.worker import Facts, Loaders, Ticket
+
+
+class VirtualTime(selectors.SelectSelector):
+    """A selector whose waiting costs nothing: it moves the clock instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        """Microseconds since the loop was made."""
+        self._due: list[tuple[int, int, Callable[[], object]]] = []
+        self._asked = 0
+
+    def call_at(self, when: int, action: Callable[[], object]) -> None:
+        """Do something at a time in microseconds."""
+        self._asked += 1
+        heapq.heappush(self._due, (max(when, self.now), self._asked, action))
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what is ready; when everything waits, jump to what is due next.
+
+        Raises:
+            Deadlock: Everything waits and nothing is due.
+        """
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        timer = None if timeout is None else self.now + max(1, round(timeout * 1e6))
+        if self._due and (timer is None or self._due[0][0] <= timer):
+            self.now, _, action = heapq.heappop(self._due)
+            action()
+        elif timer is not None:
+            self.now = timer
+        else:
+            raise Deadlock(f"stuck at {self.now} us of virtual time: every task waits and nothing is due")
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualTime()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        """Return virtual seconds since the loop was made."""
+        return self.clock.now / 1e6
+
+    async def until(self, when: int) -> None:
+        """Wait until a time in microseconds."""
+        reached: asyncio.Future[None] = self.create_future()
+        self.clock.call_at(when, lambda: reached.done() or reached.set_result(None))
+        await reached
+
+
+class Latency(Protocol):
+    """How long things take, in whole microseconds (`engine.simulate.latency` makes one from a profile)."""
+
+    @property
+    def sample_us(self) -> int:
+        """Judging a draft."""
+        ...
+
+    @property
+    def communicate_us(self) -> int:
+        """Moving a draft to the device that judges it."""
+        ...
+
+    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+        """One forward of `rows` new rows after `context` cached ones."""
+        ...
+
+
+@dataclass
+class _Job:
+    reply: asyncio.Future[Reply]
+    stopped: bool = False
+    stamps: list[Stamp] = field(default_factory=list[Stamp])
+
+
+class VirtualWorker:
+    """A device of a profile: computes at once, then holds the device for as long as the profile says."""
+
+    def __init__(self, device: Device, loaders: Loaders, latency: Latency) -> None:
+        self.device = device
+        models = {name: make() for name, make in loaders.items()}
+        self.facts: Mapping[str, Facts] = {name: Facts(m.vocab_size, m.context) for name, m in models.items()}
+        self.host = Host(models, {}, device.name)
+        self._latency = latency
+        self._loop: VirtualLoop | None = None
+        self._free = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve runs of this (virtual) event loop from now on."""
+        assert isinstance(loop, VirtualLoop), "a virtual worker lives on a virtual loop"
+        self._loop, self._free = loop, asyncio.Lock()
+
+    def detach(self) -> None:
+        """Stop serving the loop."""
+        self._loop = None
+
+    def submit(self, job: Job) -> Ticket:
+        """Start a job; judging takes time but waits for no forward."""
+        assert self._loop is not None, "submit needs an attached loop"
+        state = _Job(self._loop.create_future())
+        if isinstance(job, CONTROL) and not isinstance(job, Judge):
+            state.reply.set_result(self.host.handle(job))
+        else:
+            work = self._judge(job, state) if isinstance(job, Judge) else self._forward(job, state)
+            task = self._loop.create_task(self._finish(work, state))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        def stop() -> None:
+            state.stopped = True
+
+        return Ticket(state.reply, stop)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    async def _finish(self, work: Awaitable[Reply], state: _Job) -> None:
+        try:
+            reply = await work
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever awaits the reply
+            if not state.reply.done():
+                state.reply.set_exception(error)
+        else:
+            if not state.reply.done():
+                state.reply.set_result(reply)
+
+    async def _forward(self, job: Job, state: _Job) -> Reply:
+        async with self._free:
+            if state.stopped:
+                return Reply((), ())
+            done = self.host.handle(job)
+            model = getattr(job, "model", "target")
+            for stamp in done.stamps:
+                if state.stopped:
+                    break
+                if stamp.kind == "sample":
+                    await self._sample(stamp, state)
+                else:
+                    await self._hold(stamp, self._latency(model, stamp.rows, stamp.context), state)
+            return Reply(done.value, tuple(state.stamps))
+
+    async def _judge(self, job: Judge, state: _Job) -> Reply:
+        done = self.host.handle(job)
+        for stamp in done.stamps:
+            await self._sample(stamp, state)
+        return Reply(done.value, tuple(state.stamps))
+
+    async def _sample(self, stamp: Stamp, state: _Job) -> None:
+        if stamp.rows:  # a profile's token time holds the sampling of a plain step
+            await self._hold(stamp._replace(kind="communicate"), self._latency.communicate_us, state)
+            await self._hold(stamp, self._latency.sample_us, state)
+
+    async def _hold(self, stamp: Stamp, us: int, state: _Job) -> None:
+        assert self._loop is not None, "the loop is attached while jobs run"
+        start = self._loop.clock.now
+        await self._loop.until(start + us)
+        state.stamps.append(stamp._replace(start=1000 * start, end=1000 * (start + us)))

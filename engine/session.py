@@ -1,0 +1,376 @@
+"""Open a cluster, run methods on it: the engine's front door.
+
+with engine.open() as cluster:
+    trace = cluster.run("pearl", "Tell me a story.", config={"gamma": 4})
+    print(trace.text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from engine.environment import environment
+from engine.errors import RunCancelled, SpecScopeError, UsageError, WorkerDied
+from engine.methods import Method, find
+from engine.model.pair import Pair
+from engine.model.text import Detokenizer, IncrementalText
+from engine.placement import Placement
+from engine.runtime.events import Event, Footer, Header, Status, Trace
+from engine.runtime.jobs import Begin, Measure
+from engine.runtime.run import Run
+from engine.runtime.sequence import Sequence as Decoded
+from engine.runtime.virtual import VirtualLoop
+from engine.types import Limits, Sampling
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+"""Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
+
+Listener: TypeAlias = Callable[[Event], None]
+SLACK = 96
+"""KV rows beyond prompt and output, for trees."""
+
+
+class Cluster:
+    """Loaded models on devices. Use it as a context manager; one run at a time."""
+
+    def __init__(self, pair: Pair, placement: Placement) -> None:
+        self.pair = pair
+        self.placement = placement
+        self._pieces = Detokenizer(pair.tokenizer)
+        self._busy = threading.Lock()
+        self._c = placement.c
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers."""
+        self.placement.close()
+
+    @property
+    def c(self) -> float:
+        """T(target) / T(drafter), one row each: from the profile, or measured once (PEARL, section 2)."""
+        if not self._c:
+            self._c = self._on_loop(self._measure_c())
+        return self._c
+
+    def run(
+        self,
+        method: str,
+        prompt: Prompt,
+        *,
+        config: Mapping[str, Any] | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        listener: Listener | None = None,
+        cancel: threading.Event | None = None,
+        group: str = "",
+    ) -> Trace:
+        """Decode one prompt with one method and return the run's trace.
+
+        Args:
+            method: Key of the method.
+            prompt: Text, chat messages or token ids.
+            config: Fields of the method's Config that differ from their defaults.
+            sampling: Temperature, top-k, top-p, seed; greedy when left out.
+            limits: When to stop; the model's EOS ids are added.
+            listener: Takes every event as it becomes known, header first, footer last.
+            cancel: Set it to stop the run; its trace then ends with status `cancelled`.
+            group: Runs of one comparison share this.
+
+        Raises:
+            UsageError: A setting or the prompt is wrong; nothing was started.
+            SpecScopeError: The run failed; the listener got what there is, with a footer that says so.
+        """
+        found = find(method)
+        cfg = self._resolve(found, config or {})
+        limits = self._with_eos(limits or Limits())
+        ids = self._encode(prompt, limits.max_new_tokens)
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this cluster is running already; open another one or wait")
+        try:
+            header = self._header(found, cfg, prompt, ids, sampling or Sampling(), limits, group)
+            recording = _Recording(header, listener)
+            self._execute(found, cfg, recording, sampling or Sampling(), limits, cancel or threading.Event())
+            return recording.trace
+        finally:
+            self._busy.release()
+
+    def _resolve(self, method: Method, values: Mapping[str, Any]) -> Any:
+        config = method.configure(values)
+        automatic = [s for s in method.settings() if s.auto == "c" and not getattr(config, s.name)]
+        if not automatic:
+            return config
+        low, high = 1, min(int(s.high or 32) for s in automatic)
+        best = max(low, min(high, round(self.c)))
+        return method.configure({**dict(values), **{s.name: best for s in automatic}})
+
+    def _with_eos(self, limits: Limits) -> Limits:
+        return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
+
+    def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            ids = self.pair.encode(prompt)
+        elif prompt and isinstance(prompt[0], int):
+            ids = [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
+        else:
+            ids = self.pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
+        if not ids:
+            raise UsageError("the prompt is empty; type some text")
+        vocab = self.placement.vocab_size
+        if bad := [t for t in ids if not 0 <= t < vocab]:
+            raise UsageError(
+                f"token id {bad[0]} in the prompt; it must be at least 0 and at most {vocab - 1}"
+            )
+        self.pair.check_length(ids, new)
+        return tuple(ids)
+
+    def _header(
+        self,
+        method: Method,
+        cfg: Any,
+        prompt: Prompt,
+        ids: tuple[int, ...],
+        sampling: Sampling,
+        limits: Limits,
+        group: str,
+    ) -> Header:
+        place = self.placement
+        return Header(
+            run_id=uuid.uuid4().hex[:12],
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            method=method.key,
+            title=method.title,
+            config={s.name: getattr(cfg, s.name) for s in method.settings()},
+            prompts=(_shown(prompt, self._pieces),),
+            prompt_ids=(ids,),
+            sampling={name: getattr(sampling, name) for name in sampling.__slots__},
+            limits={"max_new_tokens": limits.max_new_tokens, "stop": [*limits.stop], "eos": [*limits.eos]},
+            runtime=place.runtime,
+            profile=place.profile,
+            devices=tuple(d for d in place.devices if any(m in d.role.split("+") for m in method.uses)),
+            target_path=str(self.pair.target_path),
+            drafter_path=str(self.pair.drafter_path or ""),
+            environment={**environment(), **place.details, "pair": self.pair.name},
+            group=group,
+        )
+
+    def _execute(
+        self,
+        method: Method,
+        cfg: Any,
+        recording: _Recording,
+        sampling: Sampling,
+        limits: Limits,
+        cancel: threading.Event,
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            self._on_loop(self._decode(method, cfg, recording, sampling, limits, cancel))
+        except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
+            error = _first_leaf(raised)
+        cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
+        status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
+        recording.end(status, "" if error is None or cancelled else _one_line(error))
+        if error is not None and not isinstance(error, RunCancelled | asyncio.CancelledError):
+            raise error
+
+    def _on_loop(self, work: Any) -> Any:
+        with asyncio.Runner(loop_factory=self.placement.new_loop) as runner:
+            loop = runner.get_loop()
+            workers = self.placement.all_workers
+            for worker in workers:
+                worker.attach(loop)
+            try:
+                return runner.run(work)
+            finally:
+                for worker in workers:
+                    worker.detach()
+
+    async def _decode(
+        self,
+        method: Method,
+        cfg: Any,
+        recording: _Recording,
+        sampling: Sampling,
+        limits: Limits,
+        cancel: threading.Event,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        ids = recording.trace.header.prompt_ids[0]
+        sequence = Decoded(0, ids, limits, IncrementalText(self.pair.tokenizer))
+        recording.sequences = [sequence]
+        begin = Begin(sampling, 1, len(ids) + limits.max_new_tokens + SLACK, self.placement.vocab_size)
+        workers = {m: self.placement.workers[m] for m in self._needed(method)}
+        for worker in dict.fromkeys(workers.values()):
+            await worker.submit(begin).reply
+        origin = time.perf_counter_ns()
+        if isinstance(loop, VirtualLoop):
+            origin, recording.clock = 0, lambda: 1000 * loop.clock.now
+        else:
+            recording.clock = lambda: time.perf_counter_ns() - origin
+        run = Run(
+            [sequence],
+            workers,
+            None if sampling.greedy else self.placement.slab,
+            emit=recording.add,
+            clock=recording.clock,
+            origin=origin,
+            read=self._pieces.piece,
+            cancelled=cancel.is_set,
+        )
+        work = asyncio.ensure_future(_through(method, cfg, run))
+        watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(_watch(cancel, work))
+        try:
+            await work
+        finally:
+            if watch is not None:
+                watch.cancel()
+            await run.settle()
+
+    def _needed(self, method: Method) -> tuple[str, ...]:
+        for model in method.uses:
+            if model not in self.placement.workers:
+                raise UsageError(f"{method.key} needs a {model}, and none was given; name one with --{model}")
+        return method.uses
+
+    async def _measure_c(self) -> float:
+        """Take the calmest of interleaved series: what else the machine does must not pass for the models' cost."""
+        best: dict[str, float] = {}
+        for _ in range(5):
+            for model, worker in self.placement.workers.items():
+                seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value
+                best[model] = min(seconds, best.get(model, seconds))
+        return best["target"] / best["drafter"] if "drafter" in best else 1.0
+
+
+class _Recording:
+    """The run's trace in memory, and its listener's."""
+
+    def __init__(self, header: Header, listener: Listener | None) -> None:
+        self.trace = Trace(header)
+        self.sequences: list[Decoded] = []
+        self.clock: Callable[[], int] = lambda: 0
+        self._listener = listener
+        self._broken = False
+        self._tell(header)
+
+    def add(self, event: Any) -> None:
+        self.trace.add(event)
+        self._tell(event)
+
+    def end(self, status: Status, error: str) -> None:
+        reasons = tuple(s.reason for s in self.sequences)
+        texts = tuple(s.text for s in self.sequences)
+        last = max((s.end for s in self.trace.spans), default=0)
+        footer = Footer(
+            status, reasons, texts, max(last, self.trace.commits[-1].time if self.trace.commits else 0), error
+        )
+        self.trace.add(footer)
+        if not self._broken:
+            self._tell(footer)
+
+    def _tell(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except BaseException:
+            self._broken = True
+            raise
+
+
+async def _through(method: Method, cfg: Any, run: Run) -> None:
+    async with asyncio.TaskGroup() as prefills:
+        for model in method.uses:
+            prefills.create_task((run.drafter if model == "drafter" else run.target).prefill(run.x))
+    run.step = 1
+    await method.decode(run, cfg)
+
+
+async def _watch(cancel: threading.Event, work: asyncio.Future[None]) -> None:
+    while not cancel.is_set():  # noqa: ASYNC110 - it is set from another thread
+        await asyncio.sleep(0.02)
+    work.cancel()
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        dead = [e for e in error.exceptions if isinstance(e, WorkerDied)]
+        error = (dead or list(error.exceptions))[0]
+    return error
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, SpecScopeError) else f"{type(error).__name__}: {text}"
+
+
+def _shown(prompt: Prompt, pieces: Detokenizer) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1]
+    if isinstance(last, int):
+        return "".join(pieces.piece(int(t)) for t in prompt)  # pyright: ignore[reportArgumentType]
+    return str(last["content"])
+
+
+def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
+    pair: str | Pair = "bundled",
+    *,
+    target: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | None = None,
+    runtime: str = "local-process",
+    profile: str | None = None,
+    profile_pair: str | None = None,
+    tokens: str | Trace = "pair",
+    device: str = "auto",
+    threads: int = 1,
+) -> Cluster:
+    """Load a pair of models and return the cluster that runs methods on it.
+
+    Args:
+        pair: Name of a pair in assets/pairs, or a Pair.
+        target: Directory or hub id of a target; replaces the pair.
+        drafter: Directory or hub id of its drafter; methods that draft need one.
+        runtime: `local-process`, `local-thread` or `virtual`.
+        profile: The latency profile of a virtual cluster.
+        profile_pair: Which of the profile's pairs; its default when left out.
+        tokens: Where a virtual run's tokens come from: `pair`, `bernoulli:RATE`, or a recorded Trace.
+        device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
+        threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
+
+    Raises:
+        UsageError: A name is unknown or the settings do not go together.
+        ModelError: A model cannot be loaded.
+    """
+    from engine.placement import place
+
+    if target is not None:
+        chosen = Pair.of(str(target), str(drafter) if drafter is not None else None)
+    elif drafter is not None:
+        raise UsageError(f"a drafter ({drafter}) without a target; name the target too")
+    else:
+        chosen = pair if isinstance(pair, Pair) else Pair.find(pair)
+    return Cluster(
+        chosen,
+        place(
+            chosen,
+            runtime=runtime,
+            profile=profile,
+            profile_pair=profile_pair,
+            tokens=tokens,
+            device=device,
+            threads=threads,
+        ),
+    )

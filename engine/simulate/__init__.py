@@ -1,0 +1,1 @@
+"""Virtual clusters: latency profiles, token sources without a model, and closed forms."""

@@ -1,0 +1,196 @@
+"""`train pair` and `train card` on the command line; nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError
+from engine.training.options import CardSettings, PairOptions, Shape
+
+CARD = "README.md"
+
+if TYPE_CHECKING:
+    from engine.model.pair import Pair
+    from engine.training.pair import Progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands `pair` and `card` with their options."""
+    words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    doc = "train a target and its drafter from text, and measure them"
+    pair = words.add_parser("pair", help=doc, description=doc, allow_abbrev=False)
+    _add_pair(pair)
+    pair.set_defaults(train=_train_pair)
+    doc = "measure a pair and write its model card"
+    card = words.add_parser("card", help=doc, description=doc, allow_abbrev=False)
+    _add_card(card)
+    card.set_defaults(train=_train_card)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command that was chosen; return 0, or raise the engine's errors.
+
+    Raises:
+        SpecScopeError: A setting is wrong, a file cannot be read, or the training was stopped.
+    """
+    return args.train(args)
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of NAME.txt.xz files")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the pair")
+    parser.add_argument("--resume", action="store_true", help="go on with the training that --out holds")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (all)")
+    _add_prompts(parser)
+    for field in dataclasses.fields(PairOptions):
+        if field.metadata:
+            _add_setting(parser, field)
+        elif isinstance(field.default, Shape):
+            doc = f"layers x hidden x heads x feed-forward of the {field.name} ({field.default})"
+            parser.add_argument(f"--{field.name}", default=str(field.default), metavar="SHAPE", help=doc)
+
+
+def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    parser.add_argument(
+        "--" + field.name.replace("_", "-"),
+        type=type(field.default),
+        default=field.default,
+        choices=field.metadata["choices"] or None,
+        metavar=None if field.metadata["choices"] else type(field.default).__name__.upper(),
+        help=f"{field.metadata['doc'].rstrip('.')} ({'none' if field.default == '' else field.default})",
+    )
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="JSONL files of prompts that were never trained on, for the card",
+    )
+
+
+def _add_card(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    parser.add_argument("--target", metavar="PATH", help="directory or hub id of a target, instead of --pair")
+    parser.add_argument("--drafter", metavar="PATH", help="directory or hub id of its drafter")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="corpus whose held-out documents are measured"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the card (README.md in the pair's folder)"
+    )
+    parser.add_argument("--count", type=int, default=80, metavar="N", help="prompts of each file (80)")
+    parser.add_argument("--window", type=int, default=256, metavar="N", help="longest text measured (256)")
+    _add_prompts(parser)
+
+
+def _train_pair(args: argparse.Namespace) -> int:
+    names = {f.name for f in dataclasses.fields(PairOptions)}
+    given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names}
+    given |= {role: Shape.parse(given[role]) for role in ("target", "drafter")}
+    options = PairOptions(**given)
+    import torch
+
+    from engine.training.pair import train_pair
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise UsageError(f"threads is {args.threads}; it must be at least 1")
+        torch.set_num_threads(args.threads)
+    with _cancel_on_interrupt() as cancel, _Bar() as bar:
+        train_pair(options, bar.show, cancel, resume=args.resume)
+    card = CardSettings(data=options.data, prompts=tuple(args.prompts), window=options.sequence)
+    return _write_card(*_find_pair(str(options.out)), card, options.out / CARD)
+
+
+def _train_card(args: argparse.Namespace) -> int:
+    settings = CardSettings(data=args.data, prompts=tuple(args.prompts), count=args.count, window=args.window)
+    if not args.target and not args.drafter:
+        pair, folder = _find_pair(args.pair)
+        return _write_card(pair, folder, settings, args.output or folder / CARD)
+    if not (args.target and args.drafter and args.output):
+        raise UsageError("a card of two models needs --target, --drafter and --output")
+    from engine.model.pair import Pair
+
+    return _write_card(Pair.of(args.target, args.drafter), None, settings, args.output)
+
+
+def _find_pair(name: str) -> tuple[Pair, Path]:
+    """Return a pair and its folder, by path or by name."""
+    from engine.model.pair import PAIRS, Pair
+
+    folder = Path(name)
+    if (folder / "target").is_dir():
+        return Pair.of(folder / "target", folder / "drafter"), folder
+    return Pair.find(name), PAIRS / name
+
+
+def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output: Path) -> int:
+    import torch
+
+    from engine.training.card import make_card, read_facts
+
+    torch.set_num_threads(1)
+    text = make_card(pair, {} if folder is None else read_facts(folder), settings)
+    output.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote {output}\n")
+    return 0
+
+
+@contextmanager
+def _cancel_on_interrupt() -> Generator[threading.Event]:
+    """Turn the first Ctrl-C into an event; the second one interrupts as usual."""
+    cancel = threading.Event()
+
+    def stop(*_: object) -> None:
+        cancel.set()
+        signal.signal(signal.SIGINT, before)
+        sys.stderr.write("\nstopping after this step; Ctrl-C again stops at once, without a checkpoint\n")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Bar:
+    """A progress bar for each phase."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._phase = ""
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, progress: Progress) -> None:
+        """Show one step, or that a part begins."""
+        if not progress.steps:
+            sys.stderr.write(f"preparing the {progress.phase}\n")
+            return
+        if self._phase != progress.phase:
+            self.__exit__()
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=progress.steps, initial=progress.step - 1, desc=progress.phase, unit="step"
+            )
+            self._phase = progress.phase
+        self._bar.set_postfix(loss=f"{progress.loss:.3f}", refresh=False)
+        self._bar.update(progress.step - self._bar.n)

@@ -1,0 +1,207 @@
+"""The training text: compressed documents, the mixture, and an endless stream of packed batches.
+
+`NAME.txt.xz` holds UTF-8 documents separated by U+001E. A document that *begins* with a role marker, such as
+`<|user|>`, is a chat: there, and only there, the three role markers become special tokens. In all other documents,
+and for all other special tokens, such text is text.
+
+The stream is a pure function of (seed, position): a training's place in its data is one number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.errors import UsageError
+
+SEPARATOR = "\x1e"
+SUFFIX = ".txt.xz"
+
+
+class Source(NamedTuple):
+    """One file of the recipe's corpus."""
+
+    repeat: int
+    """How often an epoch holds each of its documents."""
+    origin: str
+    licence: str
+
+
+SOURCES = {
+    "tinystories": Source(6, "slices of TinyStories", "CDLA-Sharing-1.0"),
+    "children": Source(4, "African Storybook and Pratham Books, non-commercial ones removed", "CC BY 4.0"),
+    "books": Source(1, "Project Gutenberg children's classics", "public domain (US)"),
+    "topical": Source(3, "Topical-Chat, valid and test splits", "CDLA-Sharing-1.0"),
+    "persona": Source(4, "Synthetic-Persona-Chat, valid and test splits", "CC BY 4.0"),
+    "taskmaster": Source(1, "Taskmaster-4", "CC BY 4.0"),
+    "sgd": Source(1, "Schema-Guided Dialogue, text only", "CC BY-SA 4.0"),
+    "dolly": Source(6, "first 6,400 pairs of Dolly-15k", "CC BY-SA 3.0"),
+    "openchat": Source(6, "open-datasets chat", "MIT"),
+    "trivia": Source(2, "OpenTriviaQA", "CC BY-SA 4.0"),
+    "math": Source(6, "GSM8K train split, AQuA dev and test splits", "MIT, Apache-2.0"),
+    "mbpp": Source(6, "MBPP ids 601-974", "CC BY 4.0"),
+    "wiki": Source(1, "WikiSplit sample, WikiText-2 valid and test splits", "CC BY-SA"),
+    "pystdlib": Source(1, "CPython 3.11 standard library sources", "PSF"),
+}
+"""The sources the recipe knows, by file name; others count once."""
+UNKNOWN = Source(1, "not a source of the recipe", "unknown")
+
+_CHUNK = 1 << 20
+_HASH = 1 << 64
+
+
+def find_sources(data: Path) -> dict[str, Path]:
+    """Return the files of the folder by source name, sorted.
+
+    Raises:
+        UsageError: The folder is missing or holds no text.
+    """
+    if not data.is_dir():
+        raise UsageError(f"{data} is not a folder; --data takes one with {SUFFIX[1:]} files")
+    found = {path.name.removesuffix(SUFFIX): path for path in sorted(data.glob(f"*{SUFFIX}"))}
+    if not found:
+        raise UsageError(f"{data} holds no *{SUFFIX} file; --data takes a folder with such files")
+    return found
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """Yield the documents of one file, reading it piece by piece; empty ones are left out.
+
+    Raises:
+        UsageError: The file is missing, not xz, cut short or not UTF-8.
+    """
+    rest = ""
+    try:
+        with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
+            while chunk := file.read(_CHUNK):
+                *whole, rest = (rest + chunk).split(SEPARATOR)
+                yield from (document for document in whole if document.strip())
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); it must be xz-compressed UTF-8 text") from None
+    if rest.strip():
+        yield rest
+
+
+def is_held_out(document: str, share: float) -> bool:
+    """Return whether a document is for validation: a function of its text, so equal ones fall on the same side."""
+    digest = hashlib.sha256(document.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * _HASH
+
+
+def read_mixture(text: str, sources: Iterable[str]) -> dict[str, int]:
+    """Return the repetitions of each source: the defaults, then `NAME=N,NAME=N`.
+
+    Raises:
+        UsageError: The text is malformed, names an unknown source or leaves nothing.
+    """
+    mixture = {name: SOURCES.get(name, UNKNOWN).repeat for name in sources}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, count = item.partition("=")
+        if not equals or not count.strip().isdigit() or int(count) > 1000:
+            raise UsageError(f"weights has {item!r}; write NAME=N with N at least 0 and at most 1000")
+        if name.strip() not in mixture:
+            raise UsageError(f"weights names {name.strip()!r}; the sources are {', '.join(mixture)}")
+        mixture[name.strip()] = int(count)
+    if not any(mixture.values()):
+        raise UsageError("weights leaves no source; at least one must be repeated once")
+    return mixture
+
+
+def training_documents(
+    sources: Mapping[str, Path], mixture: Mapping[str, int], held_out: float
+) -> Iterator[str]:
+    """Yield every document of the mixture that is not held out, repeated as the mixture says."""
+    for name, path in sources.items():
+        if mixture[name]:
+            for document in read_documents(path):
+                if not is_held_out(document, held_out):
+                    yield from [document] * mixture[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Tokenised documents, end to end."""
+
+    ids: np.ndarray
+    """Token ids of all documents, (N,) uint16; each begins with <|bos|> and ends with <|eos|>."""
+    starts: np.ndarray
+    """Where each document begins in `ids`, and at last N, (D + 1,) int64."""
+    repeats: np.ndarray
+    """How often an epoch holds each document, (D,) int64."""
+
+    @classmethod
+    def read(
+        cls,
+        sources: Mapping[str, Path],
+        mixture: Mapping[str, int],
+        held_out: float,
+        encode: Callable[[Iterable[str]], Iterator[list[int]]],
+    ) -> Corpus:
+        """Read all documents that are not held out, and encode each.
+
+        Raises:
+            UsageError: A file cannot be read, or no document is left.
+        """
+        parts, repeats = list[np.ndarray](), list[int]()
+        for name in (name for name in sources if mixture[name]):
+            documents = (d for d in read_documents(sources[name]) if not is_held_out(d, held_out))
+            parts += (np.array(ids, dtype=np.uint16) for ids in encode(documents))
+            repeats += [mixture[name]] * (len(parts) - len(repeats))
+        if not parts:
+            raise UsageError(f"no document is left to train on; lower held_out from {held_out:g}")
+        starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return cls(np.concatenate(parts), starts, np.array(repeats, dtype=np.int64))
+
+
+class Stream:
+    """The tokens of a corpus as one endless row: epoch after epoch, each in its own order.
+
+    Args:
+        corpus: Its documents are repeated as it says, in every epoch.
+        seed: With the epoch's number it fixes the order.
+    """
+
+    def __init__(self, corpus: Corpus, seed: int) -> None:
+        self._corpus = corpus
+        self._seed = seed
+        lengths = np.diff(corpus.starts)
+        self.epoch_tokens = int((lengths * corpus.repeats).sum())
+        self._epoch = lru_cache(maxsize=2)(self._shuffle)
+
+    def read(self, position: int, count: int) -> np.ndarray:
+        """Return `count` tokens from `position` on, (count,) int64."""
+        parts, missing = list[np.ndarray](), count
+        while missing:
+            epoch, offset = divmod(position, self.epoch_tokens)
+            part = self._within(epoch, offset, missing)
+            parts.append(part)
+            position, missing = position + len(part), missing - len(part)
+        return np.concatenate(parts).astype(np.int64)
+
+    def batch(self, position: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and the tokens after them, (rows, length) int64 each."""
+        flat = self.read(position, rows * length + 1)
+        return flat[:-1].reshape(rows, length), flat[1:].reshape(rows, length)
+
+    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the documents of an epoch in order, and where each one ends."""
+        documents = np.repeat(np.arange(len(self._corpus.repeats)), self._corpus.repeats)
+        order = np.random.default_rng([self._seed, epoch]).permutation(documents)
+        return order, np.cumsum(np.diff(self._corpus.starts)[order])
+
+    def _within(self, epoch: int, offset: int, count: int) -> np.ndarray:
+        """Return up to `count` tokens of one epoch."""
+        order, ends = self._epoch(epoch)
+        first, last = np.searchsorted(ends, [offset, offset + count - 1], side="right")
+        chosen = order[first : last + 1]
+        starts = self._corpus.starts
+        joined = np.concatenate([self._corpus.ids[starts[d] : starts[d + 1]] for d in chosen])
+        begin = offset - (int(ends[first - 1]) if first else 0)
+        return joined[begin : begin + count]

@@ -1,0 +1,153 @@
+"""One step of training: the loss, the optimisers and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import AdamW, Muon, Optimizer
+
+from engine.errors import UsageError
+from engine.training.options import PairOptions
+
+MAX_NORM = 1.0
+"""Gradients longer than this are shortened to it."""
+
+
+class Phase(NamedTuple):
+    """A stretch of training with one model, one length of sequences and one schedule."""
+
+    name: str
+    role: str
+    """`target` or `drafter`; a drafter learns from the finished target."""
+    steps: int
+    rows: int
+    """Sequences in a step."""
+    length: int
+    """Tokens in a sequence."""
+    rate: float
+    """Learning rate after the warm-up."""
+    position: int
+    """Place in the stream of its first token: each phase goes on where the one before ended."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.rows * self.length
+
+
+LONG_RATE = 0.3
+"""The long-context phases start with this share of the learning rate: they adapt, they do not learn anew."""
+
+
+def plan(options: PairOptions) -> tuple[Phase, ...]:
+    """Return all phases in order."""
+    long_rows = max(1, options.batch * options.sequence // options.context)
+    phases, position = list[Phase](), 0
+    for role, steps in (("target", options.steps), ("drafter", options.drafter_steps)):
+        short = (role, role, steps, options.batch, options.sequence, options.learning_rate)
+        far = (
+            f"{role}-long",
+            role,
+            options.long_steps,
+            long_rows,
+            options.context,
+            options.learning_rate * LONG_RATE,
+        )
+        for fields in (short, far):
+            phase = Phase(*fields, position)
+            if phase.steps:
+                phases.append(phase)
+                position += phase.steps * phase.tokens
+    return tuple(phases)
+
+
+def learning_rate(phase: Phase, step: int, options: PairOptions) -> float:
+    """Return the rate of a step: a linear rise, a plateau, a linear fall to zero at the end."""
+    rise = (step + 1) / (options.warmup + 1)
+    falling = options.decay * phase.steps
+    fall = (phase.steps - step) / falling if falling else 1.0
+    return phase.rate * min(1.0, rise, fall)
+
+
+def make_optimisers(model: nn.Module, options: PairOptions) -> tuple[Optimizer, ...]:
+    """Return the optimisers of all parameters: matrices in one, embeddings and norms in AdamW."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
+    others = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]
+    rate, decay, betas = options.learning_rate, options.weight_decay, (0.9, 0.95)
+    plain = {"params": others, "weight_decay": 0.0}
+    if options.optimizer == "adamw":
+        return (AdamW([plain, {"params": matrices, "weight_decay": decay}], lr=rate, betas=betas),)
+    # updates as large as AdamW's, so that one learning rate serves both
+    muon = Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return AdamW([plain], lr=rate, betas=betas), muon
+
+
+class Losses(NamedTuple):
+    """Losses of one batch in nats per token."""
+
+    total: torch.Tensor
+    """What is minimised, a scalar."""
+    tokens: float
+    """Cross-entropy of the text's own tokens."""
+    divergence: float | None
+    """KL(p || q) from the target; None for the target itself."""
+
+
+def losses(
+    model: nn.Module, teacher: nn.Module | None, inputs: torch.Tensor, labels: torch.Tensor, token_loss: float
+) -> Losses:
+    """Return the losses of one batch.
+
+    Args:
+        model: Gives q, or for a target without a teacher p.
+        teacher: Gives p, the distribution a drafter is to match.
+        inputs: Token ids, (B, L).
+        labels: The token after each, (B, L).
+        token_loss: Weight of the cross-entropy beside the divergence.
+    """
+    bf16 = torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda)
+    with bf16:
+        logits = model(input_ids=inputs, use_cache=False).logits.float().flatten(0, 1)
+        with torch.no_grad():
+            wanted = None if teacher is None else teacher(input_ids=inputs, use_cache=False).logits
+    tokens = functional.cross_entropy(logits, labels.flatten())
+    if wanted is None:
+        return Losses(tokens, tokens.item(), None)
+    log_p = wanted.float().flatten(0, 1).log_softmax(-1)
+    divergence = functional.kl_div(logits.log_softmax(-1), log_p, log_target=True, reduction="batchmean")
+    total = token_loss * tokens + (1 - token_loss) * divergence
+    return Losses(total, tokens.item(), divergence.item())
+
+
+def train_step(
+    model: nn.Module,
+    teacher: nn.Module | None,
+    optimisers: Sequence[Optimizer],
+    batch: tuple[np.ndarray, np.ndarray],
+    rate: float,
+    token_loss: float,
+) -> Losses:
+    """Take one step and return the losses before it.
+
+    Raises:
+        UsageError: The loss is not a finite number.
+    """
+    device = next(model.parameters()).device
+    inputs, labels = (torch.from_numpy(part).to(device) for part in batch)
+    found = losses(model, teacher, inputs, labels, token_loss)
+    if not torch.isfinite(found.total):
+        raise UsageError(f"the loss is {found.total.item():g}; lower learning_rate from {rate:g}")
+    found.total.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+    return found

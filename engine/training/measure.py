@@ -1,0 +1,280 @@
+"""Measure a pair with the engine's own decoder: what its tokens cost, how well it predicts, how often it agrees."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.accept import Draws, Key, warp
+from engine.errors import UsageError
+from engine.model.cache import Cache
+from engine.model.decoder import Decoder
+from engine.model.load import load
+from engine.model.pair import Pair
+from engine.model.slots import Rows
+from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.tokenizer import ROLES, Encoder, split_chat
+from engine.types import Sampling
+
+ROWS = 5
+"""Rows of a verification whose cost is compared with that of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """A pair's decoders, in fp32 on the CPU."""
+
+    pair: Pair
+    target: Decoder
+    drafter: Decoder
+
+    @classmethod
+    def load(cls, pair: Pair) -> LoadedPair:
+        """Load both models.
+
+        Raises:
+            ModelError: One of them is missing or broken.
+            UsageError: The pair has no drafter.
+        """
+        if pair.drafter_path is None:
+            raise UsageError(f"{pair.name} has no drafter; a card measures a target with its drafter")
+        target, drafter = load(pair.target_path), load(pair.drafter_path, name="drafter")
+        return cls(pair, target, drafter)
+
+    def read(self, model: Decoder, ids: Sequence[int]) -> Tensor:
+        """Return the logits of one model after every token, (len(ids), V)."""
+        cache = model.new_cache(1, len(ids))
+        return self._forward(model, cache, ids, range(len(ids)))
+
+    def write(self, prompt: Sequence[int], new: int, sampling: Sampling) -> tuple[list[int], Tensor]:
+        """Let the target answer, as `autoregressive` would with this seed.
+
+        Returns:
+            The ids it wrote, its end included, and the logits each was drawn from, (N, V).
+        """
+        draws, cache = Draws(sampling.seed, 0), self.target.new_cache(1, len(prompt) + new)
+        fed, written, seen = list(prompt), list[int](), list[Tensor]()
+        for position in range(len(prompt), len(prompt) + new):
+            row = self._forward(self.target, cache, fed, [len(fed) - 1])
+            if sampling.greedy:
+                token = int(row.argmax())
+            else:
+                token = draws.choose(Key(position, "target"), warp(row, sampling)[0])
+            seen.append(row[0])
+            written.append(token)
+            fed = [token]
+            if token in self.pair.eos:
+                break
+        return written, torch.stack(seen)
+
+    def _forward(self, model: Decoder, cache: Cache, ids: Sequence[int], want: Sequence[int]) -> Tensor:
+        rows = Rows.chain(0, ids, cache.length(0))
+        return model.forward(cache, rows, np.array(want)).logits[:, : self.pair.vocab_size]
+
+
+class Timing(NamedTuple):
+    """Processor time of one forward in milliseconds."""
+
+    median: float
+    tenth: float
+    """The 10th percentile: what it takes when little else runs on the machine."""
+
+
+class Cost(NamedTuple):
+    """Interleaved timings of one thread; the turns of other programs are not counted."""
+
+    target: Timing
+    """One row of the target."""
+    drafter: Timing
+    """One row of the drafter."""
+    rows: Timing
+    """`ROWS` rows of the target in one forward."""
+    context: int
+    """Tokens in the cache meanwhile."""
+    repeats: int
+    load: float
+    """The machine's load average: programs that run or wait for a core."""
+
+    @property
+    def c(self) -> Timing:
+        """T(target) / T(drafter), one row each: of the medians, and of the 10th percentiles."""
+        return Timing(self.target.median / self.drafter.median, self.target.tenth / self.drafter.tenth)
+
+    @property
+    def rows_over_one(self) -> Timing:
+        """Cost of `ROWS` rows over that of one."""
+        return Timing(self.rows.median / self.target.median, self.rows.tenth / self.target.tenth)
+
+
+def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> Cost:
+    """Time one row of both models and several rows of the target, in turn; torch must be set to one thread."""
+    jobs = [(loaded.target, 1), (loaded.drafter, 1), (loaded.target, ROWS)]
+    ready = [_timed(model, rows, context) for model, rows in jobs]
+    times = [[1000 * forward() for forward in ready] for _ in range(repeats + 10)][10:]
+    target, drafter, rows = (
+        Timing(statistics.median(column), statistics.quantiles(column, n=10)[0])
+        for column in zip(*times, strict=True)
+    )
+    return Cost(target, drafter, rows, context, repeats, os.getloadavg()[0])
+
+
+def _timed(model: Decoder, rows: int, context: int) -> Callable[[], float]:
+    cache = model.new_cache(1, context + rows)
+    model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
+    job, want = Rows.chain(0, np.ones(rows, dtype=np.int64), context), np.arange(rows)
+
+    def forward() -> float:
+        cache.truncate(0, context)
+        begun = time.thread_time()
+        model.forward(cache, job, want).logits.argmax(-1).tolist()
+        return time.thread_time() - begun
+
+    return forward
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How well both models predict the held-out documents of one source."""
+
+    source: str
+    documents: int
+    tokens: int
+    """Tokens predicted."""
+    bytes: int
+    """UTF-8 bytes of text, role markers not counted."""
+    target_nats: float
+    """Sum over the tokens."""
+    drafter_nats: float
+
+    def __add__(self, other: Loss) -> Loss:
+        """Return both as one, under this one's name."""
+        return Loss(
+            self.source,
+            self.documents + other.documents,
+            self.tokens + other.tokens,
+            self.bytes + other.bytes,
+            self.target_nats + other.target_nats,
+            self.drafter_nats + other.drafter_nats,
+        )
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the target."""
+        return self.target_nats / log(2) / self.bytes
+
+
+def measure_losses(
+    loaded: LoadedPair, data: Path, held_out: float, window: int, tokens: int
+) -> tuple[Loss, ...]:
+    """Return the loss on held-out documents of every source of a corpus that has any.
+
+    Args:
+        loaded: The models.
+        data: Folder of the corpus.
+        held_out: Share of documents that is held out.
+        window: Tokens a model sees at a time; the next window starts without memory.
+        tokens: Tokens of each source; the document that reaches them is read to its end.
+    """
+    encode, found = Encoder(loaded.pair.tokenizer), list[Loss]()
+    for source, path in find_sources(data).items():
+        total = Loss(source, 0, 0, 0, 0.0, 0.0)
+        documents = (d for d in read_documents(path) if is_held_out(d, held_out))
+        for document in documents:
+            total += _document_loss(loaded, document, next(encode([document])), window)
+            if total.tokens >= tokens:
+                break
+        if total.documents:
+            found.append(total)
+    return tuple(found)
+
+
+def _document_loss(loaded: LoadedPair, document: str, ids: list[int], window: int) -> Loss:
+    nats = [0.0, 0.0]
+    for start in range(0, len(ids) - 1, window):
+        part = ids[start : start + window + 1]
+        labels = torch.tensor(part[1:])
+        for i, model in enumerate((loaded.target, loaded.drafter)):
+            nats[i] += float(functional.cross_entropy(loaded.read(model, part[:-1]), labels, reduction="sum"))
+    size = sum(len(piece.encode()) for piece in split_chat(document) if piece not in ROLES)
+    return Loss("", 1, len(ids) - 1, size, *nats)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the drafter agrees with the target on the target's own answers."""
+
+    name: str
+    prompts: int
+    too_long: int
+    """Prompts left out, because prompt and answer exceed the window."""
+    greedy_tokens: int
+    greedy_matches: int
+    """Positions of the greedy answers at which the drafter's most probable token is the target's."""
+    sampled_tokens: int
+    overlap: float
+    """Sum over the sampled tokens of sum min(p, q) at temperature 1: the chance that a draft is accepted."""
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        """Return both as one, under this one's name."""
+        return Acceptance(
+            self.name,
+            self.prompts + other.prompts,
+            self.too_long + other.too_long,
+            self.greedy_tokens + other.greedy_tokens,
+            self.greedy_matches + other.greedy_matches,
+            self.sampled_tokens + other.sampled_tokens,
+            self.overlap + other.overlap,
+        )
+
+    @property
+    def greedy(self) -> float:
+        """Acceptance rate at temperature 0."""
+        return self.greedy_matches / max(1, self.greedy_tokens)
+
+    @property
+    def sampled(self) -> float:
+        """Acceptance rate at temperature 1."""
+        return self.overlap / max(1, self.sampled_tokens)
+
+
+def measure_acceptance(
+    loaded: LoadedPair, name: str, prompts: Iterable[str], window: int, new: int
+) -> Acceptance:
+    """Let the target answer each prompt greedily and by sampling, and compare the drafter at every position.
+
+    Args:
+        loaded: The models.
+        name: What the prompts are called.
+        prompts: The user's side, one turn each.
+        window: Longest prompt and answer.
+        new: Tokens of an answer at most.
+    """
+    total = Acceptance(name, 0, 0, 0, 0, 0, 0.0)
+    for prompt in prompts:
+        ids = loaded.pair.encode(prompt)
+        if len(ids) + new > window:
+            total += Acceptance(name, 0, 1, 0, 0, 0, 0.0)
+            continue
+        written, logits = loaded.write(ids, new, Sampling())
+        matches = int((_drafter_on(loaded, ids, written).argmax(-1) == logits.argmax(-1)).sum())
+        drawn, target = loaded.write(ids, new, Sampling(temperature=1.0))
+        p, q = target.softmax(-1), _drafter_on(loaded, ids, drawn).softmax(-1)
+        overlap = float(torch.minimum(p, q).sum())
+        total += Acceptance(name, 1, 0, len(written), matches, len(drawn), overlap)
+    return total
+
+
+def _drafter_on(loaded: LoadedPair, prompt: list[int], written: list[int]) -> Tensor:
+    """Return the drafter's logits at the positions of the written tokens, (N, V)."""
+    return loaded.read(loaded.drafter, (prompt + written)[:-1])[len(prompt) - 1 :]

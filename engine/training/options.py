@@ -1,0 +1,160 @@
+"""What the training of a pair and its card can be told, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError
+from engine.methods.registry import setting
+from engine.types import check_range
+
+PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "card.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of a model of the Llama family with tied embeddings; written `8x320x5x864`."""
+
+    layers: int
+    hidden: int
+    heads: int
+    feed_forward: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_range(field.name, getattr(self, field.name), 1, 65536)
+        if self.hidden % (2 * self.heads):
+            raise UsageError(
+                f"hidden is {self.hidden}; it must be a multiple of twice the {self.heads} heads (rotary positions "
+                "turn pairs)"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read `layers x hidden x heads x feed_forward`.
+
+        Raises:
+            UsageError: It is something else.
+        """
+        parts = text.lower().split("x")
+        if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
+            raise UsageError(
+                f"shape is {text!r}; write layers x hidden x heads x feed-forward, such as 8x320x5x864"
+            )
+        return cls(*(int(part) for part in parts))
+
+    def parameters(self, vocabulary: int) -> int:
+        """Return how many parameters a model of this shape has."""
+        layer = 4 * self.hidden**2 + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+        return vocabulary * self.hidden + self.layers * layer + self.hidden
+
+    def __str__(self) -> str:
+        return f"{self.layers}x{self.hidden}x{self.heads}x{self.feed_forward}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """Settings of `train_pair`; the defaults are the shipped pair's recipe, for two CPU cores."""
+
+    data: Path
+    """Folder of NAME.txt.xz files."""
+    out: Path
+    """Folder the pair, its card and its checkpoints are written to."""
+
+    steps: int = setting(2560, "Training steps of the target.", low=1, high=10_000_000)
+    drafter_steps: int = setting(1460, "Training steps of the drafter.", low=1, high=10_000_000)
+    long_steps: int = setting(
+        0,
+        "Steps each model is trained further at the full context; worth it on CUDA.",
+        low=0,
+        high=10_000_000,
+    )
+    batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
+    sequence: int = setting(256, "Tokens in one sequence.", low=2, high=131072)
+    context: int = setting(2304, "Positions the models know: max_position_embeddings.", low=2, high=131072)
+    vocabulary: int = setting(
+        4096, "Tokens of the tokenizer at most, special ones included.", low=270, high=65536
+    )
+    target: Shape = Shape(8, 320, 5, 864)
+    """Shape of the target."""
+    drafter: Shape = Shape(4, 192, 6, 512)
+    """Shape of the drafter."""
+    max_parameters: int = setting(12_000_000, "Parameters either model may have.", low=1)
+    optimizer: str = setting(
+        "muon",
+        "Optimiser of the matrices; embeddings and norms always take AdamW.",
+        choices=("muon", "adamw"),
+    )
+    learning_rate: float = setting(3e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    weight_decay: float = setting(0.1, "Decoupled weight decay of the matrices.", low=0, high=1)
+    warmup: int = setting(100, "Steps of linear warm-up.", low=0, high=1_000_000)
+    decay: float = setting(0.5, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
+    token_loss: float = setting(
+        0.0, "Weight of the text's own tokens in the drafter's loss; the rest is the target's.", low=0, high=1
+    )
+    held_out: float = setting(0.01, "Share of documents kept for validation.", low=0, high=0.5)
+    weights: str = setting("", "Repetitions of sources, such as `books=0,math=2`, over the defaults.")
+    checkpoint_every: int = setting(100, "Steps between checkpoints.", low=1, high=1_000_000)
+    seed: int = setting(0, "Fixes weights and order of documents.", low=0, high=2**31 - 1)
+    device: str = setting("auto", "Where to train.", choices=("auto", "cpu", "cuda"))
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+        if self.sequence > self.context:
+            raise UsageError(f"sequence is {self.sequence}; it must be at most the context of {self.context}")
+        for role in ("target", "drafter"):
+            count = getattr(self, role).parameters(self.vocabulary)
+            if count > self.max_parameters:
+                raise UsageError(
+                    f"{role} {getattr(self, role)} has {count} parameters; at most {self.max_parameters} are allowed: "
+                    "make it smaller or raise max_parameters"
+                )
+
+    def fixed(self) -> dict[str, Any]:
+        """Return, as JSON values, the settings that a resumed training must share with the one it continues."""
+        free = ("data", "out", "device", "checkpoint_every")
+        names = [f.name for f in dataclasses.fields(self) if f.name not in free]
+        return {name: str(v) if isinstance(v := getattr(self, name), Shape) else v for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class CardSettings:
+    """What a pair is measured with."""
+
+    data: Path | None = None
+    """Corpus whose held-out documents are used; none: no losses and no chats from it."""
+    prompts: tuple[Path, ...] = ()
+    """JSONL files of prompts that were never trained on."""
+    fixed: Path = PROMPTS
+    """The fixed prompts."""
+    count: int = 80
+    """Prompts of each file."""
+    chats: int = 10
+    """Held-out chats of each source."""
+    new_tokens: int = 64
+    """Tokens of an answer whose acceptance is measured; at most half of the window is used."""
+    tokens: int = 4000
+    """Tokens of each source whose loss is measured."""
+    window: int = 256
+    """Longest text measured: as long as those trained on."""
+
+    def __post_init__(self) -> None:
+        for name in ("count", "chats", "new_tokens", "tokens"):
+            check_range(name, getattr(self, name), 1)
+        check_range("window", self.window, 2)
+
+
+def _check(field: dataclasses.Field[Any], value: Any) -> None:
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    choices = field.metadata.get("choices", ())
+    if choices and value not in choices:
+        raise UsageError(f"{field.name} is {value!r}; choose one of {', '.join(choices)}")
+    if low is None:
+        return
+    if isinstance(field.default, int) and not isinstance(value, int):
+        raise UsageError(f"{field.name} is {value!r}; it must be a whole number")
+    check_range(field.name, value, low, high)

@@ -1,0 +1,44 @@
+"""Prompts for measuring: of held-out chats, and of files that were never trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.errors import UsageError
+from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.tokenizer import ROLES, split_chat
+
+
+def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count: int) -> list[str]:
+    """Return the first user turns of held-out chats, up to `count` from each of the sources.
+
+    Raises:
+        UsageError: The corpus cannot be read.
+    """
+    found = list[str]()
+    for source, path in find_sources(data).items():
+        if source in sources:
+            turns = [split_chat(d) for d in read_documents(path) if is_held_out(d, held_out)]
+            asked = [t[1] for t in turns if len(t) > 3 and t[0] == ROLES[0] and t[2] == ROLES[1]]
+            found += asked[:count]
+    return found
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """Return up to `count` prompts, evenly spread over a JSONL file with `turns` (the first is taken) or `prompt`.
+
+    Raises:
+        UsageError: The file is missing or of another form.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [str(row["turns"][0] if "turns" in row else row["prompt"]) for row in rows]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise UsageError(
+            f"{path} is not a list of prompts ({error}); each line is JSON with turns or prompt"
+        ) from None
+    if len(prompts) <= count:
+        return prompts
+    return [prompts[i * len(prompts) // count] for i in range(count)]

@@ -1,0 +1,232 @@
+"""The nouns of the engine: sampling parameters, prefixes, drafts and verdicts.
+
+Notation, everywhere in SpecScope: p is the target's distribution, q the drafter's, x the prefix (all
+tokens known so far), gamma the draft length, n the number of accepted draft tokens, V the vocabulary size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Rule = Literal["ratio", "match", "target"]
+"""How a token was decided: 1 `ratio` (drafted by sampling), 2 `match` (a function of the prefix), `target` (no draft)."""
+
+Outcome = Literal["accepted", "rejected", "discarded"]
+Origin = Literal["accepted", "corrected", "bonus", "plain"]
+
+
+def check_range(
+    name: str, value: float, low: float, high: float | None = None, *, above: bool = False
+) -> None:
+    """Raise UsageError unless low <= value <= high (low < value with `above`; no upper bound when high is None)."""
+    too_low = value <= low if above else value < low
+    if value != value or too_low or (high is not None and value > high):
+        bounds = f"more than {low:g}" if above else f"at least {low:g}"
+        raise UsageError(
+            f"{name} is {value:g}; it must be {bounds}" + ("" if high is None else f" and at most {high:g}")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn from logits; the same warp is applied to p and to q."""
+
+    temperature: float = 0.0
+    """0 is argmax, otherwise logits are divided by it; 0 to 10."""
+
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; more than 0, at most 1."""
+
+    seed: int = 0
+    """Every random draw of a run is a function of this seed; 0 or more."""
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, 0, 10)
+        check_range("top_k", self.top_k, 0)
+        check_range("top_p", self.top_p, 0, 1, above=True)
+        check_range("seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the next token is the argmax."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a sequence ends."""
+
+    max_new_tokens: int = 128
+    """Tokens to generate at most; at least 1."""
+
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are cut off."""
+
+    eos: tuple[int, ...] = ()
+    """Token ids that end the text; the id itself is kept in token_ids, not in the text."""
+
+    def __post_init__(self) -> None:
+        check_range("max_new_tokens", self.max_new_tokens, 1)
+
+
+class RowRef(NamedTuple):
+    """One row of q, (V,) float32, in a worker's slab: read where a judge needs it."""
+
+    slab: str
+    """Name of the slab (the drafter's worker)."""
+    row: int
+    """Row index in it."""
+
+
+@dataclass(frozen=True)
+class DraftToken:
+    """One drafted token."""
+
+    id: int
+    parent: int = -1
+    """Index of the token before it in the draft; -1 is the prefix's last token."""
+    q: RowRef | None = None
+    """The row it was sampled from; None when the draft is a function of the prefix (rule 2)."""
+    probability: float = float("nan")
+    """q(token), for the trace: warped as it was sampled; unwarped for a greedy draft."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The drafter's most probable tokens with their probability, for the trace."""
+    span: int = -1
+    """Id of the draft span that produced it."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted tokens after a prefix: a chain, or a tree given by the tokens' parents."""
+
+    tokens: tuple[DraftToken, ...] = ()
+    lease: tuple[object, ...] = field(default=(), repr=False, compare=False)
+    """Keeps the q rows alive."""
+
+    @classmethod
+    def empty(cls) -> Draft:
+        """Return a draft without tokens."""
+        return cls()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Token ids."""
+        return tuple(t.id for t in self.tokens)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Parents, as indices into the draft; -1 for the prefix's last token."""
+        return tuple(t.parent for t in self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every token follows the one before it."""
+        return all(t.parent == i - 1 for i, t in enumerate(self.tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens)
+
+    def __getitem__(self, part: slice) -> Draft:
+        """Return a part of a chain."""
+        return Draft(_chained(self.tokens[part]), self.lease)
+
+    def __add__(self, other: Draft) -> Draft:
+        """Return the chain of both."""
+        return Draft(_chained(self.tokens + other.tokens), self.lease + other.lease)
+
+
+def _chained(tokens: tuple[DraftToken, ...]) -> tuple[DraftToken, ...]:
+    return tuple(t if t.parent == i - 1 else replace(t, parent=i - 1) for i, t in enumerate(tokens))
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """All tokens of one sequence known so far: the prompt, committed tokens and, after `+`, drafted ones."""
+
+    sequence: int
+    """Number of the sequence in the run; keys its KV slot and its draws."""
+    tokens: np.ndarray
+    """Token ids, (L,) int64."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __add__(self, more: Draft | Iterable[int]) -> Prefix:
+        """Return the prefix followed by a chain."""
+        ids = more.ids if isinstance(more, Draft) else tuple(more)
+        return (
+            replace(self, tokens=np.concatenate([self.tokens, np.asarray(ids, dtype=np.int64)]))
+            if ids
+            else self
+        )
+
+
+class Judged(NamedTuple):
+    """One decision of an acceptance rule, about one drafted token or about a token the target drew itself."""
+
+    node: int
+    """Index in the judged draft; -1 for a token of the target's own."""
+    parent: int
+    """Index of its parent node; -1 is the prefix's last token."""
+    position: int
+    """Position in the sequence (0 is the prompt's first token)."""
+    token: int
+    p: float
+    """p(token): after the warp when sampling, unwarped at temperature 0."""
+    q: float
+    """q(token), likewise; nan when nothing was drafted."""
+    u: float
+    """The uniform draw the rule used; nan at temperature 0."""
+    rule: Rule
+    outcome: Outcome | Origin
+    top_p: tuple[tuple[int, float], ...]
+    """The target's most probable tokens there, with their probability."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target says of a draft: the accepted tokens, then at most one of its own."""
+
+    sequence: int
+    accepted: tuple[int, ...]
+    """Ids of the accepted tokens, in order."""
+    own: int | None
+    """The token after them, drawn by the target: corrected, bonus or plain; None when `bonus` was off."""
+    origin: Origin | None
+    """What `own` is."""
+    judged: tuple[Judged, ...]
+    """Every decision, in the order taken; discarded nodes last."""
+    nodes: tuple[int, ...] = ()
+    """Draft indices of the accepted tokens."""
+    draft: Draft = field(default_factory=Draft, repr=False)
+    """What was judged."""
+    mode: str = "verify"
+    """pre-verify, post-verify, verify or plain: which part of the draft the forward had seen."""
+    span: int = -1
+    """Id of the target's span."""
+    forward: int = 0
+    """Rows of draft that the judged forward had seen."""
+
+    @property
+    def all_accepted(self) -> bool:
+        """Whether the whole (chain) draft was accepted."""
+        return len(self.accepted) == len(self.draft)
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Accepted tokens and the target's own."""
+        return self.accepted if self.own is None else (*self.accepted, self.own)

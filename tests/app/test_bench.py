@@ -1,0 +1,264 @@
+"""The bench's arithmetic, its JSON, and that both sides of a ratio do the same work. No timing is tested."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+from app.bench import memory, plan, speed, suite, tracing
+from app.bench.baseline import Transformers, quiet
+from app.bench.figures import BARS, Bar, Figure, judged
+from app.bench.race import Race
+from app.cli import bench
+from engine.errors import SpecScopeError
+from engine.model.pair import Pair
+from engine.runtime.events import Footer
+from engine.types import Limits
+from tests.traces.samples import sample_trace
+from traces.store import Store
+
+PROMPT = "Tell me a story about a lighthouse keeper and a whale."
+
+
+def test_a_figure_is_the_median_with_its_spread():
+    figure = Figure((3.0, 1.0, 2.0, 10.0), "ratio", detail={"gamma": 4})
+    assert figure.to_dict() == {
+        "median": 2.5, "min": 1.0, "max": 10.0, "runs": 4, "unit": "ratio", "gamma": 4,
+    }  # fmt: skip
+
+
+def test_a_bar_takes_the_median_and_refuses_what_is_not_comparable():
+    assert Bar(at_least=1.4).met(Figure((1.0, 1.4, 9.0), ""))
+    assert not Bar(at_least=1.4).met(Figure((1.39, 1.39, 9.0), ""))
+    assert Bar(at_most=0.01).met(Figure((0.01,), ""))
+    assert not Bar(at_most=0.01).met(Figure((0.011,), ""))
+    assert not Bar(at_least=1.4).met(Figure((9.0,), "", valid=False))
+
+
+def test_bars_name_their_bound_and_only_figures_that_were_measured():
+    found = judged({"tracing_overhead": Figure((0.002,), ""), "c": Figure((4.0,), "")})
+    assert found == {"tracing_overhead": {"at_most": 0.01, "median": 0.002, "met": True}}
+    found = judged({"pearl_over_speculative": Figure((1.0,), "")})
+    assert found == {"pearl_over_speculative": {"at_least": 1.1, "median": 1.0, "met": False}}
+
+
+class _Track:
+    """Contestants that take as long as they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.order: list[str] = []
+
+    def contestant(self, name, seconds, ids=(7, 8)):
+        def generate(prompt):
+            self.order.append(name)
+            self.now += seconds(prompt) if callable(seconds) else seconds
+            return ids(prompt) if callable(ids) else ids
+
+        return generate
+
+    def race(self, contestants, prompts=((1,),)):
+        return Race(contestants, prompts, clock=lambda: self.now)
+
+
+def test_a_race_counts_tokens_over_the_time_of_all_prompts_of_a_round():
+    track = _Track()
+    slow = track.contestant("slow", lambda prompt: 4.0 * len(prompt))
+    fast = track.contestant("fast", 1.0, ids=lambda prompt: [5] * len(prompt))
+    race = track.race({"slow": slow, "fast": fast}, [(1,), (1, 1, 1)]).run(rounds=2, seconds=1e9)
+    assert race.speeds == {"slow": [4 / 16] * 2, "fast": [4 / 2] * 2}
+    assert race.ratio("fast", "slow") == (8.0, 8.0)
+    assert race.fastest() == "fast"
+    assert race.fastest(["slow"]) == "slow"
+    assert race.table() == {"slow": 0.2, "fast": 2.0}
+
+
+def test_contestants_take_turns_in_going_first_after_a_warm_up():
+    track = _Track()
+    names = ("a", "b", "c")
+    race = track.race({n: track.contestant(n, 1.0) for n in names}, [(1,), (2,), (3,)])
+    race.run(rounds=1, seconds=1e9)
+    assert "".join(track.order) == "abc" + "abc" + "bca" + "cab"
+
+
+def test_a_race_that_takes_too_long_ends_after_three_rounds():
+    track = _Track()
+    ended: list[int] = []
+    race = track.race({"a": track.contestant("a", 100.0)}).run(9, 1.0, lambda: ended.append(1))
+    assert len(race.speeds["a"]) == len(ended) == 3
+    assert len(track.race({"a": track.contestant("a", 0.001)}).run(9, 1.0).speeds["a"]) == 9
+
+
+def test_a_race_knows_whether_the_same_was_written_everywhere():
+    track = _Track()
+    same = [track.contestant(n, 1.0, ids=lambda prompt: list(prompt)) for n in "ab"]
+    other = track.contestant("c", 1.0, ids=lambda prompt: list(prompt) if prompt == (1,) else [0])
+    race = track.race({"a": same[0], "b": same[1], "c": other}, [(1,), (2,)]).run(1, 1.0)
+    assert race.same("a", "b")
+    assert not race.same("a", "b", "c")
+    assert not speed._ratio(race, "a", "c").valid
+
+
+def test_plans_ask_questions_there_are_and_the_quick_one_is_a_part():
+    quick, full = plan.QUICK.questions(), plan.FULL.questions()
+    assert len(quick) == plan.QUICK.prompts
+    assert len(full) == plan.FULL.prompts
+    assert full[: len(quick)] == quick
+    assert plan.QUICK.rounds < plan.FULL.rounds
+
+
+def _fake(monkeypatch, **figures: Figure) -> list[plan.Plan]:
+    plans: list[plan.Plan] = []
+
+    def measure(chosen, note):
+        plans.append(chosen)
+        print("a library talks")
+        note("something")
+        note("")
+        return {key: Figure((1.5, 1.6, 1.7), "ratio") for key in BARS} | figures
+
+    monkeypatch.setattr(suite, "measure", measure)
+    return plans
+
+
+def _run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.run(parser.parse_args(argv))
+
+
+def test_json_is_one_object_whatever_libraries_print(monkeypatch, capsys):
+    plans = _fake(monkeypatch, c=Figure((4.0,), "one row", detail={"target_ms": 4.2}))
+    assert _run("--json", "--quick") == 0
+    out, err = capsys.readouterr()
+    assert "a library talks" in err
+    assert plans == [plan.QUICK]
+    result = json.loads(out)
+    assert set(result["bars"]) == set(BARS)
+    for key in (*BARS, "c"):
+        assert set(result[key]) >= {"median", "min", "max", "runs", "unit"}
+    assert result["autoregressive_over_generate"]["median"] == 1.6
+    assert result["bars"]["speculative_over_assisted"] == {"at_least": 1.8, "median": 1.6, "met": False}
+    assert result["c"]["target_ms"] == 4.2
+    assert result["quick"] is True
+    assert "torch" in result["environment"]
+
+
+def test_without_json_it_is_a_table(monkeypatch, capsys):
+    plans = _fake(monkeypatch, spans_per_second=Figure((60_000.0,), "spans/s"))
+    assert _run() == 0
+    out = capsys.readouterr().out
+    assert plans == [plan.FULL]
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert ">= 1.8 missed" in lines["speculative_over_assisted"]
+    assert ">= 50000 met" in lines["spans_per_second"]
+    assert "60,000" in lines["spans_per_second"]
+
+
+def test_transformers_and_ours_write_the_same():
+    """The baselines are what they claim to be, and the draft length asked for is the one used."""
+    import engine
+
+    pair, new = Pair.find(), 12
+    ids = pair.encode(PROMPT)
+    with quiet(), speed.one_core(), engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        expected = cluster.run("autoregressive", ids, limits=Limits(new)).token_ids()
+        theirs = Transformers(pair, new)
+        assert theirs.generate(ids) == expected
+        assert theirs.assisted()(ids) == expected
+        calls: list[str] = []
+        theirs._drafter.register_forward_hook(lambda *_: calls.append("d"))
+        theirs._target.register_forward_hook(lambda *_: calls.append("t"))
+        assert theirs.assisted(3)(ids) == expected
+        rounds = "".join(calls).split("t")
+        assert len(rounds) > 3
+        assert rounds[0] == "ddd"
+        # Near the end fewer are left to draft; confidence and schedule never change the length before.
+        assert all(r == "ddd" for r in rounds[:-2])
+        traces: list = []
+        assert speed.decode(cluster, _plan(new), "speculative", traces, gamma=3)(ids) == expected
+        assert traces[0].rounds[0].drafted == 3
+
+
+def _plan(new: int) -> plan.Plan:
+    return plan.Plan(1, 1, 1.0, 1, new, 1, 100, 1)
+
+
+def test_costs_are_ratios_of_the_bundled_pairs_forwards():
+    found = suite.costs(Pair.find(), _plan(new=1))
+    assert found["c"].median == pytest.approx(
+        found["c"].detail["target_ms"] / found["c"].detail["drafter_ms"], rel=0.2
+    )
+    assert found["c"].median > 1
+    assert "5 rows" in found["verification_cost"].unit
+
+
+def test_one_core_gives_back_what_it_took():
+    threads = torch.get_num_threads()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    with contextlib.suppress(RuntimeError), speed.one_core() as words:
+        assert torch.get_num_threads() == 1
+        assert "one thread each" in words
+        if cores is not None:
+            assert len(os.sched_getaffinity(0)) == 1
+        raise RuntimeError("the measuring broke")
+    assert torch.get_num_threads() == threads
+    if cores is not None:
+        assert os.sched_getaffinity(0) == cores
+
+
+def test_tracing_overhead_is_events_times_their_cost_over_the_time_per_token():
+    trace = sample_trace()
+    events = sum(1 for _ in trace.rows())
+    runs = {
+        "a": [tracing.Traced(trace, seconds=2.0, writer_seconds=0.5)],
+        "b": [tracing.Traced(trace, seconds=1.0, writer_seconds=0.1)],
+    }
+    found = tracing._overhead(runs, [1e-6, 3e-6, 2e-6])
+    assert found["tracing_overhead"].values == (pytest.approx(events * 2e-6),)
+    assert found["tracing_overhead"].detail["method"] == "b"
+    assert found["tracing_overhead"].detail["event_microseconds"]["median"] == pytest.approx(2)
+    per_token = found["tracing_overhead"].detail["events_per_token"]["a"]
+    assert per_token == pytest.approx(events / len(trace.commits), abs=0.01)
+    assert found["tracing_writer_cpu"].median == 0.25
+    assert found["tracing_writer_cpu"].detail["by_method"] == {"a": 0.25, "b": 0.1}
+
+
+def test_what_is_timed_really_is_stored(tmp_path):
+    trace = sample_trace()
+    with Store(tmp_path / "bench.db") as store:
+        assert tracing.cost_of_event(store, trace) > 0
+        assert tracing.spans_per_second(store, trace.header, 250) > 0
+        runs, count = store.runs()
+        assert count == 2
+        stored = [store.load(run.header.run_id) for run in runs]
+    assert sorted(len(t.spans) for t in stored) == sorted([250, len(trace.spans)])
+    again = next(t for t in stored if len(t.spans) != 250)
+    assert (again.spans, again.decisions, again.commits) == (trace.spans, trace.decisions, trace.commits)
+    assert isinstance(again.footer, Footer)
+
+
+def test_peak_memory_is_that_of_a_process_and_its_children():
+    grow = "import subprocess, sys, time; x = bytearray(48 << 20); time.sleep(0.3)"
+    both = f"{grow}; subprocess.run([sys.executable, '-c', {grow!r}])"
+    assert memory.peak_mib([sys.executable, "-c", both]) > 2 * 48
+
+
+def test_a_failed_command_says_why():
+    with pytest.raises(SpecScopeError, match=r"ended with 3: no luck"):
+        memory.peak_mib([sys.executable, "-c", "import sys; print('no luck', file=sys.stderr); sys.exit(3)"])
+
+
+def test_the_watched_command_is_one_of_ours(tmp_path):
+    from app.main import build_parser
+
+    command = memory.compare(PROMPT, 16, ["autoregressive", "pearl"], tmp_path / "m.db")
+    args = build_parser().parse_args(command[3:])
+    assert (args.methods, args.prompt, args.max_new_tokens) == ("autoregressive,pearl", PROMPT, 16)
+    assert (args.runtime, args.device) == ("local-process", "cpu")

@@ -1,0 +1,54 @@
+"""The conversation."""
+
+from __future__ import annotations
+
+import json
+
+from app.render.chat import conversation
+from app.tabs.chat import Chat
+
+ANSWERS = (("Autoregressive", "Hello!"), ("PEARL", "Hi there."))
+
+
+def test_the_next_message_continues_the_chosen_answer() -> None:
+    chat = Chat().asked("Hi").started(("a", "b")).answered(ANSWERS).asked("And you?", chosen=1)
+    assert chat.messages("Be kind.") == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hi there."},
+        {"role": "user", "content": "And you?"},
+    ]
+    assert chat.answers == ()
+
+
+def test_no_system_prompt_no_system_message() -> None:
+    assert (
+        Chat().asked("Hi").messages("  ")
+        == Chat().asked("Hi").messages(None)
+        == [{"role": "user", "content": "Hi"}]
+    )
+
+
+def test_a_turn_without_an_answer_is_left_out() -> None:
+    chat = Chat().asked("Hi").answered((("PEARL", " "),))
+    assert chat.asked("Again", 0).messages("") == [{"role": "user", "content": "Again"}]
+    assert chat.asked("Again", 7).past == ()
+
+
+def test_it_survives_the_trip_through_the_page() -> None:
+    chat = Chat().asked("Hi").answered(ANSWERS).asked("More", 0).started(("t1",))
+    assert Chat.of(json.loads(json.dumps(chat.to_json()))) == chat
+    for broken in (None, {}, {"past": 3}, {"past": [["a"]]}, {"answers": ["x"]}, "text"):
+        assert Chat.of(broken) == Chat()
+
+
+def test_what_people_and_models_wrote_is_text() -> None:
+    chat = (
+        Chat().asked("<b>bold</b>").answered((("PEARL", "<script>alert(1)</script>"),)).asked("<img src=x>")
+    )
+    page = conversation(chat)
+    assert "<script>" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "1 earlier turn " in page
+    assert conversation(Chat()) == ""

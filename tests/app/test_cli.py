@@ -1,0 +1,192 @@
+"""The command line is a contract: JSON fields, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.main import main
+from engine.methods import METHODS
+
+CONTRACT = {
+    "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile",
+}  # fmt: skip
+METRICS = {
+    "tokens", "target_forwards", "draft_forwards", "drafted", "accepted", "tokens_per_second", "ttft_ms", "waiting",
+}  # fmt: skip
+VIRTUAL = ["--profile", "pearl-4xA100", "--max-new-tokens", "16"]
+
+
+@pytest.fixture
+def db(tmp_path):
+    return ["--db", str(tmp_path / "traces.db")]
+
+
+def call(capsys, *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+        code = main(list(argv))
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_methods_lists_every_file(capsys):
+    code, out, _ = call(capsys, "methods", "--json")
+    assert code == 0
+    listed = {m["key"] for m in json.loads(out)["methods"]}
+    assert listed == set(METHODS)
+    assert {"autoregressive", "speculative", "pearl"} <= listed
+
+
+def test_run_prints_the_contract(capsys, db):
+    code, out, _ = call(
+        capsys, "run", "--method", "pearl", "--set", "gamma=3", "--prompt", "Hello", *VIRTUAL, *db, "--json"
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert set(result) >= CONTRACT
+    assert set(result["metrics"]) >= METRICS
+    assert result["config"]["gamma"] == 3
+    assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
+    assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 16
+
+
+def test_several_prompts_give_sequences(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"turns": ["Hello"]}, {"prompt": "Hi"}, {"question": "Why?"}, {"text": "Once"}]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, out, _ = call(
+        capsys, "run", "--method", "speculative", "--prompt-file", str(file), *VIRTUAL, *db, "--json"
+    )
+    assert code == 0
+    sequences = json.loads(out)["sequences"]
+    assert len(sequences) == 4
+    assert len({s["run_id"] for s in sequences}) == 4
+    assert all(set(s) >= CONTRACT for s in sequences)
+
+
+def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, out, _ = call(
+        capsys,
+        "compare",
+        "--methods",
+        "speculative,pearl",
+        "--prompt-file",
+        str(file),
+        "--limit",
+        "2",
+        *VIRTUAL,
+        *db,
+        "--json",
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert list(result["methods"]) == ["autoregressive", "speculative", "pearl"]
+    assert result["prompts"] == 2
+    for figures in result["methods"].values():
+        assert figures["equal_to_autoregressive"] is True
+        assert set(figures["categories"]) == {"cats", "dogs"}
+        assert figures["speedup"] > 0.5
+    assert result["methods"]["autoregressive"]["speedup"] == 1
+
+
+def test_stored_runs_come_back_as_report_export_and_import(capsys, db, tmp_path):
+    _, out, _ = call(capsys, "run", "--method", "pearl", "--prompt", "Hello", *VIRTUAL, *db, "--json")
+    run = json.loads(out)["run_id"]
+    page = tmp_path / "report.html"
+    assert call(capsys, "report", run, "-o", str(page), *db)[0] == 0
+    assert "<script" in page.read_text(encoding="utf-8")
+    lines = tmp_path / "run.jsonl"
+    assert call(capsys, "export", run, "--format", "jsonl", "-o", str(lines), *db)[0] == 0
+    other = ["--db", str(tmp_path / "other.db")]
+    assert call(capsys, "import", str(lines), *other)[0] == 0
+    again = tmp_path / "again.jsonl"
+    assert call(capsys, "export", run, "--format", "jsonl", "-o", str(again), *other)[0] == 0
+    assert again.read_bytes() == lines.read_bytes()
+    for form in ("csv", "perfetto"):
+        code, out, _ = call(capsys, "export", run, "--format", form, *db)
+        assert code == 0
+        assert out
+    code, out, _ = call(capsys, "export", run, "--format", "perfetto", *db)
+    assert json.loads(out)["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run", "--method", "nonsense", "--prompt", "x"], "there is no method 'nonsense'; choose one of"),
+        (["run", "--method", "pearl", "--set", "depth=3", "--prompt", "x"], "no field 'depth'"),
+        (["run", "--method", "pearl", "--set", "gamma", "--prompt", "x"], "not FIELD=VALUE"),
+        (
+            ["run", "--method", "pearl", "--set", "gamma=99", "--prompt", "x"],
+            "gamma is 99; it must be at least 1 and at most 32",
+        ),
+        (["run", "--method", "pearl", "--prompt", ""], "empty"),
+        (["run", "--method", "pearl", "--prompt", "x", "--temperature", "-1"], "temperature is -1"),
+        (["run", "--method", "pearl", "--prompt", "x", "--top-p", "0"], "top_p is 0"),
+        (["run", "--method", "pearl", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["run", "--method", "pearl", "--prompt", "x", "--runtime", "warp"], "there is no runtime 'warp'"),
+        (["run", "--method", "pearl", "--prompt", "x", "--profile", "none"], "there is no profile 'none'"),
+        (["run", "--method", "pearl", "--prompt", "x", "--pair", "none"], "'none'"),
+        (["run", "--method", "pearl", "--prompt", "x", "--head", "h"], "no drafting head"),
+        (["run", "--method", "pearl", "--prompt-file", "missing.txt"], "missing.txt"),
+        (["run", "--method", "pearl", "--prompt", "word " * 4000, "--profile", "pearl-4xA100"], "context"),
+        (["run", "--method", "pearl"], "--prompt"),
+        (["compare", "--methods", "", "--prompt", "x"], "--methods is empty"),
+        (["fly"], "fly"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(capsys, db, argv, message):
+    more = db if argv[0] in ("run", "compare") else []
+    code, out, err = call(capsys, *argv, *more)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("specscope: ")
+
+
+def test_a_missing_model_is_exit_code_1_or_2_with_one_line(capsys, db, tmp_path):
+    code, _, err = call(
+        capsys, "run", "--method", "autoregressive", "--prompt", "x", "--target", str(tmp_path / "no"), *db
+    )
+    assert code in (1, 2)
+    assert str(tmp_path / "no") in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_unknown_run_is_said(capsys, db, tmp_path):
+    code, _, err = call(capsys, "report", "nope", "-o", str(tmp_path / "r.html"), *db)
+    assert code in (1, 2)
+    assert "nope" in err
+
+
+def test_a_port_in_use_is_said(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "app.main", "--port", str(port), "--db", str(tmp_path / "t.db")],
+            capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2], env=dict(os.environ),
+        )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert str(port) in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_other_addresses_need_a_login(capsys, db):
+    code, _, err = call(capsys, "--host", "0.0.0.0", *db)
+    assert code == 2
+    assert "--auth" in err

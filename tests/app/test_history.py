@@ -1,0 +1,158 @@
+"""The history tab's handlers over a real database and a fake cluster."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import gradio as gr
+import pytest
+
+from app.render.history import when
+from app.service import Service
+from app.tabs import history
+from app.tabs.history import History, wanted_runs
+from engine.errors import UsageError
+from engine.runtime.events import write_jsonl
+
+
+@pytest.fixture
+def page(service):
+    with gr.Blocks():
+        return History(service)
+
+
+def test_an_empty_history_says_so(page) -> None:
+    state = page.refresh()
+    assert 'data-state="empty"' in state[page.table]
+    assert state[page.delete]["interactive"] is False
+
+
+def test_runs_are_listed_newest_first_and_escaped(page, run) -> None:
+    first = run(prompt="<script>alert(1)</script>")
+    second = run("pearl", group="g")
+    table = page.refresh()[page.table]
+    assert table.index(second.run_id) < table.index(first.run_id)
+    assert "<script>" not in table
+    assert "&lt;script&gt;" in table
+    assert f'data-group="{second.run_id}"' in table
+    assert f'data-group="{first.run_id}"' not in table
+    assert "measured · local-process" in table
+
+
+def test_pages_and_search(page, run, monkeypatch) -> None:
+    monkeypatch.setattr(history, "PAGE", 2)
+    runs = [run(prompt=f"Tell me of the {name}.") for name in ("whale", "storm", "harbour")]
+    assert "1 to 2 of 3" in page.refresh()[page.table]
+    second = page.turn_page("", {"offset": 0, "selected": []}, SimpleNamespace(offset=2))
+    assert "3 to 3 of 3" in second[page.table]
+    assert second[page.place] == {"query": "", "offset": 2, "selected": []}
+    found = page.find("storm", {"query": ""})[page.table]
+    assert runs[1].run_id in found
+    assert "1 to 1 of 1" in found
+    assert "No run holds “&lt;b&gt;”" in page.find("<b>", {"query": ""})[page.table]
+
+
+def test_a_box_emptied_by_the_program_changes_nothing(page) -> None:
+    assert page.find("", {"query": ""}) == gr.skip()
+
+
+def test_selection_spans_pages(page) -> None:
+    event = SimpleNamespace(here=["a", "b"], ticked=["b"])
+    state = page.pick({"offset": 0, "selected": ["a", "z"]}, event)
+    assert state[page.place]["selected"] == ["z", "b"]
+    assert state[page.open] == gr.update(interactive=True, value="Compare 2")
+    five = page.pick({"offset": 0, "selected": list("vwxyz")}, SimpleNamespace(here=[], ticked=[]))
+    assert five[page.open]["interactive"] is False
+    assert five[page.delete]["interactive"] is True
+
+
+def test_open_shows_the_run_and_its_downloads(page, run) -> None:
+    opened = run("speculative")
+    state = page.open_one(SimpleNamespace(run=opened.run_id))
+    assert json.loads(state[page.viewer])["runs"] == [opened.run_id]
+    assert state[page.detail]["visible"] is True
+    for address in (
+        f"/?run={opened.run_id}",
+        f"/specscope/report.html?runs={opened.run_id}",
+        f"/specscope/export/{opened.run_id}/trace.jsonl",
+        f"/specscope/export/{opened.run_id}/tokens.csv",
+        f"/specscope/export/{opened.run_id}/perfetto.json",
+    ):
+        assert address in state[page.heading]
+
+
+def test_open_a_comparison_and_go_back(page, run) -> None:
+    runs = [run(m, group="g") for m in ("autoregressive", "pearl")]
+    state = page.open_group(SimpleNamespace(run=runs[1].run_id))
+    assert json.loads(state[page.viewer])["runs"] == [r.run_id for r in runs]
+    selected = {"offset": 0, "selected": [runs[0].run_id]}
+    assert json.loads(page.open_selected(selected)[page.viewer])["runs"] == [runs[0].run_id]
+    back = page.list_again("", selected)
+    assert back[page.listing]["visible"] is True
+    assert json.loads(back[page.viewer])["runs"] == []
+
+
+def test_an_unknown_run_is_told(page) -> None:
+    state = page.show(["nobody"])
+    assert "nobody" in state[page.message]
+    assert 'role="alert"' in state[page.message]
+    assert "nobody" in page.open_group(SimpleNamespace(run="nobody"))[page.message]
+
+
+def test_delete_asks_first_and_deletes_what_was_selected(page, run, service) -> None:
+    runs = [run() for _ in range(3)]
+    place = {"offset": 0, "selected": [r.run_id for r in runs[:2]]}
+    asked = page.ask_delete(place)
+    assert asked[page.confirm]["visible"] is True
+    assert "these 2 runs" in asked[page.question]
+    assert service.store.runs()[1] == 3
+    state = page.delete_runs("", place)
+    assert "2 runs deleted." in state[page.message]
+    assert state[page.confirm]["visible"] is False
+    assert [s.header.run_id for s in service.store.runs()[0]] == [runs[2].run_id]
+
+
+def test_an_exported_run_is_imported_into_another_database(page, run, tmp_path) -> None:
+    trace = run("pearl").trace()
+    file = tmp_path / "run.jsonl"
+    with file.open("w", encoding="utf-8") as out:
+        write_jsonl(trace, out)
+    other = Service(tmp_path / "other.db", lambda **_: None)
+    with gr.Blocks():
+        there = History(other)
+    state = there.import_run(str(file), "")
+    assert "was imported" in state[there.message]
+    assert other.store.load(trace.header.run_id).commits == trace.commits
+    again = there.import_run(str(file), "")
+    assert 'role="alert"' in again[there.message]
+    other.close()
+
+
+def test_a_file_that_is_no_trace_is_told_without_its_path(page, tmp_path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"event":"nonsense"}\n')
+    state = page.import_run(str(file), "")
+    assert 'role="alert"' in state[page.message]
+    assert str(tmp_path) not in state[page.message]
+    assert "line 1" in state[page.message]
+
+
+def test_without_a_database_the_tab_says_so() -> None:
+    service = Service(None, lambda **_: None)
+    with gr.Blocks():
+        page = History(service)
+    assert "without a database" in page.refresh()[page.message]
+    service.close()
+
+
+def test_permalinks() -> None:
+    assert wanted_runs("a,b,") == ["a", "b"]
+    assert wanted_runs("") == []
+    with pytest.raises(UsageError, match="at most 4"):
+        wanted_runs("a,b,c,d,e")
+
+
+def test_time_stamps() -> None:
+    assert when("2026-07-01T10:00:02.345+00:00") == "2026-07-01 10:00:02"
+    assert when("long ago") == "long ago"

@@ -1,0 +1,108 @@
+"""From control values to requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.tabs.plan import CHOSEN, FormError, listed, make_requests
+from engine.methods import METHODS
+from engine.simulate.profile import Profile, profiles
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def values(**changed):
+    base = {
+        "methods": list(CHOSEN),
+        "temperature": 0,
+        "top_k": 0,
+        "top_p": 1,
+        "seed": 0,
+        "max_new_tokens": 64,
+        "stop": "",
+        "runtime": "local-process",
+        "profile": None,
+        "profile_pair": None,
+        "models": "bundled",
+        "target": "",
+        "drafter": "",
+    }
+    for key, method in METHODS.items():
+        base |= {f"{key}.{s.name}": s.default for s in method.settings()}
+    return base | changed
+
+
+def complaint(**changed) -> FormError:
+    with pytest.raises(FormError) as caught:
+        make_requests(values(**changed), MESSAGES, "g")
+    return caught.value
+
+
+def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> None:
+    given = values(**{"speculative.gamma": 7, "temperature": 0.8, "seed": 3, "stop": "END\n\nSTOP"})
+    requests = make_requests(given, MESSAGES, "g")
+    assert [r.method for r in requests] == list(CHOSEN)
+    assert all(r.prompt == MESSAGES and r.group == "g" for r in requests)
+    assert len({r.place for r in requests}) == 1
+    assert requests[1].config["gamma"] == 7
+    assert requests[0].config == {}
+    assert (requests[0].sampling.temperature, requests[0].sampling.seed) == (0.8, 3)
+    assert requests[0].limits.stop == ("END", "STOP")
+
+
+def test_panes_keep_the_order_of_the_list_whatever_was_clicked_first() -> None:
+    requests = make_requests(values(methods=list(reversed(CHOSEN))), MESSAGES, "g")
+    assert [r.method for r in requests] == list(CHOSEN)
+    assert set(listed()) == set(METHODS)
+
+
+@pytest.mark.parametrize("methods", [[], ["pearl"], None, ["pearl", "nonsense"]])
+def test_too_few_methods(methods) -> None:
+    error = complaint(methods=methods)
+    assert error.where == "methods"
+    assert "choose 2 to 4" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("changed", "where", "says"),
+    [
+        (
+            {"speculative.gamma": 99},
+            "methods",
+            "Speculative decoding: gamma is 99; it must be at least 1 and at most 32",
+        ),
+        ({"temperature": 11}, "sampling", "temperature is 11; it must be at least 0 and at most 10"),
+        ({"temperature": None}, "sampling", "temperature is empty; type a number"),
+        ({"top_k": 1.5}, "sampling", "top_k is 1.5; it must be a whole number"),
+        ({"top_p": 0}, "sampling", "top_p is 0; it must be more than 0 and at most 1"),
+        ({"seed": -1}, "sampling", "seed is -1; it must be at least 0"),
+        ({"max_new_tokens": 0}, "sampling", "max_new_tokens is 0; it must be at least 1"),
+        ({"runtime": "virtual"}, "place", "no cluster is chosen"),
+        ({"runtime": "virtual", "profile": "moon"}, "place", "there is no profile 'moon'; choose one of"),
+        ({"models": "own"}, "models", "the target is empty"),
+        ({"models": "own", "target": "/t"}, "models", "the drafter is empty"),
+    ],
+)
+def test_a_bad_value_is_told_beside_its_control(changed, where, says) -> None:
+    error = complaint(**changed)
+    assert error.where == where
+    assert says in str(error)
+
+
+def test_a_virtual_cluster_takes_profile_and_pair() -> None:
+    name = profiles()[0]
+    pair = list(Profile.load(name).pairs)[-1]
+    request = make_requests(values(runtime="virtual", profile=name, profile_pair=pair), MESSAGES, "g")[0]
+    assert (request.runtime, request.profile, request.profile_pair) == ("virtual", name, pair)
+    assert complaint(runtime="virtual", profile=name, profile_pair="nobody").where == "place"
+
+
+def test_a_profile_left_in_a_hidden_control_does_not_count() -> None:
+    request = make_requests(values(profile=profiles()[0]), MESSAGES, "g")[0]
+    assert (request.profile, request.profile_pair) == (None, None)
+
+
+def test_own_models() -> None:
+    request = make_requests(values(models="own", target=" /t ", drafter="/d"), MESSAGES, "g")[0]
+    assert (request.target, request.drafter) == ("/t", "/d")
+    assert dict(request.place)["target"] == "/t"

@@ -1,0 +1,198 @@
+"""The playground's handlers over a fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import gradio as gr
+import pytest
+
+from app.tabs.chat import Chat
+from app.tabs.form import control_for
+from app.tabs.playground import Playground
+from engine.errors import ModelError, UsageError
+from engine.methods import METHODS
+from engine.methods.registry import Setting
+from tests.app.fakes import WORDS, FakeCluster
+
+
+@pytest.fixture
+def page(service):
+    with gr.Blocks():
+        return Playground(service)
+
+
+def given(page, **changed) -> list:
+    return [changed.get(name, control.value) for name, control in page.form.controls.items()]
+
+
+def play(generator, act=None) -> list[dict]:
+    async def drain():
+        got = []
+        async for update in generator:
+            got.append(update)
+            if act is not None:
+                act(got)
+        return got
+
+    return asyncio.run(drain())
+
+
+def merged(updates) -> dict:
+    state: dict = {}
+    for update in updates:
+        state |= update
+    return state
+
+
+def told(page, state, where: str) -> str:
+    return state[page.form.alerts[where]]
+
+
+def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
+    state = merged(play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page))))
+    assert 'data-state="done"' in state[page.turn]
+    assert "Tell me a story." in state[page.talk]
+    assert state[page.prompt] == ""
+    for pane in page.panes[:3]:
+        assert 'data-state="done"' in state[pane]
+    assert state[page.panes[3]]["visible"] is False
+    viewer = json.loads(state[page.viewer])
+    assert len(viewer["runs"]) == 3
+    assert viewer["live"] is False
+    assert [ran[0] for ran in opener.opened[0].ran] == ["autoregressive", "speculative", "pearl"]
+    prompts = [ran[1] for ran in opener.opened[0].ran]
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert prompts[0][0] == {"role": "system", "content": "Be brief."}
+    assert len({ran[2]["group"] for ran in opener.opened[0].ran}) == 1
+
+
+def test_the_conversation_goes_on_with_the_chosen_answer(page, opener) -> None:
+    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    choices = first[page.follow]["choices"]
+    assert choices == [("Autoregressive", 0), ("Speculative decoding", 1), ("PEARL", 2)]
+    play(page.ask("And then?", "", first[page.chat], 2, *given(page)))
+    last = opener.opened[0].ran[-1][1]
+    assert [m["role"] for m in last] == ["user", "assistant", "user"]
+    assert last[1]["content"] == "".join(WORDS)
+
+
+def test_regenerate_answers_the_same_message_with_the_next_seed(page, opener) -> None:
+    first = merged(play(page.ask("Hi", "", None, None, *given(page, temperature=1.0, seed=4))))
+    again = merged(
+        play(page.regenerate("unsent", "", first[page.chat], 0, *given(page, temperature=1.0, seed=4)))
+    )
+    assert again[page.form.controls["seed"]] == 5
+    assert opener.opened[0].ran[-1][2]["sampling"].seed == 5
+    assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "Hi"}]
+    greedy = merged(play(page.regenerate("", "", first[page.chat], 0, *given(page))))
+    assert greedy[page.form.controls["seed"]] == 0
+
+
+def test_there_must_be_a_message_to_regenerate(page, opener) -> None:
+    state = merged(play(page.regenerate("", "", None, None, *given(page))))
+    assert "no message to answer again" in told(page, state, "prompt")
+    assert not opener.opened
+
+
+def test_buttons_swap_while_it_runs(page) -> None:
+    updates = play(page.ask("Hi", "", None, None, *given(page)))
+    assert updates[0][page.stop]["visible"] is True
+    assert updates[0][page.go]["visible"] is False
+    assert updates[-1][page.stop]["visible"] is False
+    assert updates[-1][page.go]["visible"] is True
+
+
+def test_stop_ends_the_turn_and_keeps_what_there_is(page, opener) -> None:
+    opener.waiting = [FakeCluster(step=threading.Semaphore(4))]
+
+    def act(got):
+        if "ss-token" in str(got[-1].get(page.panes[0], "")):
+            page.stop_runs(got[0][page.chat])
+
+    state = merged(play(page.ask("Hi", "", None, None, *given(page)), act))
+    assert 'data-state="cancelled"' in state[page.turn]
+    assert 'data-state="cancelled"' in state[page.panes[2]]
+    assert Chat.of(state[page.chat]).answers[0][1] == "".join(WORDS[:4])
+    assert state[page.follow]["choices"] == [("Autoregressive", 0)]
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n", None])
+def test_an_empty_prompt_is_told_at_the_prompt(page, opener, prompt) -> None:
+    state = merged(play(page.ask(prompt, "", None, None, *given(page))))
+    assert "the prompt is empty" in told(page, state, "prompt")
+    assert 'role="alert"' in told(page, state, "prompt")
+    assert not opener.opened
+
+
+def test_a_bad_setting_is_told_beside_it_and_clears_when_it_is_right(page) -> None:
+    state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
+    assert "max_new_tokens is 0" in told(page, state, "sampling")
+    assert told(page, state, "prompt") == ""
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert told(page, state, "sampling") == ""
+
+
+def test_a_prompt_that_is_too_long_is_told_at_the_prompt(page, opener) -> None:
+    opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "9000 tokens" in told(page, state, "prompt")
+    assert 'data-state="failed"' in state[page.panes[0]]
+
+
+def test_a_model_that_cannot_load_is_told_at_the_models(page, opener) -> None:
+    opener.waiting = [ModelError("/x: there is no such directory")] * 3
+    own = {"models": "own", "target": "/x", "drafter": "/y"}
+    state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
+    assert "no such directory" in told(page, state, "models")
+    assert "Nothing was decoded" in state[page.turn]
+    assert json.loads(state[page.viewer])["runs"] == []
+
+
+def test_a_shut_down_service_is_told(page, service) -> None:
+    service.close()
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "shutting down" in told(page, state, "prompt")
+
+
+def test_a_new_conversation_forgets_the_old(page) -> None:
+    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    state = page.forget(first[page.chat])
+    assert Chat.of(state[page.chat]) == Chat()
+    assert 'data-state="idle"' in state[page.turn]
+    assert state[page.talk] == ""
+
+
+def test_every_setting_that_can_be_set_has_a_control(page) -> None:
+    for key, method in METHODS.items():
+        for setting in method.settings():
+            shown = f"{key}.{setting.name}" in page.form.controls
+            assert shown == (len(setting.choices) != 1), f"{key}.{setting.name}"
+            if shown:
+                control = page.form.controls[f"{key}.{setting.name}"]
+                assert control.value == setting.default
+                assert control.info == setting.doc
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "low", "high", "choices", "control"),
+    [
+        (int, 4, 1, 8, (), gr.Slider),
+        (float, 0.4, 0.0, 1.0, (), gr.Slider),
+        (int, 4, 1, None, (), gr.Number),
+        (bool, True, None, None, (), gr.Checkbox),
+        (str, "a", None, None, ("a", "b"), gr.Radio),
+        (str, "", None, None, (), gr.Textbox),
+    ],
+)
+def test_controls_follow_the_declared_type(kind, default, low, high, choices, control) -> None:
+    setting = Setting("draft_length", kind, default, "What it does.", low, high, choices, "")
+    made = control_for(setting)
+    assert isinstance(made, control)
+    assert (made.value, made.label) == (default, "draft-length")
+
+
+def test_the_value_that_means_automatic_can_be_chosen() -> None:
+    assert control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "c")).minimum == 0

@@ -1,0 +1,131 @@
+"""The addresses beside Gradio's, and what guards all of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.guard import HEADERS
+from app.routes import address
+from app.server import build_app
+from engine.runtime.events import read_jsonl
+
+HOST = "http://127.0.0.1"
+
+
+@pytest.fixture
+def client(service):
+    with TestClient(build_app(service), base_url=HOST) as client:
+        yield client
+
+
+def test_the_model_of_finished_and_running_runs(client, run) -> None:
+    runs = [run(m, group="g") for m in ("autoregressive", "speculative")]
+    answer = client.get("/specscope/model", params={"runs": f"{runs[0].ticket},{runs[1].run_id}"})
+    assert answer.status_code == 200
+    assert [r["id"] for r in answer.json()["runs"]] == [r.run_id for r in runs]
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/specscope/model?runs=nobody", "nobody"),
+        ("/specscope/model?runs=", "0 runs were asked for; choose 1 to 4"),
+        ("/specscope/model?runs=a,b,c,d,e", "5 runs were asked for; choose 1 to 4"),
+        ("/specscope/report.html?runs=nobody", "nobody"),
+        ("/specscope/export/nobody/trace.jsonl", "nobody"),
+        ("/specscope/export/nobody/x.exe", "there is no download 'x.exe'; choose one of trace.jsonl"),
+        ("/specscope/files/secret", "there is no file 'secret'"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(client, path, says) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert says in answer.json()["error"]
+
+
+def test_a_run_that_has_not_begun_has_no_model_yet(client, service, opener) -> None:
+    from app.runs import RunRequest
+
+    opener.gate.clear()
+    waiting = service.start(RunRequest(method="pearl", prompt="Hi"))
+    assert "has not begun" in client.get(f"/specscope/model?runs={waiting.ticket}").json()["error"]
+
+
+def test_downloads(client, run) -> None:
+    made = run("pearl", prompt="</script><b>hi</b>")
+    answer = client.get(f"/specscope/export/{made.run_id}/trace.jsonl")
+    assert read_jsonl(answer.text.splitlines()).commits == made.trace().commits
+    assert f'filename="specscope-{made.run_id}-trace.jsonl"' in answer.headers["content-disposition"]
+    assert "accepted" in client.get(f"/specscope/export/{made.run_id}/tokens.csv").text
+    assert json.loads(client.get(f"/specscope/export/{made.run_id}/perfetto.json").text)["traceEvents"]
+    report = client.get(f"/specscope/report.html?runs={made.run_id}")
+    assert report.headers["content-disposition"].startswith("attachment")
+    assert "<b>hi</b>" not in report.text
+    secret = client.get(f"/specscope/report.html?runs={made.run_id}&redact_prompt=true")
+    assert "&lt;b&gt;hi" in report.text
+    assert "&lt;b&gt;hi" not in secret.text
+
+
+def test_the_page_loads_its_scripts_from_this_server_only(client) -> None:
+    page = client.get("/").text
+    for name in ("viewer.js", "viewer.css", "app.js", "app.css", "plotly.js"):
+        assert address(name) in page
+        answer = client.get(address(name))
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert "Plotly" in client.get(address("plotly.js")).text
+    assert "SpecScope" in client.get(address("viewer.js")).text
+
+
+def test_every_answer_carries_the_security_headers(client) -> None:
+    for path in ("/", "/config", "/specscope/model?runs=x", "/nowhere"):
+        headers = client.get(path).headers
+        assert {name: headers.get(name) for name in HEADERS} == HEADERS
+        assert "access-control-allow-origin" not in headers
+    assert "frame-ancestors 'none'" in HEADERS["Content-Security-Policy"]
+
+
+def test_no_schema_and_no_documentation_pages(client) -> None:
+    assert client.get("/openapi.json").status_code == 404
+
+
+def test_other_names_of_the_server_are_refused(client) -> None:
+    for path in ("/", "/specscope/files/app.js", "/gradio_api/startup-events"):
+        assert client.get(path, headers={"Host": "evil.example"}).status_code == 400
+    assert client.get("/", headers={"Host": "localhost:7860"}).status_code == 200
+
+
+def test_writes_from_other_sites_are_refused(client) -> None:
+    for origin in ("http://evil.example", "null"):
+        answer = client.post("/gradio_api/queue/join", json={}, headers={"Origin": origin})
+        assert answer.status_code == 403
+    own = client.post("/gradio_api/queue/join", json={}, headers={"Origin": HOST, "Host": "127.0.0.1"})
+    assert own.status_code != 403
+
+
+def test_a_login_guards_every_address(service) -> None:
+    with TestClient(build_app(service, auth="ada:s3cret"), base_url=HOST) as client:
+        for path in ("/", "/config", "/specscope/model?runs=x", "/specscope/files/app.js"):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Basic")
+            assert client.get(path, auth=("ada", "wrong")).status_code == 401
+            assert client.get(path, headers={"Authorization": "Basic %%%"}).status_code == 401
+            assert client.get(path, auth=("ada", "s3cret")).status_code in (200, 404)
+
+
+def test_a_configured_name_is_allowed(service) -> None:
+    with TestClient(build_app(service, host="10.1.2.3", auth="a:b"), base_url="http://10.1.2.3") as client:
+        assert client.get("/", auth=("a", "b")).status_code == 200
+        assert client.get("/", auth=("a", "b"), headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_nothing_of_the_disk_is_served(client, tmp_path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    for path in (f"/gradio_api/file={secret}", "/gradio_api/file=/etc/passwd", "/specscope/files/../app.py"):
+        assert client.get(path).status_code in (403, 404)

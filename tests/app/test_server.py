@@ -1,0 +1,103 @@
+"""Starting the server: addresses, ports, logins, and the one line it prints."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+
+import pytest
+
+from app import server
+from app.server import bind, check_exposure, serve
+from engine.errors import UsageError
+from tests.app.fakes import FakeOpen
+
+
+def taken_port() -> socket.socket:
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    holder.listen()
+    return holder
+
+
+def test_a_port_that_is_asked_for_is_used_exactly() -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    with bind("127.0.0.1", port) as listener:
+        assert listener.getsockname()[1] == port
+
+
+def test_a_port_in_use_is_told_with_the_way_out() -> None:
+    with taken_port() as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} .*in use.*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_without_a_port_the_next_free_one_is_taken(monkeypatch) -> None:
+    with taken_port() as holder:
+        port = holder.getsockname()[1]
+        monkeypatch.setattr(server, "DEFAULT_PORT", port)
+        with bind("127.0.0.1", None) as listener:
+            assert port < listener.getsockname()[1] < port + server.TRIES
+        monkeypatch.setattr(server, "TRIES", 1)
+        with pytest.raises(UsageError, match="all in use"):
+            bind("127.0.0.1", None)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "says"),
+    [("127.0.0.1", 70000, "--port is 70000"), ("203.0.113.9", None, "cannot listen on 203.0.113.9")],
+)
+def test_addresses_that_cannot_be_used(host, port, says) -> None:
+    with pytest.raises(UsageError, match=says):
+        bind(host, port)
+
+
+def test_others_are_let_in_only_with_a_login_or_on_request() -> None:
+    check_exposure("127.0.0.1", None, unsafe=False)
+    check_exposure("localhost", None, unsafe=False)
+    check_exposure("0.0.0.0", "ada:secret", unsafe=False)
+    check_exposure("0.0.0.0", None, unsafe=True)
+    with pytest.raises(UsageError, match=r"0\.0\.0\.0.*--auth user:password.*--unsafe"):
+        check_exposure("0.0.0.0", None, unsafe=False)
+    for bad in ("ada", "ada:", ":secret"):
+        with pytest.raises(UsageError, match="user:password"):
+            check_exposure("127.0.0.1", bad, unsafe=False)
+
+
+def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
+    opened = FakeOpen()
+    monkeypatch.setattr(server.Service.__init__, "__defaults__", (opened,))
+    monkeypatch.setattr(server.uvicorn.Server, "install_signal_handlers", lambda _: None, raising=False)
+    lines: list[str] = []
+    ready = threading.Event()
+    running: list[server._Server] = []
+    original = server._Server.__init__
+
+    def remember(self, config, tell):
+        original(self, config, tell)
+        running.append(self)
+
+    monkeypatch.setattr(server._Server, "__init__", remember)
+
+    def announce(line: str) -> None:
+        lines.append(line)
+        ready.set()
+
+    results: list[int] = []
+    arguments = {"port": 0, "database": tmp_path / "t.db", "announce": announce}
+    thread = threading.Thread(target=lambda: results.append(serve(**arguments)))
+    thread.start()
+    assert ready.wait(60), "the server did not start"
+    name, _, url = lines[0].partition(": ")
+    assert name == "SpecScope"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert b"SpecScope" in answer.read()
+    running[0].should_exit = True
+    thread.join(30)
+    assert results == [0]
+    assert len(lines) == 1
+    assert len(opened.opened) == 1, "the models load before the first prompt"
+    assert opened.opened[0].closed

@@ -1,0 +1,147 @@
+"""Live panes and the loop that reads all runs of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+from app.render.panes import LivePane, ordinal
+from app.render.turn import turn_line
+from app.runs import RunRequest
+from app.tabs.streaming import frames, turn_state
+from engine.errors import ModelError
+from tests.app.fakes import WORDS, FakeCluster
+
+
+def ask(method: str = "speculative", **more) -> RunRequest:
+    return RunRequest(method=method, prompt="Hi", **more)
+
+
+async def collect(runs, act=None):
+    got = []
+    async for frame in frames(runs):
+        got.append(frame)
+        if act is not None:
+            act(frame)
+    return got
+
+
+def test_a_turn_streams_to_its_end(service) -> None:
+    runs = [service.start(ask(m)) for m in ("autoregressive", "speculative")]
+    got = asyncio.run(collect(runs))
+    assert got[-1].last
+    assert got[-1].state == "done"
+    assert got[-1].draw
+    final = {}
+    for frame in got:
+        final |= frame.panes
+    assert sorted(final) == [0, 1]
+    for word in WORDS:
+        assert word.strip() in final[1]
+    assert 'class="ss-token ss-corrected"' in final[1]
+    assert 'class="ss-token ss-plain"' in final[0]
+
+
+def test_text_grows_while_it_runs_and_only_at_its_end(service, opener) -> None:
+    steps = threading.Semaphore(0)
+    opener.waiting = [FakeCluster(step=steps)]
+    run = service.start(ask())
+    while run.state != "running":
+        run.wait(0.005)
+    pane, seen = LivePane(run), []
+    for n in range(1, 4):
+        steps.release()
+        while sum(e.tag == "commit" for e in run.since(0)[0]) < n:
+            run.wait(0.002)
+        assert pane.update()
+        seen.append(pane.html)
+    assert not pane.update()
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
+    run.cancel()
+    run.wait(5)
+    assert pane.update()
+    assert 'data-state="cancelled"' in pane.html
+
+
+def test_a_pane_says_what_it_waits_for(service, opener) -> None:
+    opener.gate.clear()
+    first, second = service.start(ask()), service.start(ask("pearl"))
+    while first.state != "loading":
+        first.wait(0.005)
+    panes = [LivePane(first), LivePane(second)]
+    assert [pane.update() for pane in panes] == [True, True]
+    assert "loading models" in panes[0].html
+    assert "1st in line" in panes[1].html
+    assert "measured · local-process" in panes[1].html
+    assert "take turns" in panes[1].html
+
+
+def test_a_failed_run_shows_its_reason(service, opener) -> None:
+    opener.waiting = [ModelError("no model at <nowhere>")]
+    runs = [service.start(ask()), service.start(ask())]
+    got = asyncio.run(collect(runs))
+    assert got[-1].state == "failed"
+    html = {}
+    for frame in got:
+        html |= frame.panes
+    assert "no model at &lt;nowhere&gt;" in html[0]
+    assert 'data-begun="no"' in html[0]
+    assert 'data-begun="yes"' in html[1]
+    assert "Some runs failed." in turn_line("failed", runs)
+
+
+def test_leaving_the_loop_cancels_the_runs(service, opener) -> None:
+    opener.waiting = [FakeCluster(step=threading.Semaphore(1))]
+    runs = [service.start(ask()), service.start(ask())]
+
+    async def leave():
+        stream = frames(runs)
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(leave())
+    assert all(run.wait(5) for run in runs)
+    assert [run.state for run in runs] == ["cancelled", "cancelled"]
+
+
+def test_hostile_tokens_are_text(service, opener) -> None:
+    opener.waiting = [FakeCluster(words=("<script>", "&", '"', "\ud800"))]
+    run = service.start(ask())
+    run.wait(5)
+    pane = LivePane(run)
+    pane.update()
+    assert "<script>" not in pane.html
+    assert "&lt;script&gt;" in pane.html
+    pane.html.encode()
+
+
+@pytest.mark.parametrize(
+    ("states", "turn"),
+    [
+        (("queued", "queued"), "queued"),
+        (("loading", "queued"), "loading"),
+        (("done", "running"), "running"),
+        (("done", "queued"), "running"),
+        (("done", "done"), "done"),
+        (("done", "cancelled"), "cancelled"),
+        (("failed", "done"), "failed"),
+    ],
+)
+def test_turn_states(states, turn) -> None:
+    assert turn_state(states) == turn
+
+
+def test_ordinals() -> None:
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == [
+        "1st",
+        "2nd",
+        "3rd",
+        "4th",
+        "11th",
+        "12th",
+        "21st",
+        "112th",
+    ]

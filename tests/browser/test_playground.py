@@ -1,0 +1,242 @@
+"""The playground in a browser with the real engine: chat, stop, hover, replay, history, errors, themes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+from playwright.sync_api import Error, Page, expect
+
+pytestmark = pytest.mark.browser
+METHODS = ("Autoregressive", "Speculative decoding", "PEARL")
+HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
+STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."
+expect.set_options(timeout=100_000)
+
+
+def type_prompt(page: Page, text: str) -> None:
+    page.get_by_role("textbox", name="Prompt", exact=True).fill(text)
+
+
+def new_tokens(page: Page, count: int) -> None:
+    box = page.get_by_role("spinbutton", name="New tokens")
+    box.fill(str(count))
+    box.press("Tab")
+
+
+def wait_for(page: Page, *states: str) -> None:
+    page.locator(", ".join(f'.app-turn[data-state="{state}"]' for state in states)).wait_for()
+
+
+def answer(page: Page, text: str, tokens: int = 24) -> None:
+    """Ask, and wait until the answers stand in the viewer."""
+    new_tokens(page, tokens)
+    type_prompt(page, text)
+    page.locator("#run").click()
+    expect(page.locator(".app-prompt")).to_have_text(text)
+    wait_for(page, "done")
+    viewer(page).wait_for()
+
+
+def click_until(page: Page, selector: str) -> None:
+    """Press Run until something shows: a press while the last one is still being answered does not count."""
+    for _ in range(100):
+        page.locator("#run").click()
+        try:
+            page.locator(selector).wait_for(timeout=1000)
+        except Error:
+            continue
+        return
+    raise AssertionError(f"{selector} never showed")
+
+
+def viewer(page: Page, where: str = "#live-viewer"):
+    return page.locator(f'{where} [data-state="ready"]').first
+
+
+def alert(page: Page, where: str) -> str:
+    return page.locator(f"#alert-{where} .app-alert").inner_text()
+
+
+def test_chat_hover_and_replay(page: Page) -> None:
+    type_prompt(page, STORY)
+    new_tokens(page, 32)
+    page.get_by_role("textbox", name="Prompt", exact=True).press("Control+Enter")
+    expect(page.locator("#stop")).to_be_visible()
+    wait_for(page, "done")
+    panes = page.locator("#live-viewer .ss-pane")
+    expect(panes).to_have_count(3)
+    for pane, title in zip(panes.all(), METHODS, strict=True):
+        expect(pane).to_be_visible()
+        expect(pane.locator("h3")).to_contain_text(title)
+    expect(page.locator("#panes")).to_be_hidden()
+    text = [page.locator("#live-viewer .ss-text").nth(i).inner_text() for i in range(3)]
+    assert text[0] == text[1] == text[2], "at temperature 0 all methods give the target's text"
+    assert len(text[0].split()) > 10
+    titles = page.locator("#live-viewer .ss-gantt .ss-gantt-title")
+    expect(titles).to_have_count(3)
+    for title in titles.all():
+        expect(title).to_contain_text("measured · local-process")
+    expect(page.locator("#live-viewer .ss-table").first.locator("tbody tr")).to_have_count(3)
+
+    panes.nth(1).locator(".ss-accepted").first.hover()
+    card = page.locator("#live-viewer .ss-float")
+    expect(card).to_contain_text("accepted")
+    expect(card).to_contain_text("step")
+
+    slider = page.locator("#live-viewer input[type=range]").first
+    slider.focus()
+    slider.press("Home")
+    expect(panes.nth(0).locator(".ss-token:visible")).to_have_count(0)
+    slider.press("End")
+    expect(panes.nth(0).locator(".ss-token").last).to_be_visible()
+
+    page.locator("#follow").get_by_text("PEARL").click()
+    answer(page, "And then?", tokens=8)
+    page.locator(".app-past summary").click()
+    expect(page.locator(".app-said").nth(0)).to_contain_text(STORY)
+    expect(page.locator(".app-said").nth(1)).to_contain_text("PEARL")
+
+    page.locator("#clear").click()
+    wait_for(page, "idle")
+    expect(page.locator(".app-prompt")).to_have_count(0)
+
+
+def test_escape_stops_and_what_there_is_stays(page: Page) -> None:
+    new_tokens(page, 1500)
+    page.get_by_role("button", name="A lighthouse keeper").click()
+    expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(STORY)
+    page.locator("#run").click()
+    page.locator("#panes .ss-token").nth(3).wait_for()
+    page.keyboard.press("Escape")
+    wait_for(page, "cancelled")
+    viewer(page).wait_for()
+    expect(page.locator("#live-viewer .ss-token").first).to_be_visible()
+    expect(page.locator("#panes .app-pane").last).to_contain_text("Stopped before the first token")
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
+    page.get_by_role("radio", name="Virtual cluster").check()
+    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
+    answer(page, HOSTILE, tokens=8)
+    expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · pearl-")
+    expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)
+
+
+def test_errors_stand_beside_what_caused_them(page: Page) -> None:
+    page.locator("#run").click()
+    assert "the prompt is empty" in alert(page, "prompt")
+    type_prompt(page, "word " * 3000)
+    page.locator("#run").click()
+    wait_for(page, "failed")
+    expect(page.locator("#alert-prompt .app-alert")).to_contain_text("2304")
+    expect(page.locator("#panes .app-pane").first).to_contain_text("shorten the prompt")
+    type_prompt(page, "Hello!")
+    new_tokens(page, 0)
+    click_until(page, "#alert-sampling .app-alert")
+    assert "max_new_tokens is 0; it must be at least 1" in alert(page, "sampling")
+    expect(page.locator("#alert-prompt .app-alert")).to_have_count(0)
+    page.locator("#methods").get_by_label("PEARL").uncheck()
+    page.locator("#methods").get_by_label("Speculative decoding").uncheck()
+    click_until(page, "#alert-methods .app-alert")
+    assert "choose 2 to 4" in alert(page, "methods")
+
+
+def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server) -> None:
+    new_tokens(page, 1500)
+    type_prompt(page, STORY)
+    page.locator("#run").click()
+    wait_for(page, "running")
+    workers = [
+        p for p in psutil.Process(server.process.pid).children() if "engine.runtime" in " ".join(p.cmdline())
+    ]
+    os.kill(workers[-1].pid, signal.SIGKILL)
+    wait_for(page, "failed")
+    viewer(page).wait_for()
+    failed = page.locator('#live-viewer .ss-pane[data-status="failed"]')
+    expect(failed).to_have_count(1)
+    expect(failed).to_contain_text("was killed by SIGKILL")
+    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(2)
+    answer(page, "Hello again!", tokens=8)
+    expect(page.locator("#live-viewer .ss-pane")).to_have_count(3)
+
+
+def test_history_open_search_and_delete(page: Page, open_page) -> None:
+    answer(page, "Remember the word zanzibar.", tokens=6)
+    link = page.get_by_role("link", name="Permalink").get_attribute("href")
+    page.get_by_role("tab", name="History").click()
+    rows = page.locator(".app-runs tbody tr")
+    rows.first.wait_for()
+    page.get_by_role("textbox", name="Search").fill("zanzibar")
+    expect(rows).to_have_count(3)
+    rows.first.get_by_role("button", name="Compare").click()
+    viewer(page, "#history-viewer").wait_for()
+    expect(page.locator("#history-viewer .ss-pane")).to_have_count(3)
+    expect(page.locator(".app-opened h2")).to_have_text("3 runs compared")
+    page.get_by_role("button", name="All runs").click()
+    expect(rows).to_have_count(3)
+
+    other = open_page(link[1:], theme="dark")
+    viewer(other, "#history-viewer").wait_for()
+    expect(other.locator("#history-viewer .ss-pane")).to_have_count(3)
+
+    for box in rows.get_by_role("checkbox").all():
+        box.check()
+    expect(page.locator("#history-delete")).to_have_text("Delete 3")
+    page.locator("#history-delete").click()
+    expect(page.locator("#history-confirm")).to_contain_text("Delete these 3 runs")
+    page.get_by_role("button", name="Delete for good").click()
+    expect(page.locator("#history-message")).to_contain_text("3 runs deleted")
+    expect(page.locator('#history-table [data-state="empty"]')).to_be_visible()
+
+
+def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
+    answer(page, "Keep this one.", tokens=6)
+    page.get_by_role("tab", name="History").click()
+    page.get_by_role("textbox", name="Search").fill("Keep this one")
+    rows = page.locator(".app-runs tbody tr")
+    expect(rows).to_have_count(3)
+    run = rows.first.get_attribute("data-run")
+    rows.first.get_by_role("button", name="Open").click()
+    page.get_by_text("Download the data").click()
+    with page.expect_download() as started:
+        page.get_by_role("link", name="trace.jsonl").click()
+    file = tmp_path / "trace.jsonl"
+    started.value.save_as(file)
+    lines = file.read_text().splitlines()
+    header = json.loads(lines[0])
+    assert header["run_id"] == run
+    file.write_text("\n".join([json.dumps({**header, "run_id": "imported01"}), *lines[1:]]) + "\n")
+    page.get_by_role("button", name="All runs").click()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import JSONL").click()
+    chooser.value.set_files(file)
+    expect(page.locator("#history-message")).to_contain_text("imported01 was imported")
+    expect(page.locator('tr[data-run="imported01"]')).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_both_themes_fit_a_narrow_window(open_page, theme: str) -> None:
+    page = open_page(theme=theme, width=800)
+    answer(page, "Hello!", tokens=6)
+    ink, ground = page.evaluate(
+        "[getComputedStyle(document.querySelector('#live-viewer h3')).color,"
+        " getComputedStyle(document.body).backgroundColor].map(c => c.match(/[\\d.]+/g).slice(0, 3).map(Number))"
+    )
+    assert (sum(ink) > sum(ground)) == (theme == "dark")
+    assert abs(sum(ink) - sum(ground)) > 300
+    for tab in ("Playground", "History", "About"):
+        page.get_by_role("tab", name=tab).click()
+        page.locator('[role="tabpanel"]:visible').first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"), tab
+    page.get_by_role("button", name="Light or dark").click()
+    assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light")
+    page.reload()
+    page.locator("#run").wait_for()
+    assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light"), (
+        "the choice is kept"
+    )

@@ -1,0 +1,53 @@
+"""Tiny pairs with a tokenizer, on disk: any family, with drafters that are right, wrong or something in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from engine.model.pair import Pair
+from tests.engine.model import tiny
+
+DRAFTERS = ("other", "right", "wrong")
+
+
+def make_pair(folder: Path, family: str, drafter: str) -> tuple[Pair, torch.nn.Module]:
+    """Return the pair and the target as a transformers model."""
+    target = tiny.reference(family, seed=1)
+    with torch.no_grad():  # the first token decides little otherwise: random models fall into short cycles
+        target.get_input_embeddings().weight.mul_(3.0)
+    path = folder / f"{family}-target"
+    if not path.exists():
+        _save(target, path)
+    other = folder / f"{family}-{drafter}"
+    if not other.exists():
+        _save(_drafter(target, family, drafter), other)
+    return Pair.of(path, other), target
+
+
+def _drafter(target: torch.nn.Module, family: str, kind: str) -> torch.nn.Module:
+    torch.manual_seed(5)
+    model = tiny.reference(family, seed=1)
+    model.load_state_dict(target.state_dict())
+    with torch.no_grad():
+        if kind == "wrong":  # every argmax is one token further: never right
+            head = model.get_output_embeddings()
+            if head.weight is model.get_input_embeddings().weight:
+                head.weight = torch.nn.Parameter(head.weight.clone())
+                model.config.tie_word_embeddings = False
+            head.weight.copy_(head.weight.roll(1, 0))
+        elif kind == "other":
+            for parameter in model.parameters():
+                parameter.add_(0.03 * torch.randn_like(parameter))
+    return model
+
+
+def _save(model: torch.nn.Module, path: Path) -> None:
+    tiny.save(model, path)
+    words = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(tiny.VOCAB - 1)}, unk_token="!"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="!").save_pretrained(path)

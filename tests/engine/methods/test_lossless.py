@@ -1,0 +1,165 @@
+"""Temperature 0, fp32: every method's text is the target's own, as transformers' `generate` writes it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import engine
+from engine.methods import METHODS
+from engine.model.pair import Pair
+from engine.types import Limits, Sampling
+from tests.engine.methods.pairs import DRAFTERS, make_pair
+
+CONFIGS = {
+    "speculative": [{"gamma": 1}, {"gamma": 5}],
+    "pearl": [
+        {"gamma": 1},
+        {"gamma": 4},
+        {"gamma": 3, "pre_verify": False},
+        {"gamma": 3, "post_verify": False},
+        {"gamma": 3, "pre_verify": False, "post_verify": False},
+    ],
+}
+"""Settings to try besides the defaults."""
+CASES = [(key, config) for key in METHODS for config in CONFIGS.get(key, [{}])]
+FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3")
+lossless = pytest.mark.parametrize(("method", "config"), CASES, ids=str)
+
+
+_said: dict[tuple[object, ...], list[int]] = {}
+
+
+def generate(model, prompt: list[int], new: int, eos: int | list[int] | None = None) -> list[int]:
+    """What transformers says, one token at a time."""
+    key = (model, tuple(prompt), new, str(eos))  # the model itself: an id alone may be given again
+    if key not in _said:
+        _said[key] = _generate(model, prompt, new, eos)
+    return _said[key]
+
+
+def _generate(model, prompt: list[int], new: int, eos: int | list[int] | None) -> list[int]:
+    config = copy.deepcopy(model.generation_config)
+    config.update(max_new_tokens=new, do_sample=False, eos_token_id=eos, pad_token_id=0)
+    out = model.generate(
+        torch.tensor([prompt]), generation_config=config, attention_mask=torch.ones(1, len(prompt))
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def assert_same(model, prompt: list[int], mine: list[int], theirs: list[int]) -> None:
+    """Equal, or different first where the target's two best tokens are a tie in float64."""
+    if mine == theirs:
+        return
+    n = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
+    )
+    exact = copy.deepcopy(model).double()
+    top = exact(torch.tensor([prompt + theirs[:n]])).logits[0, -1].topk(2).values
+    gap = float(top[0] - top[1])
+    assert gap < 1e-4, (
+        f"differs at token {n} ({mine[n : n + 3]} against {theirs[n : n + 3]}), top-2 gap {gap:.2e}"
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pairs")
+
+
+PAIRS = [(f, "other") for f in FAMILIES] + [(FAMILIES[0], d) for d in DRAFTERS if d != "other"]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def tiny_cluster(request, folder):
+    pair, model = make_pair(folder, *request.param)
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        yield cluster, model, request.param[1]
+
+
+@lossless
+def test_tiny_models_of_every_family(tiny_cluster, method, config):
+    cluster, model, kind = tiny_cluster
+    for prompt, new in (([5], 20), ([3, 9], 1), ([7, 8, 9], 2), (list(range(20, 31)), 33)):
+        trace = cluster.run(method, prompt, config=config, limits=Limits(new))
+        assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
+        tested = [d.outcome for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"]
+        if kind != "other" and tested:
+            assert set(tested) == {"accepted" if kind == "right" else "rejected"}
+
+
+@lossless
+def test_eos_inside_a_draft_ends_the_text_there(tiny_cluster, method, config):
+    cluster, model, _ = tiny_cluster
+    prompt = list(range(40, 45))
+    free = generate(model, prompt, 24)
+    for eos in list(dict.fromkeys(free))[:7]:
+        trace = cluster.run(method, prompt, config=config, limits=Limits(24, eos=(eos,)))
+        assert_same(model, prompt, trace.token_ids(), generate(model, prompt, 24, eos))
+        if trace.token_ids()[-1] == eos:
+            assert trace.footer.reasons == ("eos",)
+            assert trace.text == "".join(
+                chr(33 + t) for t in trace.token_ids()[:-1] if 0 < t < 96
+            )  # special ones
+
+
+@lossless
+def test_stop_strings_are_cut_inside_a_draft(tiny_cluster, method, config):
+    cluster, _, _ = tiny_cluster
+    prompt = [50, 51, 52]
+    free = cluster.run("autoregressive", prompt, limits=Limits(24)).text
+    for stop in dict.fromkeys((free[:1], free[3:5], free[4:9], free[10:12], "never said")):
+        trace = cluster.run(method, prompt, config=config, limits=Limits(24, stop=(stop,)))
+        assert trace.text == free.partition(stop)[0]
+        assert "".join(c.text for c in trace.commits) == trace.text
+        assert trace.footer.reasons == (("stop",) if stop in free else ("length",))
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    pair = Pair.find("bundled")
+    model = AutoModelForCausalLM.from_pretrained(pair.target_path, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        yield cluster, model
+
+
+@lossless
+@pytest.mark.parametrize(("prompt", "new"), [("Hi", 12), ("Tell me a story about a dragon.", 90)])
+def test_bundled_pair(bundled, method, config, prompt, new):
+    cluster, model = bundled
+    ids = cluster.pair.encode(prompt)
+    trace = cluster.run(method, prompt, config=config, limits=Limits(new))
+    assert trace.header.prompt_ids == (tuple(ids),)
+    expected = generate(model, ids, new, list(cluster.pair.eos))
+    assert_same(model, ids, trace.token_ids(), expected)
+
+
+@lossless
+def test_match_rule_writes_the_text_of_autoregressive_at_any_temperature(bundled, method, config):
+    """Methods whose drafts are functions of the prefix draw the very tokens that `autoregressive` draws."""
+    fields = {s.name: s for s in METHODS[method].settings()}
+    if "greedy" in getattr(fields.get("drafts"), "choices", ()):
+        config = {**config, "drafts": "greedy"}
+    cluster, _ = bundled
+    warm = Sampling(temperature=0.9, top_k=60, top_p=0.95, seed=11)
+    trace = cluster.run(method, "Tell me a joke.", config=config, sampling=warm, limits=Limits(48))
+    if any(d.rule == "ratio" for d in trace.decisions):
+        return  # sampled drafts: the distribution is the same, not the text
+    plain = cluster.run("autoregressive", "Tell me a joke.", sampling=warm, limits=Limits(48))
+    assert trace.token_ids() == plain.token_ids()
+
+
+def test_sequence_of_one_seed_is_repeatable_and_seeds_differ(bundled):
+    cluster, _ = bundled
+
+    def text(seed):
+        return cluster.run(
+            "speculative", "Tell me a joke.", sampling=Sampling(1.0, seed=seed), limits=Limits(40)
+        ).text
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)

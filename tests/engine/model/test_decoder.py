@@ -1,0 +1,317 @@
+"""The decoder against transformers: prefill, one row, chains, trees, several sequences in one batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from engine.model import weights
+from engine.model.attention import Attention
+from engine.model.load import load
+from engine.model.slots import PAD, PROVISIONAL, Rows
+from tests.engine.model.tiny import CONFIGS, CONTEXT, VOCAB, reference, save
+
+torch.set_num_threads(1)
+NONE = np.empty(0, dtype=np.int64)
+
+
+class Both:
+    """One model twice: ours and transformers'."""
+
+    def __init__(self, family, path):
+        self.reference = reference(family)
+        save(self.reference, path)
+        self.decoder = load(path)
+
+    def expected(self, tokens) -> torch.Tensor:
+        """Logits after each token of a text, by transformers without a cache."""
+        with torch.inference_mode():
+            return self.reference(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made: dict[str, Both] = {}
+
+    def of(family):
+        if family not in made:
+            made[family] = Both(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return of
+
+
+@pytest.fixture(params=CONFIGS)
+def both(request, models):
+    return models(request.param)
+
+
+def text(n, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCAB, n)
+
+
+def assert_same(got, want, tolerance=1e-4):
+    """Within 1e-4 of the largest logit."""
+    assert got.shape == want.shape
+    assert got.dtype == torch.float32
+    error = (got - want).abs().max() / want.abs().max()
+    assert error < tolerance, f"relative error {error:.2g}"
+
+
+def test_prefill(both):
+    ids = text(40)
+    out = both.decoder.forward(both.decoder.new_cache(1, 50), Rows.chain(0, ids, 0), np.arange(40))
+    assert_same(out.logits, both.expected(ids))
+
+
+def test_row_by_row_after_a_prefill(both):
+    ids = text(30)
+    cache = both.decoder.new_cache(1, 50)
+    both.decoder.forward(cache, Rows.chain(0, ids[:11], 0), NONE)
+    rows = [
+        both.decoder.forward(cache, Rows.chain(0, ids[i : i + 1], i), np.array([0])) for i in range(11, 30)
+    ]
+    assert_same(torch.cat([row.logits for row in rows]), both.expected(ids)[11:])
+
+
+@pytest.mark.parametrize("count", [2, 5, 12, 33])
+def test_several_rows_after_a_prefill(both, count):
+    ids = text(12 + count)
+    cache = both.decoder.new_cache(1, 50)
+    both.decoder.forward(cache, Rows.chain(0, ids[:12], 0), NONE)
+    out = both.decoder.forward(cache, Rows.chain(0, ids[12:], 12), np.arange(count))
+    assert_same(out.logits, both.expected(ids)[12:])
+
+
+TREE = [9, 10, 10, 11, 11, 12, 9, 16, 17, 15, -1, 20]
+"""Parents of rows 10 to 21: two branches after the trunk's last row, siblings, one older row, a second root."""
+
+
+def check_tree(both, cache, parents, flags=None):
+    """Feed rows and compare each with its own path, alone."""
+    decoder = both.decoder
+    start = cache.length(0)
+    ids = text(len(parents), seed=1)
+    out = decoder.forward(cache, Rows.of(0, ids, parents, flags), np.arange(len(ids)))
+    for i in range(len(ids)):
+        path = cache.path(0, start + i)
+        assert_same(out.logits[i], both.expected(path)[-1])
+
+
+def test_tree_agrees_with_each_path_alone(both):
+    cache = both.decoder.new_cache(1, 50)
+    both.decoder.forward(cache, Rows.chain(0, text(10), 0), NONE)
+    check_tree(both, cache, TREE)
+
+
+def test_tree_grown_level_by_level(both):
+    cache = both.decoder.new_cache(1, 50)
+    both.decoder.forward(cache, Rows.chain(0, text(10), 0), NONE)
+    for level in ([9, 9], [10, 11, 11], [12], [15, 14, 14]):
+        check_tree(both, cache, level)
+
+
+def test_padding_and_provisional_rows_are_seen_by_their_descendants_only(both):
+    cache = both.decoder.new_cache(1, 50)
+    both.decoder.forward(cache, Rows.chain(0, text(10), 0), NONE)
+    check_tree(both, cache, [9, 10, 9, 12], [PROVISIONAL, PROVISIONAL, 0, PAD])
+    check_tree(both, cache, [12])
+
+
+def test_kept_branch_is_what_was_cached(both):
+    ids = text(10)
+    cache = both.decoder.new_cache(1, 50)
+    both.decoder.forward(cache, Rows.chain(0, ids, 0), NONE)
+    branch = text(len(TREE), seed=1)
+    both.decoder.forward(cache, Rows.of(0, branch, TREE), NONE)
+    kept = [*ids, branch[0], branch[2], branch[5]]  # rows 10, 12, 15
+    path = cache.match(0, np.array([*kept, 96]), 14)
+    assert path.tolist() == [*range(10), 10, 12, 15]
+    cache.keep(0, path)
+    more = text(4, seed=2)
+    out = both.decoder.forward(cache, Rows.chain(0, more, 13), np.arange(4))
+    assert_same(out.logits, both.expected([*kept, *more])[13:])
+
+
+def test_sequences_of_different_lengths_in_one_batch(both):
+    lengths = {2: 17, 0: 3, 1: 9}
+    texts = {slot: text(n, seed=slot) for slot, n in lengths.items()}
+    cache = both.decoder.new_cache(3, 40)
+    parts = [Rows.chain(slot, ids, 0) for slot, ids in texts.items()]
+    out = both.decoder.forward(cache, Rows.join(parts), np.arange(29))
+    assert_same(out.logits, torch.cat([both.expected(ids) for ids in texts.values()]))
+    # one row, a chain and a tree at once
+    more = [Rows.chain(1, [5], 9), Rows.chain(0, [6, 7, 8], 3), Rows.of(2, [3, 4, 5], [16, 16, 17])]
+    out = both.decoder.forward(cache, Rows.join(more), np.array([6, 0, 3]))
+    want = [[*texts[2], 3, 5], [*texts[1], 5], [*texts[0], 6, 7, 8]]
+    assert_same(out.logits, torch.stack([both.expected(ids)[-1] for ids in want]))
+
+
+def test_one_row_of_each_of_several_sequences(both):
+    cache = both.decoder.new_cache(3, 40)
+    texts = [text(n, seed=n) for n in (5, 21, 12)]
+    both.decoder.forward(cache, Rows.join([Rows.chain(i, ids, 0) for i, ids in enumerate(texts)]), NONE)
+    rows = Rows.join([Rows.chain(i, [i], len(ids)) for i, ids in enumerate(texts)])
+    out = both.decoder.forward(cache, rows, np.arange(3))
+    assert_same(out.logits, torch.stack([both.expected([*ids, i])[-1] for i, ids in enumerate(texts)]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_random_trees(models, data):
+    both = models(data.draw(st.sampled_from(["qwen2-window", "qwen3"])))
+    decoder = both.decoder
+    cache = decoder.new_cache(1, 64)
+    trunk = data.draw(st.integers(0, 12), label="trunk")
+    if trunk:
+        decoder.forward(cache, Rows.chain(0, text(trunk), 0), NONE)
+    for step in range(data.draw(st.integers(1, 3), label="steps")):
+        held = cache.length(0)
+        n = data.draw(st.integers(1, 8), label="n")
+        parents = [data.draw(st.integers(max(-1, held - 6), held + i - 1)) for i in range(n)]
+        ids = text(n, seed=step)
+        out = decoder.forward(cache, Rows.of(0, ids, parents), np.arange(n))
+        row = data.draw(st.integers(0, n - 1), label="row")
+        assert_same(out.logits[row], both.expected(cache.path(0, held + row))[-1])
+
+
+def test_hidden_states(both):
+    ids = text(12)
+    layers = both.decoder.shape.layers
+    asked = (*range(layers + 1), -1)
+    out = both.decoder.forward(both.decoder.new_cache(1, 20), Rows.chain(0, ids, 0), np.array([11]), asked)
+    states = []
+    hooks = [
+        layer.register_forward_hook(lambda *a: states.append(a[2])) for layer in both.reference.model.layers
+    ]
+    with torch.inference_mode():
+        final = both.reference.model(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
+        embedded = both.reference.model.embed_tokens(torch.from_numpy(ids))
+    for hook in hooks:
+        hook.remove()
+    assert set(out.hidden) == set(asked)
+    assert_same(out.hidden[0], embedded)
+    assert_same(out.hidden[-1], final)
+    for i, state in enumerate(states, 1):
+        assert_same(out.hidden[i], state[0])
+    assert_same(out.logits, both.expected(ids)[-1:])
+
+
+def test_wanted_rows_come_in_the_order_asked_for(models):
+    both, ids = models("llama"), text(9)
+    out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, ids, 0), np.array([7, 2, 2]))
+    assert_same(out.logits, both.expected(ids)[[7, 2, 2]])
+    everything = np.array([3, 1, 0, 2])  # as many as there are rows, in another order
+    out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, ids[:4], 0), everything)
+    assert_same(out.logits, both.expected(ids)[[3, 1, 0, 2]])
+    out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, ids, 0), NONE)
+    assert out.logits.shape == (0, VOCAB)
+    out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, [], 0), NONE)
+    assert out.logits.shape == (0, VOCAB)
+
+
+def test_cache_may_be_longer_than_the_context_for_tree_rows(models):
+    both = models("llama")
+    ids = text(CONTEXT)
+    cache = both.decoder.new_cache(1, CONTEXT + 4)
+    both.decoder.forward(cache, Rows.chain(0, ids[:-1], 0), NONE)
+    leaf = CONTEXT - 2
+    out = both.decoder.forward(cache, Rows.of(0, [ids[-1], 5, 6], [leaf] * 3), np.arange(3))
+    assert_same(out.logits[0], both.expected(ids)[-1])
+    with pytest.raises(UsageError, match=f"position {CONTEXT}; the model's context is {CONTEXT}"):
+        both.decoder.forward(cache, Rows.of(0, [1], [CONTEXT]), np.arange(1))
+    assert cache.length(0) == CONTEXT + 2
+
+
+def test_caches_of_different_sizes_of_one_model(models):
+    both, ids = models("llama"), text(30)
+    small, large = both.decoder.new_cache(1, 4), both.decoder.new_cache(1, 40)
+    assert_same(both.decoder.forward(large, Rows.chain(0, ids, 0), np.arange(30)).logits, both.expected(ids))
+    assert_same(
+        both.decoder.forward(small, Rows.chain(0, ids[:4], 0), np.arange(4)).logits, both.expected(ids)[:4]
+    )
+    with pytest.raises(UsageError, match="slot 0 would hold 5 rows; its capacity is 4"):
+        both.decoder.forward(small, Rows.chain(0, [1], 4), np.arange(1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "want", "hidden", "message"),
+    [
+        (
+            Rows.chain(0, [1, VOCAB], 0),
+            [0],
+            (),
+            f"token id {VOCAB} is not in the target's vocabulary of {VOCAB}",
+        ),
+        (Rows.chain(0, [-1], 0), [0], (), "token id -1 is not in"),
+        (Rows.chain(0, [1, 2], 0), [2], (), "wanted row 2 is not one of the rows 0 to 1"),
+        (Rows.chain(0, [1], 0), [0], (4,), "hidden layers are .*; they must be -1 to 3"),
+    ],
+)
+def test_wrong_inputs_are_refused_and_leave_the_cache_as_it_was(models, rows, want, hidden, message):
+    decoder = models("llama").decoder
+    cache = decoder.new_cache(1, 8)
+    with pytest.raises(UsageError, match=message):
+        decoder.forward(cache, rows, np.array(want), hidden)
+    assert cache.length(0) == 0
+
+
+def test_forward_that_fails_leaves_the_cache_as_it_was(models, monkeypatch):
+    both, ids = models("llama"), text(12)
+    cache = both.decoder.new_cache(1, 20)
+    both.decoder.forward(cache, Rows.chain(0, ids[:6], 0), NONE)
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Attention, "run", out_of_memory)
+        with pytest.raises(MemoryError):
+            both.decoder.forward(cache, Rows.chain(0, ids[6:], 6), NONE)
+    assert cache.length(0) == 6
+    out = both.decoder.forward(cache, Rows.chain(0, ids[6:], 6), np.arange(6))
+    assert_same(out.logits, both.expected(ids)[6:])
+
+
+def test_two_caches_of_one_model_used_in_turns(models):
+    both, one, two = models("qwen3"), text(10, seed=1), text(10, seed=2)
+    caches = [both.decoder.new_cache(1, 16) for _ in range(2)]
+    got = [[], []]
+    for i in range(10):
+        for k, ids in enumerate((one, two)):
+            out = both.decoder.forward(caches[k], Rows.chain(0, ids[i : i + 1], i), np.array([0]))
+            got[k].append(out.logits)
+    assert_same(torch.cat(got[0]), both.expected(one))
+    assert_same(torch.cat(got[1]), both.expected(two))
+
+
+@pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
+def test_matrices_computed_in_blocks(family, tmp_path, models, monkeypatch):
+    """Blocks are half a megabyte; with blocks of 1 kB every matrix of a tiny model has several."""
+    both, ids = models(family), text(20)
+    save(both.reference, tmp_path)
+    monkeypatch.setattr(weights, "_BLOCK", 1024)
+    decoder = load(tmp_path)
+    assert {len(decoder.layers[0].qkv.blocks), len(decoder.head.blocks)}.isdisjoint({1})
+    cache = decoder.new_cache(1, 20)
+    first = decoder.forward(cache, Rows.chain(0, ids[:19], 0), np.arange(19)).logits
+    last = decoder.forward(cache, Rows.chain(0, ids[19:], 19), np.arange(1)).logits
+    assert_same(torch.cat([first, last]), both.expected(ids))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-bias"])
+def test_bfloat16(family, tmp_path, models):
+    both = models(family)
+    save(both.reference, tmp_path)
+    decoder = load(tmp_path, dtype=torch.bfloat16)
+    ids = text(20)
+    cache = decoder.new_cache(1, 24)
+    first = decoder.forward(cache, Rows.chain(0, ids[:12], 0), np.arange(12)).logits
+    rest = [
+        decoder.forward(cache, Rows.chain(0, ids[i : i + 1], i), np.array([0])).logits for i in range(12, 20)
+    ]
+    assert_same(torch.cat([first, *rest]), both.expected(ids), tolerance=0.05)

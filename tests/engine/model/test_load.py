@@ -1,0 +1,338 @@
+"""Loading: what is right loads, everything else is one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelError
+from engine.model import load as loading
+from engine.model.load import load, resolve
+from engine.model.slots import Rows
+from tests.engine.model.tiny import reference, save
+
+torch.set_num_threads(1)
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("source")
+    save(reference("llama"), path)
+    return path
+
+
+@pytest.fixture
+def model(source, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(source, tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    save(reference("llama"), tmp_path / "sharded", max_shard_size="40KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    return tmp_path / "sharded"
+
+
+def logits(decoder):
+    ids = np.arange(5)
+    return decoder.forward(decoder.new_cache(1, 5), Rows.chain(0, ids, 0), ids).logits
+
+
+def refused(path) -> str:
+    """Return the one line a model is refused with."""
+    with pytest.raises(ModelError) as error:
+        load(path)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def edit(path, change):
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
+
+
+def respoil(model, change):
+    """Rewrite the weights after a change."""
+    tensors = load_file(model / WEIGHTS)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    change(tensors)
+    save_file(tensors, model / WEIGHTS)
+
+
+def test_shards_give_the_same_model_as_one_file(source, sharded):
+    torch.testing.assert_close(logits(load(sharded)), logits(load(source)))
+
+
+def test_name_device_and_type(source):
+    decoder = load(str(source), dtype=torch.float64, name="drafter")
+    assert (decoder.name, decoder.dtype, decoder.device.type) == ("drafter", torch.float64, "cpu")
+    assert (decoder.vocab_size, decoder.context) == (97, 64)
+
+
+def test_bundled_pair_loads():
+    from engine.model.pair import Pair
+
+    pair = Pair.find("bundled")
+    for path in (pair.target_path, pair.drafter_path):
+        assert load(path).vocab_size == pair.vocab_size
+
+
+def test_weights_are_copied_out_of_the_file(model):
+    decoder = load(model)
+    before = logits(decoder)
+    weights = model / WEIGHTS
+    with weights.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        file.write(bytes(size))
+    torch.testing.assert_close(logits(decoder), before)
+
+
+@pytest.mark.parametrize(
+    "name", ["no-such-directory", "./x", "/no/such/directory", "../bundled", "a/b/c", ""]
+)
+def test_missing_directory(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    if name == "":
+        assert "config.json is missing" in refused(name)  # the current directory
+    else:
+        assert "there is no such directory" in refused(name)
+
+
+def test_file_instead_of_directory(model):
+    assert f"{model / WEIGHTS} is a file" in refused(model / WEIGHTS)
+
+
+def test_missing_config(model):
+    (model / "config.json").unlink()
+    assert f"{model / 'config.json'} is missing" in refused(model)
+
+
+@pytest.mark.parametrize("content", ["", "{", "\xff\xfe", '{"a": }'])
+def test_broken_config(model, content):
+    (model / "config.json").write_bytes(content.encode("latin-1"))
+    assert f"{model / 'config.json'} is not valid JSON" in refused(model)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"architectures": null}', '{"architectures": 3}', "7"])
+def test_config_without_architecture(model, content):
+    (model / "config.json").write_text(content)
+    assert "is not supported; supported are LlamaForCausalLM, Mistral" in refused(model)
+
+
+def test_unsupported_architecture(model):
+    edit(model / "config.json", lambda c: c.update(architectures=["GPT2LMHeadModel"], model_type="gpt2"))
+    message = refused(model)
+    assert "config.json: architecture GPT2LMHeadModel is not supported" in message
+    assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights are not supported"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type dynamic is not supported; supported are default, linear, llama3, yarn",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
+            "only a part of each head is rotated",
+        ),
+        ({"hidden_size": "wide"}, "config.json: "),
+        ({"num_attention_heads": 5}, "config.json: "),
+        ({"num_key_value_heads": 3}, "config.json: "),
+        ({"model_type": "no-such-type"}, "config.json: "),
+        ({"num_hidden_layers": 4}, "the weights lack model.layers.3."),
+        ({"num_hidden_layers": 2}, "the weights hold model.layers.2."),
+        ({"attention_bias": True}, "the weights lack model.layers.0.self_attn.q_proj.bias"),
+        ({"vocab_size": 98}, "model.embed_tokens.weight has shape [97, 32]; config.json asks for [98, 32]"),
+    ],
+)
+def test_config_that_does_not_fit(model, change, message):
+    edit(model / "config.json", lambda c: c.update(change))
+    assert message in refused(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [
+        ("linear-rope", {"type": "linear", "factor": 4.0}),
+        (
+            "llama3-rope",
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+    ],
+)
+def test_rotary_settings_as_older_configs_write_them(tmp_path, family, scaling):
+    save(reference(family), tmp_path)
+    before = logits(load(tmp_path))
+
+    def older(config):
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = scaling
+
+    edit(tmp_path / "config.json", older)
+    torch.testing.assert_close(logits(load(tmp_path)), before)
+
+
+def test_remote_code_is_not_run(model):
+    (model / "evil.py").write_text("raise SystemExit('remote code ran')")
+    auto = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    edit(model / "config.json", lambda c: c.update(auto_map=auto))
+    load(model)
+    edit(model / "config.json", lambda c: c.update(model_type="evil"))
+    assert str(model / "config.json") in refused(model)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickled_weights_are_not_read(model, name):
+    (model / WEIGHTS).rename(model / name)
+    message = refused(model)
+    assert str(model / name) in message
+    assert "convert them to safetensors" in message
+
+
+def test_no_weights(model):
+    (model / WEIGHTS).unlink()
+    assert f"there is no {WEIGHTS} and no {INDEX}" in refused(model)
+
+
+def test_missing_shard(sharded):
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert f"{shard}: this shard is missing" in refused(sharded)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[]",
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": "../../x.safetensors"}}',
+        '{"weight_map": ["a"]}',
+    ],
+)
+def test_index_that_names_no_shards_beside_it(sharded, content):
+    (sharded / INDEX).write_text(content)
+    assert f"{sharded / INDEX}: weight_map must name the shards beside it" in refused(sharded)
+
+
+def test_broken_index(sharded):
+    (sharded / INDEX).write_text("{")
+    assert f"{sharded / INDEX} is not valid JSON" in refused(sharded)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -100])
+def test_truncated_weights(model, keep):
+    content = (model / WEIGHTS).read_bytes()
+    (model / WEIGHTS).write_bytes(content[:keep])
+    assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
+
+
+def test_corrupt_header(model):
+    content = bytearray((model / WEIGHTS).read_bytes())
+    content[8:24] = b"\x00" * 16
+    (model / WEIGHTS).write_bytes(content)
+    assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
+
+
+def test_missing_tensors_are_named(model):
+    respoil(model, lambda t: [t.pop(f"model.layers.1.mlp.{p}_proj.weight") for p in ("gate", "up", "down")])
+    respoil(model, lambda t: t.pop("model.norm.weight"))
+    message = refused(model)
+    assert "the weights lack model.norm.weight, model.layers.1.mlp.gate_proj.weight" in message
+    assert "and 1 more" in message
+
+
+def test_unexpected_tensor_is_named(model):
+    respoil(model, lambda t: t.update({"model.layers.0.adapter.weight": torch.zeros(2)}))
+    assert "the weights hold model.layers.0.adapter.weight, unknown to config.json" in refused(model)
+
+
+def test_leftover_frequencies_and_second_tied_head_are_ignored(tmp_path):
+    save(reference("llama-gqa-tied-bias"), tmp_path)
+    before = logits(load(tmp_path))
+    extra = {
+        "lm_head.weight": torch.zeros(97, 32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+    }
+    respoil(tmp_path, lambda t: t.update(extra))
+    torch.testing.assert_close(logits(load(tmp_path)), before)
+
+
+def test_wrong_shape_is_named(model):
+    respoil(model, lambda t: t.update({"model.norm.weight": torch.zeros(31)}))
+    assert "model.norm.weight has shape [31]; config.json asks for [32]" in refused(model)
+
+
+def test_integer_weights_are_refused(model):
+    respoil(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
+    assert "model.norm.weight is of type I8; supported are F64, F32, F16, BF16" in refused(model)
+
+
+def test_hub_id_comes_from_the_local_cache(source, monkeypatch):
+    asked = []
+
+    def snapshot(model, **options):
+        asked.append((model, options["local_files_only"]))
+        return str(source)
+
+    monkeypatch.setattr(
+        loading, "snapshot_download", lambda m, **o: snapshot(m, **{"local_files_only": False, **o})
+    )
+    assert resolve("owner/name") == source
+    assert asked == [("owner/name", True)]
+
+
+def test_hub_id_is_downloaded_when_not_cached(source, monkeypatch):
+    def snapshot(_model, allow_patterns, local_files_only=False):
+        if local_files_only:
+            raise LocalEntryNotFoundError("not cached")
+        assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in allow_patterns)
+        return str(source)
+
+    monkeypatch.setattr(loading, "snapshot_download", snapshot)
+    assert resolve("owner/name") == source
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no network\nat all"),
+        LocalEntryNotFoundError("offline"),
+        ConnectionError("refused"),
+        ValueError("bad id"),
+    ],
+)
+def test_hub_that_cannot_be_reached(error, monkeypatch):
+    def snapshot(_model, local_files_only=False, **_options):
+        raise LocalEntryNotFoundError("not cached") if local_files_only else error
+
+    monkeypatch.setattr(loading, "snapshot_download", snapshot)
+    assert refused("owner/name").startswith("owner/name is not a directory here and cannot be downloaded: ")
+
+
+def test_hub_model_without_safetensors(model, monkeypatch):
+    (model / WEIGHTS).rename(model / "pytorch_model.bin")
+    monkeypatch.setattr(loading, "snapshot_download", lambda *_, **__: str(model))
+    assert "convert them to safetensors" in refused("owner/name")

@@ -1,0 +1,200 @@
+"""Slots against a naive book that keeps every row as (token, parent, flag) and walks paths one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
+
+CAPACITY = 24
+TOKENS = 3  # few, so that branches with equal tokens are common
+
+
+class Book:
+    """One slot, naively."""
+
+    def __init__(self):
+        self.rows: list[tuple[int, int, int]] = []
+
+    def path(self, row):
+        path = []
+        while row >= 0:
+            path.append(row)
+            row = self.rows[row][1]
+        return path[::-1]
+
+    def tokens(self, row):
+        return [self.rows[r][0] for r in self.path(row)]
+
+    def longest_match(self, prefix):
+        best = 0
+        for row in range(len(self.rows)):
+            path = self.path(row)
+            clean = all(self.rows[r][2] == 0 for r in path)
+            if clean and self.tokens(row) == list(prefix[: len(path)]):
+                best = max(best, len(path))
+        return best
+
+    def keep(self, path):
+        self.rows = [(self.rows[r][0], i - 1, self.rows[r][2]) for i, r in enumerate(path)]
+
+
+def check_same(slots, slot, book):
+    n = len(book.rows)
+    assert slots.length(slot) == n
+    for row in range(n):
+        path = book.path(row)
+        assert slots.path(slot, row).tolist() == book.tokens(row)
+        assert slots.positions[slot, row] == len(path) - 1
+        assert slots.parents[slot, row] == book.rows[row][1]
+    if n:
+        want = np.zeros((n, n), dtype=bool)
+        for row in range(n):
+            want[row, book.path(row)] = True
+        for start in {0, n // 2, n - 1}:
+            np.testing.assert_array_equal(slots.mask(slot, start), want[start:])
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_slots_agree_with_naive_book(data):
+    slots, books = Slots(2, CAPACITY), [Book(), Book()]
+    for _ in range(data.draw(st.integers(1, 6), label="steps")):
+        slot = data.draw(st.integers(0, 1), label="slot")
+        book, held = books[slot], len(books[slot].rows)
+        room = CAPACITY - held
+        n = data.draw(st.integers(1, min(6, room)), label="n") if room else 0
+        chain = data.draw(st.booleans(), label="chain")
+        parents, flags = [], []
+        for row in range(held, held + n):
+            pads = [r for r in range(held) if book.rows[r][2] & PAD]
+            pads += [held + i for i, flag in enumerate(flags) if flag & PAD]
+            allowed = [r for r in range(-1, row) if r not in pads]
+            parents.append(row - 1 if chain and row - 1 in allowed else data.draw(st.sampled_from(allowed)))
+            flags.append(data.draw(st.sampled_from([0, 0, 0, 0, PAD, PROVISIONAL])))
+        tokens = data.draw(st.lists(st.integers(0, TOKENS - 1), min_size=n, max_size=n), label="tokens")
+        if n:
+            index = slots.append(Rows.of(slot, tokens, parents, flags))
+            assert index.tolist() == list(range(held, held + n))
+            book.rows += list(zip(tokens, parents, flags, strict=True))
+        check_same(slots, slot, book)
+        prefix = np.array(data.draw(st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=12)))
+        limit = data.draw(st.integers(0, 13), label="limit")
+        path = slots.match(slot, prefix, limit)
+        assert len(path) == book.longest_match(prefix[:limit])
+        if len(path):
+            assert book.path(int(path[-1])) == path.tolist()
+            assert book.tokens(int(path[-1])) == prefix[: len(path)].tolist()
+            assert all(book.rows[r][2] == 0 for r in path)
+        if data.draw(st.booleans(), label="keep"):
+            slots.keep(slot, path)
+            book.keep(path.tolist())
+            check_same(slots, slot, book)
+
+
+def test_match_prefers_rows_of_longer_branch_over_mismatched_trunk():
+    slots = Slots(1, 16)
+    slots.append(Rows.chain(0, [5, 6, 7, 8], 0))
+    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # 5 6 then 7 9 1 beside the trunk's 7 8
+    assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 6).tolist() == [0, 1, 4, 5, 6]
+    assert slots.match(0, np.array([5, 6, 7, 8, 1]), 5).tolist() == [0, 1, 2, 3]
+    assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 3).tolist() == [0, 1, 2]
+    assert slots.match(0, np.array([4, 6]), 2).tolist() == []
+
+
+def test_match_stops_at_padding_and_provisional_rows():
+    slots = Slots(1, 16)
+    slots.append(Rows.of(0, [1, 2, 3], [-1, 0, 1], [0, PROVISIONAL, 0]))
+    assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
+    slots.append(Rows.of(0, [2, 3], [0, 3], [0, PAD]))
+    assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0, 3]
+
+
+def test_keep_of_a_branch_moves_its_rows_and_drops_the_rest():
+    slots = Slots(1, 16)
+    slots.append(Rows.of(0, [1, 2, 3, 4, 5], [-1, 0, 0, 2, 1]))
+    slots.keep(0, np.array([0, 2, 3]))
+    assert slots.length(0) == slots.chain(0) == 3
+    assert slots.path(0, 2).tolist() == [1, 3, 4]
+    slots.append(Rows.chain(0, [9], 3))
+    assert slots.path(0, 3).tolist() == [1, 3, 4, 9]
+
+
+def test_kept_provisional_rows_still_do_not_count_as_cached():
+    for path in ([0, 2, 3], [0, 1]):
+        slots = Slots(1, 16)
+        slots.append(Rows.of(0, [1, 2, 2, 3], [-1, 0, 0, 2], [0, PROVISIONAL, PROVISIONAL, 0]))
+        slots.keep(0, np.array(path))
+        assert slots.length(0) == len(path)
+        assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
+
+
+def test_kept_chain_only_gets_a_new_length():
+    slots = Slots(1, 8)
+    slots.append(Rows.chain(0, [1, 2, 3, 4], 0))
+    slots.keep(0, np.arange(2))
+    assert slots.length(0) == 2
+    slots.append(Rows.chain(0, [8], 2))
+    assert slots.path(0, 2).tolist() == [1, 2, 8]
+
+
+def test_join_serves_slots_of_different_lengths():
+    slots = Slots(3, 8)
+    index = slots.append(Rows.join([Rows.chain(2, [1, 2, 3], 0), Rows.chain(0, [4], 0)]))
+    assert index.tolist() == [0, 1, 2, 0]
+    assert [slots.length(s) for s in range(3)] == [1, 0, 3]
+    slots.reset(2)
+    assert [slots.length(s) for s in range(3)] == [1, 0, 0]
+
+
+def test_overfull_slot_is_refused_and_nothing_is_added():
+    slots = Slots(2, 4, context=100)
+    slots.append(Rows.chain(1, [1, 2], 0))
+    rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1, 2, 3], 2)])
+    with pytest.raises(UsageError, match=r"slot 1 would hold 5 rows; its capacity is 4 .*context is 100"):
+        slots.append(rows)
+    assert [slots.length(0), slots.length(1)] == [0, 2]
+
+
+def test_positions_beyond_the_context_are_refused_but_tree_rows_may_pass_its_row_count():
+    slots = Slots(1, 10, context=3)
+    slots.append(Rows.of(0, [1, 2, 3, 4, 5], [-1, 0, 1, 1, 1]))
+    assert slots.length(0) == 5
+    with pytest.raises(UsageError, match="position 3; the model's context is 3"):
+        slots.append(Rows.of(0, [6], [2]))
+    with pytest.raises(UsageError, match="position 3; the model's context is 3"):
+        Slots(1, 10, context=3).append(Rows.chain(0, [1, 2, 3, 4], 0))
+    assert slots.length(0) == 5
+
+
+@pytest.mark.parametrize("parent", [2, 3, -2])
+def test_parent_that_does_not_come_before_is_refused(parent):
+    slots = Slots(1, 8)
+    slots.append(Rows.chain(0, [1, 2], 0))
+    with pytest.raises(ValueError, match=f"row 2 has parent {parent}; a parent comes before"):
+        slots.append(Rows.of(0, [3], [parent]))
+    assert slots.length(0) == 2
+
+
+def test_padding_row_has_no_children():
+    slots = Slots(1, 8)
+    slots.append(Rows.of(0, [1, 0], [-1, 0], [0, PAD]))
+    with pytest.raises(ValueError, match="row 2 has parent 1, a padding row"):
+        slots.append(Rows.of(0, [2], [1]))
+    with pytest.raises(ValueError, match="row 3 has parent 2, a padding row"):
+        slots.append(Rows.of(0, [2, 3], [0, 2], [PAD, 0]))
+
+
+def test_rows_of_one_slot_must_stand_together():
+    rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1], 0), Rows.chain(0, [2], 1)])
+    with pytest.raises(ValueError, match="next to each other"):
+        Slots(2, 8).append(rows)
+
+
+def test_rows_of_needs_as_many_parents_as_tokens():
+    with pytest.raises(ValueError, match="2 tokens need as many parents"):
+        Rows.of(0, [1, 2], [-1])

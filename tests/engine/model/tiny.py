@@ -1,0 +1,71 @@
+"""Tiny random models of every family, saved as transformers saves them."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB = 97
+CONTEXT = 64
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4),
+    "llama-gqa-tied-bias": lambda: LlamaConfig(
+        **_SIZES, num_key_value_heads=2, tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+    "llama3-rope": lambda: LlamaConfig(**_SIZES, num_key_value_heads=1, rope_parameters=_LLAMA3),
+    "linear-rope": lambda: LlamaConfig(
+        **_SIZES,
+        num_key_value_heads=2,
+        rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    ),
+    "yarn-rope": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2, rope_parameters=_YARN),
+    "mistral-window": lambda: MistralConfig(**_SIZES, num_key_value_heads=2, sliding_window=7),
+    "mistral": lambda: MistralConfig(**_SIZES, num_key_value_heads=2, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**_SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2-window": lambda: Qwen2Config(
+        **_SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "narrow-heads": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4, head_dim=4, attention_bias=True),
+    "qwen3": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12),
+    "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
+}
+
+
+def reference(family: str, seed: int = 0):
+    """Return a transformers model whose every parameter is random, norms and biases included."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return model
+
+
+def save(model, path, **options) -> None:
+    """Save as safetensors."""
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(path, **options)

@@ -1,0 +1,171 @@
+"""One contract for every runtime: the same calls give the same rows; only the times differ."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import UsageError
+from engine.runtime.events import Footer, Header, Span, Trace
+from engine.types import Limits, Sampling
+
+RUNTIMES = {
+    "local-thread": {"runtime": "local-thread"},
+    "local-process": {"runtime": "local-process"},
+    "virtual": {"runtime": "virtual", "profile": "pearl-4xA100"},
+}
+PROMPT = "Tell me a story about a fox who lost its hat."
+WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def cluster(request):
+    with engine.open(device="cpu", **RUNTIMES[request.param]) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Rows of the thread runtime, which the others must repeat."""
+    with engine.open(device="cpu", **RUNTIMES["local-thread"]) as opened:
+        runs = {}
+        for method, config in (
+            ("autoregressive", {}),
+            ("speculative", {"gamma": 4}),
+            ("pearl", {"gamma": 3}),
+        ):
+            for sampling in (Sampling(), WARM):
+                trace = opened.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(40))
+                runs[method, sampling.temperature] = (config, sampling, trace)
+    return runs
+
+
+def _facts(trace: Trace) -> tuple[list[object], ...]:
+    timeless = {"time": 0, "verify_span": 0, "span": 0, "draft_span": 0}
+
+    def strip(row):
+        return replace(row, **{k: v for k, v in timeless.items() if hasattr(row, k)})
+
+    rounded = [
+        replace(d, p=d.p and round(d.p, 3), q=d.q and round(d.q, 3), top_p=(), top_q=())
+        for d in map(strip, trace.decisions)
+    ]
+    return list(map(strip, trace.rounds)), rounded, list(map(strip, trace.commits))
+
+
+def test_same_rows_on_every_runtime(cluster, reference):
+    for (method, _), (config, sampling, expected) in reference.items():
+        trace = cluster.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(40))
+        assert trace.status == "done"
+        for mine, theirs in zip(_facts(trace), _facts(expected), strict=True):
+            assert mine == theirs, method
+        assert trace.text == expected.text
+
+
+def test_the_trace_tells_the_whole_story(cluster):
+    trace = cluster.run("pearl", PROMPT, config={"gamma": 3}, limits=Limits(40))
+    spans = {s.id: s for s in trace.spans}
+    assert len(spans) == len(trace.spans), "span ids are unique"
+    drafts = [s for s in trace.spans if s.kind == "draft"]
+    fates = {d.draft_span for d in trace.decisions if d.draft_span >= 0}
+    assert {s.id for s in drafts} == fates, "every drafted token has its fate"
+    for decision in trace.decisions:
+        if decision.verify_span >= 0:
+            assert spans[decision.verify_span].kind in ("verify", "pre-verify")
+    assert sum(r.emitted for r in trace.rounds) == len(trace.commits)
+    assert {p for d in trace.decisions for p, _ in (*d.top_p, *d.top_q)} <= set(trace.pieces)
+    assert {s.kind for s in trace.spans if s.step == 0} == {"prefill"}
+    for device in {s.device for s in trace.spans}:
+        forwards = sorted(
+            (s.start, s.end)
+            for s in trace.spans
+            if s.device == device and s.kind not in ("sample", "communicate")
+        )
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(forwards)), "one forward at a time"
+
+
+def test_events_come_header_first_footer_last(cluster):
+    events: list[object] = []
+    trace = cluster.run("speculative", PROMPT, limits=Limits(12), listener=events.append)
+    assert isinstance(events[0], Header)
+    assert isinstance(events[-1], Footer)
+    assert sum(isinstance(e, Span) for e in events) == len(trace.spans)
+
+
+def test_cancel_leaves_a_trace_that_says_so(cluster):
+    stop = threading.Event()
+    seen = 0
+
+    def listen(event: object) -> None:
+        nonlocal seen
+        seen += isinstance(event, Span)
+        if seen == 12:
+            stop.set()
+
+    trace = cluster.run("pearl", PROMPT, limits=Limits(2000), listener=listen, cancel=stop)
+    assert trace.status == "cancelled"
+    assert 0 < len(trace.commits) < 2000
+    again = cluster.run("pearl", PROMPT, limits=Limits(8))
+    assert again.status == "done"
+
+
+def test_a_listener_that_fails_ends_the_run_and_the_next_one_works(cluster):
+    def full(event: object) -> None:
+        if isinstance(event, Span):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        cluster.run("speculative", PROMPT, limits=Limits(8), listener=full)
+    assert cluster.run("speculative", PROMPT, limits=Limits(8)).status == "done"
+
+
+def test_one_run_at_a_time(cluster):
+    errors: list[BaseException] = []
+    begun = threading.Event()
+
+    def first() -> None:
+        cluster.run("autoregressive", PROMPT, limits=Limits(200), listener=lambda _: begun.set())
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait(10)
+    try:
+        cluster.run("autoregressive", PROMPT, limits=Limits(8))
+    except UsageError as error:
+        errors.append(error)
+    thread.join()
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "prompt", "message"),
+    [
+        ("nonsense", {}, PROMPT, "there is no method 'nonsense'; choose one of"),
+        ("speculative", {"gama": 3}, PROMPT, "no field 'gama'"),
+        ("speculative", {"gamma": 0}, PROMPT, "gamma is 0; it must be at least 1 and at most 32"),
+        ("speculative", {"gamma": "x"}, PROMPT, "gamma is 'x'; it must be of type int"),
+        ("speculative", {"drafts": "x"}, PROMPT, "choose one of sampled, greedy"),
+        ("pearl", {"pre_verify": "perhaps"}, PROMPT, "pre_verify is 'perhaps'"),
+        ("speculative", {}, "", "empty"),
+        ("speculative", {}, "word " * 4000, "context"),
+        ("speculative", {}, [1, 99999], "token id 99999"),
+    ],
+)
+def test_bad_input_is_refused_at_once(cluster, method, config, prompt, message):
+    start = time.perf_counter()
+    with pytest.raises(UsageError, match=message):
+        cluster.run(method, prompt, config=config)
+    assert time.perf_counter() - start < 2
+
+
+def test_numpy_prompt_ids_are_not_needed(cluster):
+    ids = list(np.asarray([1, 3, 40, 50]))
+    assert cluster.run("speculative", [int(i) for i in ids], limits=Limits(4)).header.prompt_ids == (
+        (1, 3, 40, 50),
+    )

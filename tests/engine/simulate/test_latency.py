@@ -1,0 +1,143 @@
+"""The roofline: hand-computed times, what it must keep, and what it says of Table 10."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from engine.errors import UsageError
+from engine.simulate.latency import Hardware, Latency, Model
+from engine.simulate.profile import Profile, profiles
+
+ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
+# c = T(target) / T(drafter), from Table 10 by hand
+C = {
+    "codellama-7-34": 49.34 / 18.58,  # 2.66
+    "codellama-7-70": 49.34 / 9.20,  # 5.36
+    "deepseek-1.3-33": 63.20 / 17.37,  # 3.64
+    "deepseek-6.7-33": 50.05 / 17.37,  # 2.88
+    "llama-2-7-70": 49.94 / 9.22,  # 5.42
+    "llama-3.1-8-70": 44.37 / 9.00,  # 4.93
+}
+# round(c), the paper's gamma: Tables 5 and 6 name four of them
+GAMMA = {
+    "codellama-7-34": 3,
+    "codellama-7-70": 5,
+    "deepseek-1.3-33": 4,
+    "deepseek-6.7-33": 3,
+    "llama-2-7-70": 5,
+    "llama-3.1-8-70": 5,
+}
+
+
+def codellama() -> Latency:
+    return Profile.load("pearl-3xA100").latency("codellama-7-34")
+
+
+@pytest.mark.parametrize(("name", "pair"), ALL)
+def test_one_row_costs_what_table_10_measured(name: str, pair: str):
+    latency = Profile.load(name).latency(pair)
+    assert latency("target", 1, 0) == round(1e6 / latency.target.speed)
+    assert latency("drafter", 1, 0) == round(1e6 / latency.drafter.speed)
+    assert latency.c == pytest.approx(C[pair], rel=1e-12)
+    assert round(latency.c) == GAMMA[pair]
+
+
+def test_hand_computed_sums():
+    """Codellama 7B: 6,607,142,912 weights, 524,288 bytes of KV a row; Codellama 34B: 33,481,031,680 and 196,608."""
+    latency = codellama()
+    assert latency.drafter.weights == 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32016 * 4096 == 6_607_142_912
+    assert latency.drafter.kv_bytes == 2 * 32 * 4096 * 2 == 524_288
+    assert latency.target.weights == 33_481_031_680
+    assert latency.target.kv_bytes == 2 * 48 * 1024 * 2 == 196_608
+    # one row: 1 / 49.34 s = 20,267.53 us; a cached row adds 524,288 / 2,039,000 = 0.25713 us
+    assert latency("drafter", 1, 0) == 20_268
+    assert latency("drafter", 1, 1000) == round(20_267.531 + 257.130)
+    # eight rows stream the same weights: 0.34 ms of products hide behind 6.48 ms of streaming
+    assert latency("drafter", 8, 1000) == round(20_267.531 + 257.130 + 7 * 0.257130)
+    # 1 / 18.58 s = 53,821.31 us; a row is 196,608 / 2,039,000 = 0.09642 us of KV and 16,384 / 300,000 = 0.05461 us of link
+    assert latency("target", 4, 200) == round(53_821.313 + 203 * 0.096424 + 3 * 0.054613)
+    # 512 rows compute for (2 * 6,607,142,912 * 512 + 4 * 32 * 4096 * 512 * 256.5) / 312e6 = 21,905.67 us instead of
+    # streaming for 6,480.77 us, and the cache grows by 511 rows
+    assert latency("drafter", 512, 0) == round(20_267.531 + 21_905.666 - 6_480.768 + 511 * 0.257130)
+
+
+def test_a_small_model_by_hand():
+    hardware = Hardware("toy", bandwidth_gb_s=1, peak_tflops=1, link_gb_s=1, source="test")
+    # 1 layer of 2 * 128^2 + 2 * 128 * 128 + 3 * 128 * 256 = 163,840 weights and a head of 128 * 1,000 = 128,000
+    shape = Model("toy", 1, 128, 256, 1, 1000, "float32", 2, 500, "test")
+    latency = Latency("toy", shape, shape, hardware, 1, 1)
+    assert shape.weights == 291_840
+    # streaming: 4 * 291,840 / 1e3 = 1,167.36 us; KV: 1,024 bytes = 1.024 us; hop: 512 bytes = 0.512 us; rest of 2,000: launch
+    assert shape.launch_us(hardware) == pytest.approx(2000 - 1167.36 - 1.024 - 0.512)
+    assert latency("target", 11, 89) == round(2000 + 99 * 1.024 + 10 * 0.512)
+    # 4,000 rows: (2 * 291,840 * 4,000 + 4 * 128 * 4,000 * 2,000.5) / 1e6 = 6,431.744 us of products
+    assert latency("target", 4000, 0) == round(2000 - 1167.36 + 6431.744 + 3999 * (1.024 + 0.512))
+    # four sequences of 1,000 rows: each row meets 500.5 keys on average
+    assert latency("target", 4000, 0, batch=4) == round(2000 - 1167.36 + 3359.744 + 3999 * (1.024 + 0.512))
+
+
+@pytest.mark.parametrize(("name", "pair"), ALL)
+def test_more_work_never_takes_less_time(name: str, pair: str):
+    latency = Profile.load(name).latency(pair)
+    for model in ("target", "drafter"):
+        by_rows = [latency(model, rows, 256) for rows in (1, 2, 5, 12, 64, 128, 160, 200, 512, 2048)]
+        by_context = [latency(model, 4, context) for context in (0, 1, 100, 1000, 4000, 100_000)]
+        by_batch = [latency(model, 2048, 0, batch) for batch in (64, 8, 2, 1)]
+        for times in (by_rows, by_context, by_batch):
+            assert all(a <= b for a, b in pairwise(times))
+            assert times[0] < times[-1]
+
+
+@pytest.mark.parametrize(("name", "pair"), ALL)
+def test_verifying_a_draft_costs_little_more_than_one_row(name: str, pair: str):
+    latency = Profile.load(name).latency(pair)
+    assert latency("target", 9, 500) < 1.001 * latency("target", 1, 500)
+
+
+def test_section_3_1_six_drafts_take_twice_a_verification():
+    """Codellama 7B & 34B: 'even 2 times than the time consumption for one verification step'."""
+    latency = codellama()
+    assert 2 < 6 * latency("drafter", 1, 300) / latency("target", 7, 300) < 2.5
+
+
+def test_what_one_launch_cost_for_all_models_would_miss():
+    """The figures of the module's docstring."""
+    shapes = {key: (m, p.hardware) for p in map(Profile.load, profiles()) for key, m in p.models.items()}
+    launch = {key: model.launch_us(hardware) for key, (model, hardware) in shapes.items()}
+    assert len(launch) == 10
+    assert sum(405 <= round(us) <= 474 for us in launch.values()) == 6
+    assert all(513 <= round(us) <= 537 for key, us in launch.items() if "70b" in key)
+    assert round(launch["deepseek-1.3b"]) == 607
+    stack = median(launch.values())
+    assert round(stack) == 456
+    miss = {
+        key: (model.roofline_us(hardware, 1, 0) + model.layers * stack) * model.speed / 1e6 - 1
+        for key, (model, hardware) in shapes.items()
+    }
+    assert miss.pop("deepseek-1.3b") == pytest.approx(-0.23, abs=0.005)
+    assert max(map(abs, miss.values())) < 0.06
+
+
+def test_a_pure_roofline_misses_table_10():
+    shapes = {key: (m, p.hardware) for p in map(Profile.load, profiles()) for key, m in p.models.items()}
+    short = {key: 1 - m.roofline_us(hardware, 1, 0) * m.speed / 1e6 for key, (m, hardware) in shapes.items()}
+    assert min(short.values()) == pytest.approx(0.38, abs=0.005)
+    assert max(short.values()) == pytest.approx(0.92, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("target", 0, 0), "rows is 0; it must be at least 1"),
+        (("target", 1, -1), "context is -1; it must be at least 0"),
+        (("target", 1, 0, 0), "batch is 0; it must be at least 1"),
+        (("target", 3, 0, 4), "batch is 4; .* at most 3"),
+        (("judge", 1, 0), "no model 'judge'; choose target or drafter"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[str, int, int], message: str):
+    with pytest.raises(UsageError, match=message):
+        codellama()(*arguments)

@@ -1,0 +1,266 @@
+"""Models without weights, driven through the LanguageModel interface the way a worker drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from engine.errors import UsageError
+from engine.model.slots import LanguageModel, Rows
+from engine.runtime.events import Commit, Decision, Header, Trace
+from engine.simulate.oracle import Scripted, bernoulli_pair, recorded_pair, scripted_pair
+from engine.types import Sampling
+
+
+def after(model: LanguageModel, path: Sequence[int], slot: int = 0) -> int:
+    """What the model says after a path, asked of an empty cache."""
+    cache = model.new_cache(slot + 1, len(path))
+    out = model.forward(cache, Rows.chain(slot, path, 0), np.array([len(path) - 1]))
+    return int(out.logits[0].argmax())
+
+
+def text(model: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0) -> list[int]:
+    """N tokens of autoregressive decoding with a growing cache."""
+    cache = model.new_cache(slot + 1, len(prompt) + n)
+    rows, said = list(prompt), list[int]()
+    for _ in range(n):
+        start = cache.length(slot)
+        out = model.forward(cache, Rows.chain(slot, rows, start), np.array([len(rows) - 1]))
+        rows = [int(out.logits[0].argmax())]
+        said += rows
+    return said
+
+
+def agreements(
+    target: LanguageModel, drafter: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0
+) -> list[bool]:
+    """Whether the drafter says what the target says, along the target's own text, in one forward."""
+    path = [*prompt, *text(target, prompt, n, slot)][:-1]
+    want = np.arange(len(prompt) - 1, len(path))
+    said = [
+        m.forward(m.new_cache(slot + 1, len(path)), Rows.chain(slot, path, 0), want).logits
+        for m in (target, drafter)
+    ]
+    return (said[0].argmax(1) == said[1].argmax(1)).tolist()
+
+
+class TestScripted:
+    def test_logits_are_one_certain_token(self):
+        model, _ = scripted_pair(lambda path: int(path.sum()) % 11, lambda _: 3, vocab_size=11)
+        cache = model.new_cache(1, 8)
+        out = model.forward(cache, Rows.chain(0, [4, 5, 9], 0), np.array([2, 0]))
+        assert out.logits.shape == (2, 11)
+        assert out.logits.dtype.is_floating_point
+        assert out.logits.argmax(1).tolist() == [18 % 11, 4]  # in the order asked for
+        assert sorted(set(out.logits.flatten().tolist())) == [-1e4, 0]
+        hottest = (out.logits / 10).softmax(-1)  # the highest temperature there is
+        assert hottest.max(1).values.tolist() == [1, 1]
+        assert hottest.sum().item() == 2
+        assert out.hidden == {}
+
+    def test_paths_follow_the_tree_and_the_slot(self):
+        model, _ = scripted_pair(
+            lambda path: int(path @ 10 ** np.arange(len(path))[::-1]), lambda _: 0, 10_000
+        )
+        cache = model.new_cache(2, 8)
+        rows = [Rows.of(1, [7], [-1]), Rows.of(0, [1, 2, 3, 4], [-1, 0, 0, 1])]  # 1 -> 2 -> 4 and 1 -> 3
+        out = model.forward(cache, Rows.join(rows), np.arange(5))
+        assert out.logits.argmax(1).tolist() == [7, 1, 12, 13, 124]
+        more = model.forward(
+            cache, Rows.of(0, [5], [2]), np.array([0])
+        )  # hung on cached row 2, which is 1 -> 3
+        assert more.logits.argmax(1).tolist() == [135]
+
+    def test_drafter_and_target_are_the_functions_given(self):
+        target, drafter = scripted_pair(lambda path: len(path), lambda path: 2 * len(path))
+        assert (target.name, drafter.name) == ("target", "drafter")
+        assert (after(target, [1, 2, 3]), after(drafter, [1, 2, 3])) == (3, 6)
+        assert target.vocab_size == drafter.vocab_size == 1024
+
+    def test_wrong_use(self):
+        model = Scripted("target", lambda path, _: int(path[-1]), 4, context=6)
+        with pytest.raises(UsageError, match="no hidden states"):
+            model.forward(model.new_cache(1, 4), Rows.chain(0, [1], 0), np.array([0]), hidden=(1,))
+        with pytest.raises(UsageError, match="said token 4; its vocabulary is 0 to 3"):
+            after(model, [4])
+        with pytest.raises(UsageError, match="context is 6"):
+            after(model, [1] * 7)
+
+
+class TestBernoulli:
+    @pytest.mark.parametrize("rate", [0.0, 0.35, 0.8, 1.0])
+    def test_the_drafter_agrees_at_the_rate_given(self, rate: float):
+        target, drafter = bernoulli_pair(rate, 100, prompt_length=2, seed=3)
+        share = np.mean(agreements(target, drafter, [5, 6], 1500))
+        assert share == pytest.approx(rate, abs=0.04 if 0 < rate < 1 else 0)
+
+    def test_positions_are_independent(self):
+        target, drafter = bernoulli_pair(0.7, 50, seed=1)
+        agreed = np.array(agreements(target, drafter, [0], 2000))
+        assert agreed[1:][agreed[:-1]].mean() == pytest.approx(0.7, abs=0.04)
+        assert agreed[1:][~agreed[:-1]].mean() == pytest.approx(0.7, abs=0.06)
+
+    def test_a_second_pair_and_a_second_question_get_the_same_answer(self):
+        first, second = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 1, 9)
+        assert text(first[0], [1], 40) == text(second[0], [1], 40) == text(first[0], [1], 40)
+        assert agreements(*first, [1], 40) == agreements(*second, [1], 40)
+
+    def test_another_seed_or_sequence_is_another_text_and_pattern(self):
+        pair, other = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 1, 10)
+        assert text(pair[0], [1], 40) != text(other[0], [1], 40)
+        assert text(pair[0], [1], 40) != text(pair[0], [1], 40, slot=1)
+        assert agreements(*pair, [1], 40) != agreements(*other, [1], 40)
+        assert agreements(*pair, [1], 40) != agreements(*pair, [1], 40, slot=1)
+
+    def test_given_its_length_the_prompt_does_not_matter(self):
+        short, long = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 3, 9)
+        assert text(short[0], [1], 40) == text(long[0], [2, 3, 4], 40)
+        assert agreements(*short, [1], 40) == agreements(*long, [2, 3, 4], 40)
+
+    def test_a_wrong_token_leads_away_from_the_text(self):
+        target, _ = bernoulli_pair(0.5, 1000, 1, 0)
+        own = text(target, [1], 20)
+        strayed = text(target, [1, *own[:9], (own[9] + 1) % 1000], 10)
+        assert sum(a == b for a, b in zip(own[10:], strayed, strict=True)) < 3
+
+    def test_tokens_cover_the_vocabulary_without_those_to_avoid(self):
+        target, drafter = bernoulli_pair(0.5, 8, 1, 0, avoid=[0, 5])
+        said = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
+        assert said == {1, 2, 3, 4, 6, 7}
+
+    def test_wrong_arguments(self):
+        with pytest.raises(UsageError, match=r"acceptance rate is 1\.5; it must be at least 0 and at most 1"):
+            bernoulli_pair(1.5, 100)
+        with pytest.raises(UsageError, match="tokens to choose from is 1; it must be at least 2"):
+            bernoulli_pair(0.5, 3, avoid=[0, 1])
+
+
+def recorded(**limits: object) -> Trace:
+    """Two sequences, as speculative decoding with gamma 3 leaves them: `a` accepted, `r` rejected, `d` discarded."""
+    prompts = ((1, 2), (3,))
+    sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 5}
+    header = Header(
+        "run-1",
+        "",
+        "speculative",
+        "",
+        {},
+        ("", ""),
+        prompts,
+        sampling,
+        limits,
+        "local-thread",
+        "",
+        (),
+        "",
+        "",
+    )
+    trace = Trace(header)
+
+    def decide(sequence: int, position: int, token: int, outcome: str) -> None:
+        trace.add(Decision(1, sequence, 0, -1, position, token, None, None, None, "match", outcome, 0, 0))
+
+    # sequence 0: drafted 10 11 99 -> 12 corrected; drafted 13 14 15 -> 16 bonus; drafted 98 96 97 -> 17 corrected
+    for position, token, outcome in [
+        *((2, 10, "accepted"), (3, 11, "accepted"), (4, 99, "rejected")),
+        *((5, 13, "accepted"), (6, 14, "accepted"), (7, 15, "accepted")),
+        *((9, 98, "rejected"), (10, 96, "discarded"), (11, 97, "discarded")),
+    ]:
+        decide(0, position, token, outcome)
+    for i, token in enumerate(range(10, 18)):
+        trace.add(Commit(1, 0, 2 + i, token, "accepted", "", 0))
+    # sequence 1: a tree with two children at its root, the second accepted
+    decide(1, 1, 50, "rejected")
+    decide(1, 1, 51, "accepted")
+    for i, token in enumerate((51, 52)):
+        trace.add(Commit(1, 1, 1 + i, token, "accepted", "", 0))
+    return trace
+
+
+class TestRecorded:
+    def test_the_target_says_the_recorded_text_of_each_sequence(self):
+        target, _ = recorded_pair(recorded())
+        assert text(target, [1, 2], 8) == list(range(10, 18))
+        assert text(target, [3], 2, slot=1) == [51, 52]
+
+    def test_after_the_end_comes_the_end_token_or_the_last_one(self):
+        target, drafter = recorded_pair(recorded())
+        assert text(target, [3], 5, slot=1) == [51, 52, 52, 52, 52]
+        target, drafter = recorded_pair(recorded(eos=(40, 41)))
+        assert text(target, [3], 5, slot=1) == [51, 52, 40, 40, 40]
+        assert target.vocab_size == drafter.vocab_size == 100  # of 99, the rejected draft
+
+    def test_the_drafter_proposes_what_was_proposed(self):
+        _, drafter = recorded_pair(recorded())
+        said = [1, 2, *range(10, 18)]
+        proposed = {position: after(drafter, said[:position]) for position in (2, 3, 4, 5, 6, 7, 9)}
+        assert proposed == {2: 10, 3: 11, 4: 99, 5: 13, 6: 14, 7: 15, 9: 98}
+        assert after(drafter, [3], slot=1) == 51  # the accepted sibling, not the first
+
+    def test_untested_positions_agree_at_the_runs_own_rate(self):
+        """At 6 of 8 tested positions a draft was accepted; positions after the end stand for the untested ones here."""
+        target, drafter = recorded_pair(recorded(eos=(40,)))
+        agreed = agreements(target, drafter, [1, 2, *range(10, 18)], 1500)
+        assert np.mean(agreed) == pytest.approx(6 / 8, abs=0.04)
+
+    def test_replayed_rounds_are_the_recorded_ones(self):
+        """Speculative decoding with gamma 3, played out: it drafts, accepts and commits what was recorded."""
+        target, drafter = recorded_pair(recorded())
+        path, rounds = [1, 2], list[tuple[list[int], int]]()
+        while len(path) < 10:
+            draft = text(drafter, path, 3)
+            n = 0
+            while n < 3 and draft[n] == after(target, [*path, *draft[:n]]):
+                n += 1
+            path += [*draft[:n], after(target, [*path, *draft[:n]])]
+            rounds.append((draft, n))
+        assert path == [1, 2, *range(10, 18)]
+        assert [(draft[: n + 1], n) for draft, n in rounds] == [
+            ([10, 11, 99], 2),
+            ([13, 14, 15], 3),
+            ([98], 0),
+        ]
+
+    def test_off_the_text_both_say_something_else(self):
+        target, drafter = recorded_pair(recorded())
+        stray = [1, 2, 10, 77]
+        assert text(target, stray, 6) != list(range(12, 18))
+        assert text(target, stray, 6) == text(target, stray, 6)
+        assert all(0 <= token < 100 for token in text(drafter, stray, 50))
+
+    def test_another_prompt_is_refused(self):
+        target, drafter = recorded_pair(recorded())
+        for model, prompt, slot in (
+            (target, [1, 9], 0),
+            (drafter, [1], 0),
+            (target, [1, 2], 1),
+            (target, [3], 2),
+        ):
+            with pytest.raises(
+                UsageError, match=f"sequence {slot} has another prompt than the recorded run run-1"
+            ):
+                after(model, prompt, slot)
+
+    def test_a_run_without_drafts_or_tokens_cannot_be_replayed(self):
+        trace = recorded()
+        trace.decisions = [d for d in trace.decisions if d.outcome == "discarded"]
+        with pytest.raises(UsageError, match="run-1 tested no draft"):
+            recorded_pair(trace)
+        trace.commits = []
+        with pytest.raises(UsageError, match="run-1 has no tokens"):
+            recorded_pair(trace)
+
+
+def test_one_certain_token_survives_every_warp():
+    from engine.accept import warp
+
+    model, _ = scripted_pair(lambda _: 2, lambda _: 2, vocab_size=5)
+    logits = model.forward(model.new_cache(1, 1), Rows.chain(0, [0], 0), np.array([0])).logits
+    for sampling in (
+        Sampling(temperature=10),
+        Sampling(temperature=0.01, top_k=3),
+        Sampling(temperature=1, top_p=0.5),
+    ):
+        assert warp(logits, sampling)[0].tolist() == [0, 0, 1, 0, 0]

@@ -1,0 +1,65 @@
+"""Imports point one way: app -> traces -> engine; and the engine needs none of the app's packages."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FORBIDDEN = {
+    "engine": {"traces", "app", "gradio", "plotly", "sqlmodel", "sqlalchemy", "alembic"},
+    "traces": {"app", "gradio"},
+}
+
+
+def _imported(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("folder", sorted(FORBIDDEN))
+def test_imports_point_one_way(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    wrong = {str(f.relative_to(ROOT)): bad for f in files if (bad := _imported(f) & FORBIDDEN[folder])}
+    assert not wrong
+
+
+def test_engine_runs_where_the_app_packages_are_absent():
+    blocked = sorted(FORBIDDEN["engine"])
+    code = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import engine
+with engine.open(runtime="local-thread") as cluster:
+    trace = cluster.run("speculative", "Hello", limits=engine.Limits(8))
+assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_file_but_its_own_names_a_method():
+    """Differences between methods are data in the registry, never a branch on a name."""
+    keys = [f.stem for f in (ROOT / "engine/methods").glob("*.py") if f.stem not in ("__init__", "registry")]
+    assert keys
+    for folder in ("engine", "traces", "app"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            for key in keys:
+                if file != ROOT / f"engine/methods/{key}.py":
+                    assert f'== "{key}"' not in text, (file, key)
+                    assert f'!= "{key}"' not in text, (file, key)

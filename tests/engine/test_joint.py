@@ -1,0 +1,268 @@
+"""The joint distribution of several consecutive tokens equals the target's, by exact enumeration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from engine.accept import Draws, Key, warp
+from engine.methods import find
+from engine.types import Draft, DraftToken, Sampling
+from tests.engine.toy import (
+    Enumerated,
+    Method,
+    Table,
+    ToyRun,
+    always_wrong,
+    distance,
+    joint,
+    target_joint,
+)
+
+EXACT = 1e-9
+BIASED = 1e-3
+ONE = Sampling(1.0)
+
+METHODS = {
+    "autoregressive": ("autoregressive", {}),
+    "speculative-1": ("speculative", {"gamma": 1}),
+    "speculative-2": ("speculative", {"gamma": 2}),
+    "speculative-3": ("speculative", {"gamma": 3}),
+    "speculative-greedy-1": ("speculative", {"gamma": 1, "drafts": "greedy"}),
+    "speculative-greedy-3": ("speculative", {"gamma": 3, "drafts": "greedy"}),
+    "pearl-1": ("pearl", {"gamma": 1}),
+    "pearl-2": ("pearl", {"gamma": 2}),
+    "pearl-3": ("pearl", {"gamma": 3}),
+    "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
+    "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
+    "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
+}
+SAMPLINGS = [
+    Sampling(1.0, top_k=3),
+    Sampling(0.7, top_p=0.8),
+    Sampling(1.5, top_k=3, top_p=0.9),
+    Sampling(2.0, top_p=0.95),
+    Sampling(0.5),
+]
+MIXED = Table(11, banned=2)
+PAIRS = {
+    "random": (Table(1), Table(2, banned=2)),
+    "same": (Table(3, banned=1), Table(3, banned=1)),
+    "wrong": (MIXED, always_wrong(MIXED)),
+    "q-zeros": (Table(4), Table(5, banned=3)),
+    "p-zeros": (Table(6, banned=2), Table(7, banned=1)),
+}
+
+
+def method(key: str, **config: object) -> Method:
+    """Return the real method with these settings."""
+    found = find(key)
+    settings = found.configure(config)
+    return lambda run: found.decode(run, settings)
+
+
+def sampled_tree(*widths: int, wide: bool = True) -> Method:
+    """Return a method that samples children without replacement, so many per level, and verifies the tree."""
+
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            tokens, contexts, level = list[DraftToken](), {-1: tuple(run.x.tokens.tolist())}, [-1]
+            for width in widths:
+                grown = list[int]()
+                for parent in level:
+                    context = contexts[parent]
+                    q = warp(run.drafter.logits(context)[None], run.sampling)[0]
+                    row, rest = run.keep(q), q.clone()
+                    for _ in range(min(width, int((q > 0).sum()))):
+                        node = len(tokens)
+                        token = run.draws.choose(Key(len(context), "draft", node), rest)
+                        rest[token] = 0
+                        tokens.append(DraftToken(token, parent, row))
+                        contexts[node] = (*context, token)
+                        grown.append(node)
+                level = grown if wide else grown[:1]
+            run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
+
+    return decode
+
+
+def top_tree(*widths: int, as_sampled: bool = False) -> Method:
+    """Return a method whose tree holds the drafter's most probable tokens: rule 2, or (an error) rule 1."""
+
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            tokens, contexts, level = list[DraftToken](), {-1: tuple(run.x.tokens.tolist())}, [-1]
+            for width in widths:
+                grown = list[int]()
+                for parent in level:
+                    logits = run.drafter.logits(contexts[parent])
+                    row = run.keep(logits.softmax(-1)) if as_sampled else None
+                    for token in logits.topk(width).indices.tolist():
+                        grown.append(len(tokens))
+                        contexts[len(tokens)] = (*contexts[parent], token)
+                        tokens.append(DraftToken(token, parent, row))
+                level = grown
+            run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
+
+    return decode
+
+
+def first_token(texts: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
+    marginal: dict[tuple[int, ...], float] = defaultdict(float)
+    for text, probability in texts.items():
+        marginal[text[:1]] += probability
+    return marginal
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("name", METHODS)
+def test_the_joint_distribution_is_the_targets(name, pair):
+    key, config = METHODS[name]
+    p, q = PAIRS[pair]
+    sampling = SAMPLINGS[(list(METHODS).index(name) + list(PAIRS).index(pair)) % len(SAMPLINGS)]
+    assert distance(joint(method(key, **config), p, q, sampling), target_joint(p, sampling)) < EXACT
+
+
+@pytest.mark.parametrize(("name", "seed"), [("speculative-2", 21), ("pearl-2", 22)])
+def test_the_joint_distribution_is_the_targets_for_more_tables_at_temperature_1(name, seed):
+    key, config = METHODS[name]
+    p, q = Table(seed, sharpness=1.5), Table(seed + 100, banned=1)
+    assert distance(joint(method(key, **config), p, q, ONE), target_joint(p, ONE)) < EXACT
+
+
+@pytest.mark.parametrize("name", ["speculative-1", "pearl-2"])
+def test_the_joint_distribution_is_the_targets_on_five_tokens(name):
+    key, config = METHODS[name]
+    p, q = Table(31, 5), Table(32, 5, banned=3)
+    assert distance(joint(method(key, **config), p, q, ONE), target_joint(p, ONE)) < EXACT
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_at_temperature_0_every_method_gives_the_argmax_text(name):
+    key, config = METHODS[name]
+    texts = joint(method(key, **config), Table(1), Table(2), Sampling(), tokens=12)
+    assert texts == target_joint(Table(1), Sampling(), tokens=12)
+
+
+TREES = {
+    "three wide": (sampled_tree(3), Table(41), Table(42), 1),
+    "three wide, five tokens": (sampled_tree(3), Table(43, 5), Table(44, 5), 1),
+    "two wide, twice": (sampled_tree(2, 2), Table(45, banned=1), Table(46, banned=2), 2),
+    "two wide, then below the first": (sampled_tree(2, 2, wide=False), Table(47), Table(48, banned=1), 2),
+    "two wide, three tokens": (sampled_tree(2), Table(49), Table(50, banned=2), 3),
+    "drafter is the target": (sampled_tree(3, 1, wide=False), Table(51), Table(51), 2),
+    "most probable": (top_tree(2, 2), Table(52), Table(53), 3),
+    "most probable, three wide": (top_tree(3, 1), Table(54, 5), Table(55, 5), 3),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_joint_distribution_of_a_tree_is_the_targets(name):
+    decode, p, q, tokens = TREES[name]
+    assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
+
+
+def test_at_temperature_0_a_tree_gives_the_argmax_text():
+    for decode in (top_tree(2, 2), top_tree(2, 2, as_sampled=True)):
+        texts = joint(decode, Table(52), Table(53), Sampling(), tokens=12)
+        assert texts == target_joint(Table(52), Sampling(), tokens=12)
+
+
+class AdjacentShare(Enumerated):
+    """PEARL's public code: one number for two adjacent tests."""
+
+    def number(self, key: Key) -> Key:
+        return key._replace(position=key.position - key.position % 2) if key.purpose == "accept" else key
+
+
+class ResidualShares(Enumerated):
+    """One number for an acceptance test and the draw after it."""
+
+    def number(self, key: Key) -> Key:
+        return key._replace(purpose="accept") if key.purpose == "residual" else key
+
+
+class SiblingsShare(Enumerated):
+    """One number for the tests of all siblings."""
+
+    def number(self, key: Key) -> Key:
+        return key._replace(node=0) if key.purpose == "accept" else key
+
+
+class DraftDecides(Enumerated):
+    """One number for drafting a token and testing it."""
+
+    def number(self, key: Key) -> Key:
+        return key._replace(purpose="draft") if key.purpose == "accept" else key
+
+
+ERRORS = {
+    "adjacent tests, speculative": (AdjacentShare, method("speculative", gamma=2), 3),
+    "accept and residual": (ResidualShares, method("speculative", gamma=1), 1),
+    "siblings": (SiblingsShare, sampled_tree(3), 1),
+    "draft and accept": (DraftDecides, method("speculative", gamma=1), 1),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_shared_random_numbers_are_found(name):
+    draws, decode, tokens = ERRORS[name]
+    p, q = Table(41), Table(42, banned=0 if tokens == 1 else 2)
+    assert distance(joint(decode, p, q, ONE, tokens, draws), target_joint(p, ONE, tokens)) > BIASED
+    assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
+
+
+def test_a_number_shared_by_adjacent_tests_of_pearl_is_found_by_the_joint_distribution_only():
+    p, q = Table(41), Table(42, banned=2)
+    texts = joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare)
+    assert distance(texts, target_joint(p, ONE)) > BIASED
+    assert distance(first_token(texts), target_joint(p, ONE, 1)) < EXACT
+
+
+def test_the_ratio_rule_on_most_probable_children_is_found():
+    p, q = Table(52), Table(53)
+    assert distance(joint(top_tree(2, as_sampled=True), p, q, ONE, 1), target_joint(p, ONE, 1)) > BIASED
+
+
+def text(decode: Method, seed: int, sampling: Sampling) -> tuple[int, ...]:
+    run = ToyRun(Table(61, 8), Table(62, 8), Draws(seed, 0), sampling, 40)
+
+    async def finished() -> None:
+        await decode(run)
+
+    asyncio.run(finished())
+    return run.text
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.3), Sampling(1.0), Sampling(2.0, top_k=5, top_p=0.9)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_method_of_rule_2_gives_the_very_text_of_autoregressive(seed, sampling):
+    plain = text(method("autoregressive"), seed, sampling)
+    drafted = [method("speculative", gamma=g, drafts="greedy") for g in (1, 2, 5)]
+    for decode in [*drafted, top_tree(3), top_tree(2, 2, 2)]:
+        assert text(decode, seed, sampling) == plain
+
+
+def test_another_seed_gives_another_text():
+    assert text(method("autoregressive"), 0, ONE) != text(method("autoregressive"), 1, ONE)
+
+
+def test_the_text_of_sampled_drafts_is_a_function_of_the_seed():
+    for decode in (method("speculative", gamma=3), method("pearl", gamma=3)):
+        assert text(decode, 5, ONE) == text(decode, 5, ONE)
+
+
+def test_the_enumeration_asks_every_part_of_an_interval_once():
+    seen = list[float]()
+
+    async def decode(run: ToyRun) -> None:
+        key = Key(2, "accept")
+        inside = run.draws.below(key, 0.5) and not run.draws.below(key, 0.2)
+        seen.append(run.draws.probability)
+        run.x = run.x + Draft((DraftToken(int(inside)),))
+
+    texts = joint(decode, Table(1), Table(2), ONE, 1)
+    assert texts == {(0,): pytest.approx(0.7), (1,): pytest.approx(0.3)}
+    assert sorted(seen) == pytest.approx([0.2, 0.3, 0.5])

@@ -1,0 +1,168 @@
+"""Every round equals that of a slow, obviously correct reference: no cache, full recomputation, plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from engine.accept import Draws, Key
+from engine.methods import find
+from engine.types import Sampling
+from tests.engine.toy import PROMPT, Logits, Table, ToyRun, warp_plainly
+
+Text = list[int]
+
+
+class Round(NamedTuple):
+    accepted: int
+    emitted: tuple[int, ...]
+
+
+class Reference:
+    """p, q and the two decisions of a round, computed from the whole text each time."""
+
+    def __init__(self, p: Logits, q: Logits, sampling: Sampling, draws: Draws, sampled: bool) -> None:
+        self._p, self._q, self._sampling, self._draws = p, q, sampling, draws
+        self._sampled = sampled and not sampling.greedy
+
+    def _pick(self, weights: Sequence[float], position: int, purpose: str) -> int:
+        u, mass, total = self._draws.value(Key(position, purpose)), 0.0, float(sum(weights))
+        for token, weight in enumerate(weights):
+            mass += weight / total
+            if u < mass:
+                return token
+        raise AssertionError("the weights do not sum to 1")
+
+    def draft(self, x: Text) -> int:
+        if self._sampled:
+            return self._pick(warp_plainly(self._q(x), self._sampling), len(x), "draft")
+        return int(np.argmax(self._q(x)))
+
+    def own(self, x: Text) -> int:
+        """The target's own token after x."""
+        if self._sampling.greedy:
+            return int(np.argmax(self._p(x)))
+        return self._pick(warp_plainly(self._p(x), self._sampling), len(x), "target")
+
+    def check(self, x: Text, drafted: int) -> int:
+        """The token that comes after x once `drafted` was drafted there: `drafted` when it is accepted."""
+        if not self._sampled:
+            return self.own(x)
+        p, q = warp_plainly(self._p(x), self._sampling), warp_plainly(self._q(x), self._sampling)
+        if self._draws.value(Key(len(x), "accept")) < min(1, p[drafted] / q[drafted]):
+            return drafted
+        return self._pick([max(0, a - b) for a, b in zip(p, q, strict=True)], len(x), "residual")
+
+
+def speculative(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
+    """Leviathan et al. 2023, algorithm 1."""
+    rounds = []
+    while len(x) < end:
+        drafts: Text = []
+        for _ in range(gamma):
+            drafts.append(world.draft(x + drafts))
+        out: Text = []
+        while len(out) < gamma and out == drafts[: len(out)]:
+            out.append(world.check(x + out, drafts[len(out)]))
+        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
+        if accepted == gamma:
+            out.append(world.own(x + out))
+        x = x + out
+        rounds.append(Round(accepted, tuple(out)))
+    return rounds
+
+
+def pearl(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
+    """PEARL, algorithm 2: x is the verified text, chunk[0] is verified too in post-verify mode."""
+    rounds = []
+    mode, chunk = "pre-verify", list[int]()
+    while len(x) < end:
+        if mode == "pre-verify":
+            chunk = []
+            for _ in range(gamma):
+                chunk.append(world.draft(x + chunk))
+            y = world.check(x, chunk[0])
+            accepted = int(y == chunk[0])
+            x = [*x, y]
+            rounds.append(Round(accepted, (y,)))
+            mode = "post-verify" if accepted and gamma > 1 else "pre-verify"
+            continue
+        ahead: Text = []
+        for _ in range(gamma):
+            ahead.append(world.draft(x + chunk[1:] + ahead))
+        tests = [*chunk[1:], ahead[0]]
+        out: Text = []
+        while len(out) < len(tests) and out == tests[: len(out)]:
+            out.append(world.check(x + out, tests[len(out)]))
+        accepted = (
+            sum(a == b for a, b in zip(out, tests, strict=True)) if len(out) == len(tests) else len(out) - 1
+        )
+        x = x + out
+        rounds.append(Round(accepted, tuple(out)))
+        mode, chunk = ("post-verify", ahead) if accepted == len(tests) else ("pre-verify", [])
+    return rounds
+
+
+def rounds_of(key: str, config: dict, run: ToyRun) -> list[Round]:
+    """The rounds of the real method."""
+    method = find(key)
+    asyncio.run(finished(method.decode(run, method.configure(config))))
+    return [Round(len(v.accepted), v.emitted) for v in run.verdicts]
+
+
+async def finished(decoding) -> None:
+    await decoding
+
+
+SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.6, top_k=4), Sampling(1.4, top_p=0.85)]
+CASES: dict[str, tuple[str, dict, Callable, bool]] = {
+    "speculative": ("speculative", {}, speculative, True),
+    "speculative, greedy drafts": ("speculative", {"drafts": "greedy"}, speculative, False),
+    "pearl": ("pearl", {}, pearl, True),
+    "pearl, both off": ("pearl", {"pre_verify": False, "post_verify": False}, speculative, True),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("gamma", [1, 2, 3, 5])
+@pytest.mark.parametrize("case", CASES)
+def test_every_round_is_that_of_the_reference(case, gamma, sampling):
+    key, config, reference, sampled = CASES[case]
+    lengths = set()
+    for seed in range(2):
+        p = Table(seed, 6, sharpness=2.0)
+        noise = Table(seed + 50, 6)
+
+        def q(context, p=p, noise=noise) -> torch.Tensor:
+            return p(context) + 0.7 * noise(context)
+
+        run = ToyRun(p, q, Draws(seed, 0), sampling, 40)
+        found = rounds_of(key, {"gamma": gamma, **config}, run)
+        world = Reference(p, q, sampling, Draws(seed, 0), sampled)
+        assert found == reference(world, list(PROMPT), gamma, len(PROMPT) + 40)
+        lengths |= {r.accepted for r in found}
+    assert len(lengths) > 1, "rejections and acceptances both occur"
+
+
+SCRIPTS = {
+    "PEARL, table 9": (5, {0, 3, 8, 17}, [1, 1, 2, 1, 4, 1, 5, 3]),
+    "PEARL, figure 3": (3, {0, 6}, [1, 1, 3, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_pearl_emits_what_the_paper_shows(name):
+    gamma, wrong, emitted = SCRIPTS[name]
+
+    def says(text: Callable[[int], int]) -> Logits:
+        return lambda context: torch.eye(7, dtype=torch.float64)[text(len(context) - len(PROMPT))]
+
+    p, q = says(lambda i: i % 6), says(lambda i: 6 if i in wrong else i % 6)
+    run = ToyRun(p, q, Draws(0, 0), Sampling(), sum(emitted))
+    assert [len(r.emitted) for r in rounds_of("pearl", {"gamma": gamma}, run)] == emitted
+    assert run.text == tuple(i % 6 for i in range(sum(emitted)))

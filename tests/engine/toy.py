@@ -1,0 +1,301 @@
+"""A toy world: probability tables for models, a synchronous run, and draws that enumerate every outcome.
+
+The toy run executes the real methods and the real acceptance rules. `joint` runs a method once for every
+outcome of its random draws and adds up the exact probability of each text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from engine.accept import Draws, Key, judge, propose_token
+from engine.types import Draft, DraftToken, Prefix, RowRef, Sampling, Verdict
+
+Logits = Callable[[Sequence[int]], torch.Tensor]
+"""Context, all tokens so far -> logits, (V,) float64."""
+PROMPT = (0, 1)
+torch.set_num_threads(1)  # rows of 4 numbers
+
+
+class Table:
+    """Random logits that depend on the last tokens.
+
+    Args:
+        seed: Another seed, another table.
+        vocabulary: V.
+        sharpness: Scale of the logits.
+        banned: So many tokens get probability 0 in every context.
+        order: Tokens of context that matter.
+    """
+
+    def __init__(
+        self, seed: int, vocabulary: int = 4, sharpness: float = 1.0, banned: int = 0, order: int = 2
+    ) -> None:
+        self._seed, self._size, self._sharpness = seed, vocabulary, sharpness
+        self._banned, self._order = banned, order
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def __call__(self, context: Sequence[int]) -> torch.Tensor:
+        key = tuple(int(t) for t in context[-self._order :])
+        if key not in self._known:
+            rng = np.random.default_rng([self._seed, *key])
+            row = rng.normal(size=self._size) * self._sharpness
+            row[rng.permutation(self._size)[: self._banned]] = -np.inf
+            self._known[key] = torch.from_numpy(row)
+        return self._known[key]
+
+
+def always_wrong(target: Table) -> Logits:
+    """Return a drafter that only drafts tokens the target never draws; the target must have banned some."""
+
+    def logits(context: Sequence[int]) -> torch.Tensor:
+        return torch.where(torch.isinf(target(context)), 0.0, -torch.inf).double()
+
+    return logits
+
+
+def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
+    """Warp one row token by token, as a second opinion on `engine.accept.warp`."""
+    x = [float(v) / sampling.temperature for v in logits]
+    order = sorted(range(len(x)), key=lambda i: -x[i])
+    kept = order[: sampling.top_k] if sampling.top_k else order
+    weight = {i: float(np.exp(x[i] - x[order[0]])) for i in kept}
+    total, mass, p = sum(weight.values()), 0.0, np.zeros(len(x))
+    for i in kept:
+        if mass >= sampling.top_p:
+            break
+        mass += weight[i] / total
+        p[i] = weight[i]
+    return p / p.sum()
+
+
+@dataclass
+class Scores:
+    """Rows of the target, as a method holds them."""
+
+    run: ToyRun
+    prefix: Prefix
+    draft: Draft
+    rows: torch.Tensor
+
+    async def judge(self, draft: Draft, bonus: bool = True, skip: int = 0) -> Verdict:
+        assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
+            "another draft"
+        )
+        return judge(
+            self.rows[skip:],
+            draft,
+            lambda token: self.run.q_rows[token.q.row] if token.q else None,
+            sequence=self.prefix.sequence,
+            position=len(self.prefix) + skip,
+            sampling=self.run.sampling,
+            draws=self.run.draws,
+            bonus=bonus,
+        )
+
+
+class ToyRun:
+    """What a method sees of a run: x, drafter, target, commit, done."""
+
+    def __init__(
+        self,
+        p: Logits,
+        q: Logits,
+        draws: Draws,
+        sampling: Sampling,
+        tokens: int,
+        prompt: Sequence[int] = PROMPT,
+    ) -> None:
+        self.x = Prefix(0, np.asarray(prompt, dtype=np.int64))
+        self.drafter = ToyDrafter(self, q)
+        self.target = ToyTarget(self, p)
+        self.draws, self.sampling = draws, sampling
+        self.q_rows: list[torch.Tensor] = []
+        self.verdicts: list[Verdict] = []
+        self._start, self._end = len(prompt), len(prompt) + tokens
+
+    @property
+    def done(self) -> bool:
+        return len(self.x) >= self._end
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        return tuple(self.x.tokens[self._start : self._end].tolist())
+
+    def commit(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        self.x = self.x + verdict.emitted
+
+    def keep(self, q: torch.Tensor) -> RowRef:
+        """Keep a q row for judging."""
+        self.q_rows.append(q)
+        return RowRef("toy", len(self.q_rows) - 1)
+
+
+@dataclass
+class ToyDrafter:
+    run: ToyRun
+    logits: Logits
+
+    async def propose(self, prefix: Prefix, n: int, sampled: bool = True) -> Draft:
+        tokens, context = list[DraftToken](), prefix.tokens.tolist()
+        for i in range(n):
+            token, q = propose_token(
+                self.logits(context),
+                position=len(context),
+                sampling=self.run.sampling,
+                draws=self.run.draws,
+                sampled=sampled,
+            )
+            tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q)))
+            context.append(token)
+        return Draft(tuple(tokens))
+
+
+@dataclass
+class ToyTarget:
+    run: ToyRun
+    logits: Logits
+
+    async def score(self, prefix: Prefix, draft: Draft) -> Scores:
+        assert prefix.tokens.tolist() == self.run.x.tokens.tolist(), (
+            "scores another prefix than the committed one"
+        )
+        contexts = [tuple(prefix.tokens.tolist())]
+        for token in draft.tokens:
+            contexts.append((*contexts[token.parent + 1], token.id))
+        return Scores(self.run, prefix, draft, torch.stack([self.logits(c) for c in contexts]))
+
+    async def verify(self, prefix: Prefix, draft: Draft) -> Verdict:
+        return await (await self.score(prefix, draft)).judge(draft)
+
+
+Method = Callable[[ToyRun], Coroutine[None, None, None]]
+
+
+class Branches:
+    """Which way each choice goes in one execution, and then in the next one: depth first."""
+
+    def __init__(self) -> None:
+        self._script: list[int] = []
+        self._widths: list[int] = []
+        self._at = 0
+
+    def take(self, width: int) -> int:
+        """Return the way to go at a choice of so many ways."""
+        if self._at == len(self._script):
+            self._script.append(0)
+            self._widths.append(width)
+        assert self._widths[self._at] == width, "the execution is not a function of its draws"
+        self._at += 1
+        return self._script[self._at - 1]
+
+    def advance(self) -> bool:
+        """Go on to the next execution; False when there is none."""
+        self._at = 0
+        while self._script and self._script[-1] + 1 == self._widths[-1]:
+            del self._script[-1], self._widths[-1]
+        if self._script:
+            self._script[-1] += 1
+        return bool(self._script)
+
+
+class Enumerated(Draws):
+    """Draws that split the interval in which each key's number lies, and so reach every outcome.
+
+    A key that is asked twice goes on from the interval it was left with: correlations are found, not missed.
+
+    Args:
+        branches: Decides the parts taken.
+        horizon: Numbers for this position and later are 1/2: nothing that is compared may depend on them.
+    """
+
+    def __init__(self, branches: Branches, horizon: int) -> None:
+        super().__init__(0, 0)
+        self._branches, self._horizon = branches, horizon
+        self._intervals: dict[Key, tuple[float, float]] = {}
+
+    @property
+    def probability(self) -> float:
+        """Of the execution so far."""
+        return float(np.prod([high - low for low, high in self._intervals.values()]))
+
+    def number(self, key: Key) -> Key:
+        """Return the key whose number answers; a method with a known error overrides this."""
+        return key
+
+    def value(self, key: Key) -> float:
+        return float("nan")
+
+    def below(self, key: Key, t: float) -> bool:
+        return self._split(key, [0.0, min(t, 1.0), 1.0]) == 0
+
+    def choose(self, key: Key, weights: torch.Tensor | np.ndarray) -> int:
+        total = np.cumsum(np.asarray(weights, dtype=np.float64))
+        return self._split(key, [0.0, *(total / total[-1])])
+
+    def _split(self, key: Key, edges: list[float]) -> int:
+        if key.position >= self._horizon:
+            return int(np.searchsorted(edges, 0.5, side="right")) - 1
+        key = self.number(key)
+        low, high = self._intervals.get(key, (0.0, 1.0))
+        parts = [(max(low, a), min(high, b), i) for i, (a, b) in enumerate(pairwise(edges))]
+        parts = [part for part in parts if part[1] - part[0] > 1e-14]  # less is rounding
+        low, high, index = parts[self._branches.take(len(parts)) if len(parts) > 1 else 0]
+        self._intervals[key] = (low, high)
+        return index
+
+
+def joint(
+    decode: Method,
+    p: Logits,
+    q: Logits,
+    sampling: Sampling,
+    tokens: int = 3,
+    draws: type[Enumerated] = Enumerated,
+) -> dict[tuple[int, ...], float]:
+    """Return the exact probability of every text of so many tokens that the method can give."""
+    texts: dict[tuple[int, ...], float] = defaultdict(float)
+    branches = Branches()
+    loop = asyncio.new_event_loop()
+    while True:
+        numbers = draws(branches, len(PROMPT) + tokens)
+        run = ToyRun(p, q, numbers, sampling, tokens)
+        loop.run_until_complete(decode(run))
+        texts[run.text] += numbers.probability
+        if not branches.advance():
+            break
+    loop.close()
+    assert abs(sum(texts.values()) - 1) < 1e-9, "probabilities are missing"
+    return texts
+
+
+def target_joint(p: Logits, sampling: Sampling, tokens: int = 3) -> dict[tuple[int, ...], float]:
+    """Return the target's own probability of every text of so many tokens."""
+    texts = {(): 1.0}
+    for _ in range(tokens):
+        texts = {
+            (*text, token): probability * chance
+            for text, probability in texts.items()
+            for token, chance in enumerate(_next(p, (*PROMPT, *text), sampling))
+            if chance > 0
+        }
+    return texts
+
+
+def _next(p: Logits, context: Sequence[int], sampling: Sampling) -> np.ndarray:
+    if sampling.greedy:
+        return np.eye(len(p(context)))[int(p(context).argmax())]
+    return warp_plainly(p(context), sampling)
+
+
+def distance(a: dict[tuple[int, ...], float], b: dict[tuple[int, ...], float]) -> float:
+    """Return the largest difference between two joint distributions, over all texts."""
+    return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in {*a, *b})

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.training.options import PairOptions, Shape
+from engine.training.pair import train_pair
+from tests.engine.training.tiny import chats, stories, write_source
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sources `stories` and `chats`, 36 documents each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_source(folder, "stories", stories())
+    write_source(folder, "chats", chats())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def options(corpus: Path) -> Callable[..., PairOptions]:
+    """Settings of a training that takes a second."""
+    base = PairOptions(
+        data=corpus,
+        out=Path("unset"),
+        steps=24,
+        drafter_steps=16,
+        batch=4,
+        sequence=32,
+        context=128,
+        vocabulary=320,
+        target=Shape(2, 32, 2, 64),
+        drafter=Shape(1, 16, 1, 32),
+        learning_rate=1e-2,
+        warmup=2,
+        held_out=0.1,
+        checkpoint_every=10,
+        device="cpu",
+    )
+    return lambda **changed: replace(base, **changed)
+
+
+@pytest.fixture(scope="session")
+def trained(options: Callable[..., PairOptions], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair that was trained without a break."""
+    torch.set_num_threads(1)
+    return train_pair(options(out=tmp_path_factory.mktemp("trained") / "pair"))

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Callable
+from math import log
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import engine
+from engine.errors import SpecScopeError, UsageError
+from engine.model.pair import PAIRS, Pair
+from engine.training import cli
+from engine.training.card import Measured, Sample, Sizes, make_card, read_facts, render
+from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.measure import (
+    Acceptance,
+    Cost,
+    LoadedPair,
+    Loss,
+    Timing,
+    measure_acceptance,
+    measure_cost,
+    measure_losses,
+)
+from engine.training.options import PROMPTS, CardSettings, PairOptions
+from engine.training.prompts import held_out_prompts, read_prompts
+from engine.training.tokenizer import Encoder
+from engine.types import Limits, Sampling
+
+FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def loaded(trained: Path) -> LoadedPair:
+    return LoadedPair.load(Pair.of(trained / "target", trained / "drafter"))
+
+
+def run_cli(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return cli.run(parser.parse_args([str(word) for word in words]))
+
+
+def test_loss_is_that_of_transformers(loaded: LoadedPair, trained: Path, corpus: Path) -> None:
+    stories, chats = sorted(measure_losses(loaded, corpus, 0.3, 16, 10_000), key=lambda loss: loss.source)[
+        ::-1
+    ]
+    assert (stories.source, chats.source) == ("stories", "chats")
+    path = find_sources(corpus)["chats"]
+    documents = [d for d in read_documents(path) if is_held_out(d, 0.3)]
+    tokenizer = AutoTokenizer.from_pretrained(trained / "target")
+    for role, found in (("target", chats.target_nats), ("drafter", chats.drafter_nats)):
+        model, nats = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval(), 0.0
+        for ids in map(torch.tensor, Encoder(tokenizer)(documents)):
+            for start in range(0, len(ids) - 1, 16):
+                part = ids[start : start + 17]
+                with torch.no_grad():
+                    logits = model(input_ids=part[None, :-1]).logits[0]
+                nats += functional.cross_entropy(logits, part[1:], reduction="sum").item()
+        assert found == pytest.approx(nats, rel=1e-4)
+    text = sum(len(d) for d in documents) - len(documents) * len("<|user|><|assistant|>")
+    assert (chats.documents, chats.bytes) == (len(documents), text)
+    assert chats.bits_per_byte == pytest.approx(chats.target_nats / log(2) / text)
+
+
+def test_a_model_agrees_with_itself(trained: Path) -> None:
+    loaded = LoadedPair.load(Pair.of(trained / "target", trained / "target"))
+    found = measure_acceptance(loaded, "same", ["Do you like the ball, Mia?", "x" * 200], 128, 20)
+    assert (found.prompts, found.too_long) == (1, 1)
+    assert (found.greedy_tokens, found.greedy) == (found.greedy_matches, 1.0)
+    assert found.sampled == pytest.approx(1.0, abs=1e-4)
+
+
+def test_acceptance_is_that_of_the_drafter_on_the_targets_text(loaded: LoadedPair, trained: Path) -> None:
+    prompt = "Do you like the kite, Tom?"
+    found = measure_acceptance(loaded, "one", [prompt], 128, 24)
+    ids = loaded.pair.encode(prompt)
+    target, drafter = (
+        AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
+        for role in ("target", "drafter")
+    )
+    greedy = target.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0]
+    drawn = torch.tensor(ids + loaded.write(ids, 24, Sampling(temperature=1.0))[0])
+    with torch.no_grad():
+        q = drafter(input_ids=greedy[None]).logits[0, len(ids) - 1 : -1]
+        both = [m(input_ids=drawn[None]).logits[0, len(ids) - 1 : -1].softmax(-1) for m in (target, drafter)]
+    assert found.greedy_tokens == len(greedy) - len(ids)
+    assert found.greedy_matches == (q.argmax(-1) == greedy[len(ids) :]).sum()
+    assert found.overlap == pytest.approx(torch.minimum(*both).sum().item(), rel=1e-3)
+
+
+def test_answers_are_those_of_the_playground() -> None:
+    pair = Pair.find("bundled")
+    loaded, sampling = LoadedPair.load(pair), Sampling(temperature=0.8, seed=0)
+    prompt = FIXED["prompts"][0]
+    written, logits = loaded.write(pair.encode(prompt), 12, sampling)
+    assert logits.shape == (len(written), pair.vocab_size)
+    with engine.open("bundled", runtime="local-thread") as cluster:
+        trace = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(12))
+    assert [c.token for c in trace.commits] == written
+
+
+def test_shipped_pair_agrees_on_the_fixed_prompts() -> None:
+    found = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:5], 256, 16)
+    assert found.prompts == 5
+    assert found.greedy >= 0.7
+    assert found.sampled >= 0.5
+
+
+def test_cost_times_all_three(loaded: LoadedPair) -> None:
+    cost = measure_cost(loaded, context=16, repeats=5)
+    assert all(0 < time.tenth <= time.median for time in (cost.target, cost.drafter, cost.rows))
+    assert MEASURED.cost.c == (2.0, 3.0)
+    assert MEASURED.cost.rows_over_one == (1.5, 1.25)
+
+
+def test_held_out_prompts_are_first_turns(corpus: Path) -> None:
+    found = held_out_prompts(corpus, 0.3, ["chats", "stories"], 3)
+    assert len(found) == 3
+    assert all(prompt.startswith("Do you like") and "|>" not in prompt for prompt in found)
+    assert held_out_prompts(corpus, 0.3, ["stories"], 3) == []
+
+
+def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"turns": [f"q{i}", "again"]} for i in range(9)] + [{"prompt": "q9"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read_prompts(path, 5) == ["q0", "q2", "q4", "q6", "q8"]
+    assert len(read_prompts(path, 100)) == 10
+
+
+@pytest.mark.parametrize("content", ["not JSON", '{"text": "a"}', "[1]", '{"turns": []}'])
+def test_wrong_prompts_are_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
+        read_prompts(path, 5)
+
+
+MEASURED = Measured(
+    Sizes(11_000_000, 2_500_000, 40_000_000, 14_000_000),
+    Cost(Timing(4.0, 3.0), Timing(2.0, 1.0), Timing(6.0, 3.75), 128, 200, 4.5),
+    (Loss("math", 2, 100, 400, 200.0, 300.0), Loss("own", 1, 50, 100, 100.0, 150.0)),
+    (Acceptance("a", 2, 1, 10, 8, 20, 12.0), Acceptance("b", 1, 0, 30, 15, 10, 3.0)),
+    (Sample("Why?", "a ``` b"),),
+)
+
+
+def test_card_reports_what_was_measured_and_what_was_missed() -> None:
+    facts = {"sources": {"math": 6, "poems": 1}, "notes": ["Read me."]}
+    card = render(facts, MEASURED, FIXED, 256)
+    assert "Read me." in card
+    assert "| c = T(target) / T(drafter) | 3 to 6 | 2.00 | **no** |" in card
+    assert "| greedy acceptance, all prompts of this card | at least 0.75 | 0.575 | **no** |" in card
+    assert "| all files | at most 32 MB | 40.0 MB | **no** |" in card
+    assert "| largest shard | at most 15 MB | 14.0 MB | yes |" in card
+    assert "| **all trained on** | yes | 2 | 100 | 2.000 | 0.721 | 3.000 |" in card
+    assert "| own | no | 1 | 50 |" in card
+    assert "| poems | 1x | not a source of the recipe | unknown |" in card
+    assert "| **all** | 3 (1 too long) | 0.575 | 40 | 0.500 | 30 |" in card
+    assert "````text\na ``` b\n````" in card
+    assert "| c = T(target) / T(drafter), 1 row each | 2.00 | 3.00 |" in card
+    assert "load average 4.5 meanwhile" in card
+    assert "| 5 rows over 1 row of the target | 1.50 | 1.25 |" in card
+
+
+def test_card_of_a_pair_of_unknown_training() -> None:
+    card = render({}, replace_losses(MEASURED), FIXED, 256)
+    assert "Not trained by this project's recipe" in card
+    assert "Loss on held-out documents" not in card
+
+
+def replace_losses(measured: Measured) -> Measured:
+    return measured._replace(losses=())
+
+
+def test_train_pair_on_the_command_line(
+    options: Callable[..., PairOptions], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pair", "--data", corpus, "--out", tmp_path / "pair", "--threads", 1, "--vocabulary", 320]
+    words += [
+        "--target",
+        "2x32x2x64",
+        "--drafter",
+        "1x16x1x32",
+        "--steps",
+        3,
+        "--drafter-steps",
+        2,
+        "--batch",
+        2,
+    ]
+    words += ["--sequence", 64, "--context", 80, "--held-out", 0.2, "--device", "cpu"]
+    assert run_cli(*words) == 0
+    card = (tmp_path / "pair" / "README.md").read_text(encoding="utf-8")
+    assert "| target | 3 | 384 | 64 |" in card
+    assert all(f"**{prompt}**" in card for prompt in FIXED["prompts"])
+    shown = capsys.readouterr()
+    assert "wrote" in shown.out
+    assert "drafter: 100%" in shown.err
+    with pytest.raises(UsageError, match="is not empty"):
+        run_cli(*words)
+    assert read_facts(tmp_path / "pair")["options"]["steps"] == 3
+
+
+def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -> None:
+    models = ["--target", trained / "target", "--drafter", trained / "drafter"]
+    with pytest.raises(UsageError, match="needs --target, --drafter and --output"):
+        run_cli("card", *models)
+    assert run_cli("card", *models, "--output", tmp_path / "card.md", "--window", 100) == 0
+    assert "Not trained by this project's recipe" in (tmp_path / "card.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pair", "--data", "nowhere", "--out", "x"], "nowhere is not a folder"),
+        (["pair", "--data", "x", "--out", "x", "--target", "big"], "shape is 'big'"),
+        (["pair", "--data", "x", "--out", "x", "--threads", "0"], "threads is 0"),
+        (["card", "--pair", "missing"], "missing"),
+        (["card", "--count", "0"], "count is 0; it must be at least 1"),
+    ],
+)
+def test_wrong_command_lines(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecScopeError, match=message):
+        run_cli(*words)
+
+
+def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
+    with cli._cancel_on_interrupt() as cancel:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert cancel.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_facts_that_are_no_json(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_text("{")
+    with pytest.raises(UsageError, match=r"training\.json cannot be read"):
+        read_facts(tmp_path)
+
+
+def test_pair_without_a_drafter(trained: Path) -> None:
+    with pytest.raises(UsageError, match="has no drafter"):
+        make_card(Pair.of(trained / "target"), {}, CardSettings())
+
+
+def test_ten_fixed_prompts() -> None:
+    assert len(set(FIXED["prompts"])) == 10
+    assert FIXED["seed"] == 0
+
+
+def test_shipped_card_is_of_the_shipped_pair() -> None:
+    folder = PAIRS / "bundled"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    sizes = [p.stat().st_size for role in ("target", "drafter") for p in (folder / role).iterdir()]
+    assert sum(sizes) <= 32_000_000
+    assert f"| {sum(sizes) / 1e6:.1f} MB |" in card
+    assert all(f"**{prompt}**" in card for prompt in FIXED["prompts"])
+    assert all(note in card for note in read_facts(folder)["notes"])
+    assert all(licence in card for licence in ("CDLA-Sharing-1.0", "CC BY 4.0", "CC BY-SA 3.0", "MIT"))

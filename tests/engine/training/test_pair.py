@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model.load import load
+from engine.model.slots import Rows
+from engine.training import pair as recipe
+from engine.training.data import Corpus, Stream, find_sources
+from engine.training.fit import learning_rate, losses, plan, train_step
+from engine.training.options import PairOptions, Shape
+from engine.training.pair import Progress, new_model, read_log, save_model, train_pair
+from engine.training.tokenizer import Encoder
+from tests.engine.training.tiny import stories, write_source
+
+Options = Callable[..., PairOptions]
+
+
+def phase_losses(folder: Path, phase: str) -> list[float]:
+    return [row["loss"] for row in read_log(folder / "loss.jsonl") if row["phase"] == phase]
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("*/*.safetensors"))}
+
+
+def stop_after(steps: int, phase: str) -> tuple[Callable[[Progress], None], threading.Event]:
+    """Return a listener that asks the training to stop at a step, and the event it sets."""
+    cancel = threading.Event()
+
+    def listen(progress: Progress) -> None:
+        if (progress.phase, progress.step) == (phase, steps):
+            cancel.set()
+
+    return listen, cancel
+
+
+def test_losses_fall(trained: Path) -> None:
+    target, drafter = phase_losses(trained, "target"), phase_losses(trained, "drafter")
+    assert (len(target), len(drafter)) == (24, 16)
+    assert np.mean(target[-3:]) < 0.75 * np.mean(target[:3])
+    assert np.mean(drafter[-3:]) < 0.75 * np.mean(drafter[:3])
+
+
+def test_pair_is_what_was_asked_for(trained: Path) -> None:
+    for role, shape in (("target", Shape(2, 32, 2, 64)), ("drafter", Shape(1, 16, 1, 32))):
+        config = json.loads((trained / role / "config.json").read_text())
+        assert config["max_position_embeddings"] == 128
+        assert config["tie_word_embeddings"] is True
+        assert config["dtype"] == "bfloat16"
+        tensors = load_file(trained / role / "model.safetensors")
+        assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
+        assert sum(t.numel() for t in tensors.values()) == shape.parameters(320)
+        generation = json.loads((trained / role / "generation_config.json").read_text())
+        assert (generation["eos_token_id"], generation["pad_token_id"]) == ([2, 3], 0)
+    assert (trained / "target/tokenizer.json").read_text() == (trained / "drafter/tokenizer.json").read_text()
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_pair_loads_in_transformers_and_in_the_engine(trained: Path, role: str) -> None:
+    ids = AutoTokenizer.from_pretrained(trained / role).encode("Once there was a kite.")
+    theirs = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
+    ours = load(trained / role)
+    with torch.inference_mode():
+        expected = theirs(input_ids=torch.tensor([ids])).logits[0]
+    found = ours.forward(ours.new_cache(1, len(ids)), Rows.chain(0, ids, 0), np.arange(len(ids))).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_pickled_and_one_checkpoint_is_left(trained: Path) -> None:
+    suffixes = {p.suffix for p in trained.rglob("*") if p.is_file()}
+    assert suffixes == {".safetensors", ".json", ".jsonl", ".jinja"}
+    assert sorted(p.name for p in (trained / "checkpoints").iterdir()) == [
+        "1-0000016.safetensors",
+        "state.json",
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_resumed_training_ends_with_the_same_bits(options: Options, tmp_path: Path, optimizer: str) -> None:
+    settings = options(
+        out=tmp_path / "straight", optimizer=optimizer, steps=8, drafter_steps=8, long_steps=4, token_loss=0.3
+    )
+    train_pair(settings)
+    parts = replace(settings, out=tmp_path / "parts")
+    for resume, stop in enumerate((("target", 4), ("target-long", 2), ("drafter", 8), ("drafter-long", 1))):
+        listen, cancel = stop_after(stop[1], stop[0])
+        with pytest.raises(
+            RunCancelled, match=rf"stopped at step {stop[1]} of \d of the {stop[0]};.*--resume"
+        ):
+            train_pair(parts, listen, cancel, resume=resume > 0)
+    train_pair(parts, resume=True)
+    assert weights(parts.out) == weights(settings.out)
+    assert (parts.out / "loss.jsonl").read_text() == (settings.out / "loss.jsonl").read_text()
+
+
+def test_training_that_was_killed_goes_on_from_its_checkpoint(
+    options: Options, tmp_path: Path, trained: Path
+) -> None:
+    def die(progress: Progress) -> None:
+        if (progress.phase, progress.step) == ("target", 17):
+            raise KeyboardInterrupt
+
+    settings = options(out=tmp_path / "pair")
+    with pytest.raises(KeyboardInterrupt):
+        train_pair(settings, die)
+    assert len(read_log(settings.out / "loss.jsonl")) == 17
+    heard = list[Progress]()
+    train_pair(settings, heard.append, resume=True)
+    assert [p.step for p in heard if p.phase == "target"] == list(range(11, 25)), "the checkpoint was step 10"
+    assert weights(settings.out) == weights(trained)
+    assert (settings.out / "loss.jsonl").read_text() == (trained / "loss.jsonl").read_text()
+
+
+def test_killed_before_the_first_checkpoint(options: Options, tmp_path: Path) -> None:
+    def die(progress: Progress) -> None:
+        if progress.phase == "text":
+            raise KeyboardInterrupt
+
+    settings = options(out=tmp_path / "pair", steps=2, drafter_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        train_pair(settings, die)
+    train_pair(settings, resume=True)
+    assert len(read_log(settings.out / "loss.jsonl")) == 3
+
+
+def test_other_seed_other_weights(options: Options, tmp_path: Path) -> None:
+    short = options(steps=2, drafter_steps=1)
+    one, two = (train_pair(replace(short, out=tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+    assert weights(one)["target/model.safetensors"] != weights(two)["target/model.safetensors"]
+
+
+def test_drafter_learns_from_the_target_as_saved(options: Options, tmp_path: Path) -> None:
+    settings = options(out=tmp_path / "pair", steps=3, drafter_steps=1)
+    out = train_pair(settings)
+    first = read_log(out / "loss.jsonl")[-1]
+    sources = find_sources(settings.data)
+    encode = Encoder(AutoTokenizer.from_pretrained(out / "target"))
+    stream = Stream(Corpus.read(sources, dict.fromkeys(sources, 1), settings.held_out, encode), settings.seed)
+    inputs, labels = map(torch.from_numpy, stream.batch(3 * 4 * 32, 4, 32))
+    target = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
+    with torch.no_grad():
+        log_p = target(input_ids=inputs).logits.log_softmax(-1)
+        log_q = new_model(settings.drafter, 320, 128, seed=0)(input_ids=inputs).logits.log_softmax(-1)
+    assert first["loss"] == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=1e-4)
+    assert first["tokens"] == pytest.approx(-log_q.gather(-1, labels[..., None]).mean().item(), rel=1e-5)
+
+
+def test_token_loss_mixes_both() -> None:
+    model, teacher = (new_model(Shape(1, 16, 1, 32), 64, 32, seed=seed) for seed in (0, 1))
+    inputs = torch.arange(32).reshape(2, 16)
+    found = losses(model, teacher, inputs, inputs + 1, 0.25)
+    assert found.divergence is not None
+    assert found.total.item() == pytest.approx(0.25 * found.tokens + 0.75 * found.divergence, rel=1e-5)
+
+
+def test_default_pair_fits_the_bars(tmp_path: Path) -> None:
+    for role in ("target", "drafter"):
+        save_model(new_model(getattr(PairOptions(Path(), Path()), role), 4096, 2304, seed=0), tmp_path / role)
+    sizes = [p.stat().st_size for p in tmp_path.rglob("*.safetensors")]
+    assert len(sizes) == 3
+    assert max(sizes) <= 15_000_000
+    assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 31_000_000
+    assert load(tmp_path / "target").context == 2304
+
+
+def test_learning_rate_rises_stays_and_falls() -> None:
+    options = PairOptions(Path(), Path(), steps=100, warmup=9, decay=0.5, learning_rate=1.0)
+    phase = plan(options)[0]
+    rates = [learning_rate(phase, step, options) for step in range(100)]
+    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert rates[10:50] == [1.0] * 40
+    assert rates[50:] == pytest.approx(np.arange(50, 0, -1) / 50)
+
+
+def test_phases_follow_each_other_in_the_stream() -> None:
+    options = PairOptions(Path(), Path(), steps=10, drafter_steps=5, long_steps=2, batch=18, sequence=256)
+    phases = plan(options)
+    assert [(p.name, p.rows, p.length) for p in phases] == [
+        ("target", 18, 256),
+        ("target-long", 2, 2304),
+        ("drafter", 18, 256),
+        ("drafter-long", 2, 2304),
+    ]
+    assert [p.position for p in phases] == [0, 46080, 55296, 78336]
+
+
+def test_loss_that_is_no_number() -> None:
+    model = new_model(Shape(1, 16, 1, 32), 64, 32, seed=0)
+    torch.nn.init.constant_(model.model.norm.weight, float("inf"))
+    batch = np.zeros((1, 4), dtype=np.int64), np.zeros((1, 4), dtype=np.int64)
+    with pytest.raises(UsageError, match=r"^the loss is nan; lower learning_rate from 0\.5$"):
+        train_step(model, None, (), batch, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"steps": 1.5}, "steps is 1.5; it must be a whole number"),
+        ({"sequence": 4096}, "sequence is 4096; it must be at most the context of 2304"),
+        ({"vocabulary": 100}, "vocabulary is 100; it must be at least 270"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"token_loss": 1.5}, "token_loss is 1.5; it must be at least 0 and at most 1"),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd'; choose one of muon, adamw"),
+        ({"device": "tpu"}, "device is 'tpu'; choose one of auto, cpu, cuda"),
+        ({"target": Shape(24, 320, 5, 864)}, "target 24x320x5x864 has .* parameters; at most 12000000"),
+    ],
+)
+def test_wrong_settings(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PairOptions(Path(), Path(), **changed)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("text", ["8x320x5", "axbxcxd", "8x320x7x864", "0x320x5x864", "8x320x0x864", ""])
+def test_wrong_shape(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^(shape|hidden|layers|heads) is "):
+        Shape.parse(text)
+
+
+def test_shape_reads_what_it_writes() -> None:
+    assert Shape.parse(str(Shape(4, 192, 6, 512))) == Shape(4, 192, 6, 512)
+
+
+def test_folder_in_use(options: Options, tmp_path: Path, trained: Path) -> None:
+    with pytest.raises(UsageError, match=rf"{trained} is not empty; .*--resume"):
+        train_pair(options(out=trained))
+    with pytest.raises(UsageError, match=r"holds no training to resume"):
+        train_pair(options(out=tmp_path), resume=True)
+
+
+def test_resume_with_other_settings(options: Options, trained: Path) -> None:
+    with pytest.raises(UsageError, match=r"has steps 24, not 30; seed 0, not 7: use the same settings"):
+        train_pair(options(out=trained, steps=30, seed=7), resume=True)
+
+
+def test_resume_with_other_text(options: Options, trained: Path, tmp_path: Path) -> None:
+    write_source(tmp_path, "stories", stories())
+    with pytest.raises(UsageError, match=r"the training to resume had \d+: give it the same text"):
+        train_pair(options(out=trained, data=tmp_path), resume=True)
+
+
+@pytest.mark.parametrize("broken", ["state.json", "1-0000003.safetensors"])
+def test_broken_checkpoint_is_named(options: Options, tmp_path: Path, broken: str) -> None:
+    settings = options(out=tmp_path / "pair", steps=1, drafter_steps=3)
+    train_pair(settings)
+    path = settings.out / "checkpoints" / broken
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(ModelError, match=broken) as error:
+        train_pair(settings, resume=True)
+    assert "\n" not in str(error.value)
+
+
+def test_finished_training_resumes_to_the_same_pair(options: Options, tmp_path: Path) -> None:
+    settings = options(out=tmp_path / "pair", steps=2, drafter_steps=2)
+    before = weights(train_pair(settings))
+    assert weights(train_pair(settings, resume=True)) == before
+    assert len(read_log(settings.out / "loss.jsonl")) == 4
+
+
+def test_cuda_that_is_not_there(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"device is cuda, but torch finds no CUDA device; use cpu or auto"):
+        train_pair(options(out=tmp_path / "pair", device="cuda"))
+    assert recipe.pick_device("auto") == torch.device("cpu")
+
+
+def test_missing_data_is_named_and_nothing_is_written(options: Options, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
+        train_pair(options(data=tmp_path / "nowhere", out=tmp_path / "pair"))
+    assert not (tmp_path / "pair").exists()

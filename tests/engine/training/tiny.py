@@ -1,0 +1,32 @@
+"""A corpus small enough to learn in a second."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+NAMES = ("Mia", "Tom", "Ann", "Ben", "Lily", "Max")
+THINGS = ("ball", "kite", "dog", "boat", "tree", "cake")
+
+
+def stories() -> list[str]:
+    return [
+        f"Once there was a {t}. {n} saw the {t} and was happy. Then {n} went home."
+        for n in NAMES
+        for t in THINGS
+    ]
+
+
+def chats() -> list[str]:
+    return [
+        f"<|user|>Do you like the {t}, {n}?<|assistant|>Yes, I like the {t} very much."
+        for n in NAMES
+        for t in THINGS
+    ]
+
+
+def write_source(folder: Path, name: str, documents: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.txt.xz"
+    path.write_bytes(lzma.compress("\x1e".join(documents).encode()))
+    return path

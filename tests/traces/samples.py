@@ -1,0 +1,264 @@
+"""Small traces made by hand, as a run would leave them: `sample_trace("speculative")`.
+
+The times follow from a few constants (a target forward takes 10 ms and 0.2 ms a row, a drafter forward 3 ms, the
+host 0.05 ms between jobs) and the fates of the drafted tokens from a seed, so a sample is the same every time.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+from engine.runtime.events import (
+    Commit,
+    Decision,
+    Device,
+    Event,
+    Footer,
+    Header,
+    Occupancy,
+    Piece,
+    Round,
+    Span,
+    Trace,
+)
+
+MS = 1_000_000
+KINDS = ("autoregressive", "speculative", "pearl", "shared")
+"""`shared` is speculative decoding with both models on one device."""
+
+WORDS = (
+    " the",
+    " cat",
+    " sat",
+    " <b>on</b>",
+    " a",
+    " déjà",
+    " vu",
+    "\n",
+    ' "mat"',
+    " 猫",
+    ",",
+    " and",
+    " purred",
+    ".",
+    "&",
+)
+PROMPT = (1, 17, 4, 9, 3)
+TITLES = {"autoregressive": "Autoregressive", "speculative": "Speculative decoding", "pearl": "PEARL"}
+
+
+class _Draft:
+    """A drafted token, its span, and whether the target will accept it."""
+
+    def __init__(self, token: int, span: int, good: bool, q: float) -> None:
+        self.token, self.span, self.good, self.q = token, span, good, q
+
+
+class _Simulation:
+    def __init__(self, kind: str, tokens: int, gamma: int, acceptance: float, group: str) -> None:
+        self.random = random.Random(f"{kind} {tokens} {gamma} {acceptance}")
+        self.tokens, self.gamma, self.acceptance = tokens, gamma, acceptance
+        self.method = "speculative" if kind == "shared" else kind
+        self.drafter, self.target = ("gpu0", "gpu0") if kind == "shared" else ("gpu0", "gpu1")
+        self.ids = count()
+        self.step, self.now, self.position = 1, 0, len(PROMPT)
+        self.known: set[int] = set()
+        self.texts: list[str] = []
+        header = self.header(kind, group)
+        self.devices = header.devices
+        self.events: list[Event] = [header]
+
+    def header(self, kind: str, group: str) -> Header:
+        both = (
+            Device("gpu0", "drafter", "GPU 0 · drafter", "virtual"),
+            Device("gpu1", "target", "GPU 1 · target", "virtual"),
+        )
+        shared = (Device("gpu0", "drafter+target", "GPU 0 · drafter and target", "virtual"),)
+        devices = {"autoregressive": both[1:], "shared": shared}.get(kind, both)
+        return Header(
+            run_id=f"sample-{kind}",
+            created="2025-01-02T03:04:05.678+00:00",
+            method=self.method,
+            title=TITLES[self.method],
+            config={} if kind == "autoregressive" else {"gamma": self.gamma},
+            prompts=("Tell me about the <cat> & the mat.",),
+            prompt_ids=(PROMPT,),
+            sampling={"temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 7},
+            limits={"max_new_tokens": self.tokens, "stop": [], "eos": [0]},
+            runtime="virtual",
+            profile="sample-2xGPU",
+            devices=devices,
+            target_path="pairs/sample/target",
+            drafter_path="" if kind == "autoregressive" else "pairs/sample/drafter",
+            environment={"specscope": "0.1.0", "pair": "sample", "tokens": "scripted"},
+            group=group,
+        )
+
+    @property
+    def done(self) -> bool:
+        return len(self.texts) >= self.tokens
+
+    def work(self, kind: str, start: int, duration: int, rows: int, step: int | None = None) -> Span:
+        model = "drafter" if kind == "draft" else "target"
+        step = self.step if step is None else step
+        device = self.drafter if model == "drafter" else self.target
+        end = start + duration
+        span = Span(next(self.ids), device, kind, start, end, model, step, 0, rows, self.position, "done")
+        self.events.append(span)
+        return span
+
+    def prefill(self) -> None:
+        target = Span(next(self.ids), self.target, "prefill", 0, 15 * MS, "target", 0, 0, 4, 0, "done")
+        self.events.append(target)
+        self.now = target.end
+        if self.method != "autoregressive":
+            start = target.end if self.drafter == self.target else 0
+            drafter = Span(
+                next(self.ids), self.drafter, "prefill", start, start + 6 * MS, "drafter", 0, 0, 4, 0, "done"
+            )
+            self.events.append(drafter)
+            self.now = max(self.now, drafter.end)
+
+    def draft(self, start: int) -> tuple[list[_Draft], int]:
+        """Draft gamma tokens from `start`; return them and when they are there."""
+        drafted: list[_Draft] = []
+        for _ in range(self.gamma):
+            span = self.work("draft", start, 3 * MS, 1)
+            start = span.end
+            token = self.random.randrange(1, len(WORDS))
+            good = self.random.random() < self.acceptance
+            drafted.append(_Draft(token, span.id, good, round(self.random.uniform(0.2, 0.9), 4)))
+        return drafted, start
+
+    def verify(self, start: int, rows: int, kind: str = "verify") -> Span:
+        return self.work(kind, start, 10 * MS + rows * MS // 5, rows)
+
+    def judge(
+        self, drafted: list[_Draft], unjudged: list[_Draft], span: Span, mode: str, bonus: bool
+    ) -> bool:
+        """Decide drafted tokens at the present time and commit; return whether all were accepted."""
+        accepted = next((i for i, d in enumerate(drafted) if not d.good), len(drafted))
+        for node, d in enumerate(drafted):
+            fate = "accepted" if node < accepted else "rejected" if node == accepted else "discarded"
+            self.decide(node, self.position + node, d, fate, span.id if fate != "discarded" else -1)
+        own = (
+            ""
+            if accepted == len(drafted) and not bonus
+            else "bonus"
+            if accepted == len(drafted)
+            else "corrected"
+        )
+        own = "plain" if own and not drafted else own
+        new = [(d.token, "accepted") for d in drafted[:accepted]]
+        if own:
+            token = self.random.randrange(1, len(WORDS))
+            self.decide(-1, self.position + accepted, _Draft(token, -1, True, 0.0), own, span.id)
+            new.append((token, own))
+        start = self.position
+        emitted = new[: self.tokens - len(self.texts)]
+        for token, origin in emitted:
+            self.name(token)
+            self.events.append(Commit(self.step, 0, self.position, token, origin, WORDS[token], self.now))
+            self.texts.append(WORDS[token])
+            self.position += 1
+        self.events.append(Round(self.step, 0, mode, len(drafted), accepted, len(emitted), self.now, span.id))
+        if own or self.done:
+            for i, d in enumerate(unjudged):
+                self.decide(-1, start + len(drafted) + i, d, "discarded", -1)
+        self.step += 1
+        self.now += MS // 20
+        return accepted == len(drafted)
+
+    def decide(self, node: int, position: int, d: _Draft, outcome: str, verify: int) -> None:
+        self.name(d.token)
+        tested = outcome in ("accepted", "rejected")
+        p = (
+            round(d.q * (1.05 if outcome == "accepted" else 0.3), 4)
+            if tested
+            else None
+            if d.span >= 0
+            else 0.625
+        )
+        rule = "ratio" if tested else "target" if outcome in ("corrected", "bonus", "plain") else ""
+        other = d.token % (len(WORDS) - 1) + 1
+        self.name(other)
+        top = ((d.token, 0.5), (other, 0.25))
+        self.events.append(
+            Decision(
+                self.step,
+                0,
+                node,
+                node - 1 if node >= 0 else -1,
+                position,
+                d.token,
+                p,
+                d.q if d.span >= 0 else None,
+                round(self.random.random(), 4) if rule else None,
+                rule,
+                outcome,
+                d.span,
+                verify,
+                top if rule else (),
+                top if d.span >= 0 else (),
+            )
+        )
+
+    def name(self, token: int) -> None:
+        if token not in self.known:
+            self.known.add(token)
+            self.events.append(Piece(token, WORDS[token]))
+
+    def autoregressive(self) -> None:
+        while not self.done:
+            span = self.verify(self.now, 1)
+            self.now = span.end
+            self.judge([], [], span, "plain", True)
+
+    def speculative(self) -> None:
+        while not self.done:
+            drafted, ready = self.draft(self.now)
+            span = self.verify(ready + MS // 20, len(drafted) + 1)
+            self.now = span.end
+            self.judge(drafted, [], span, "verify", True)
+
+    def pearl(self) -> None:
+        pending: list[_Draft] = []
+        while not self.done:
+            ahead, ready = self.draft(self.now)
+            span = self.verify(self.now, len(pending) + 1, "verify" if pending else "pre-verify")
+            self.now = max(ready, span.end) + MS // 20
+            mode = "post-verify" if pending else "pre-verify"
+            every = self.judge([*pending, *ahead[:1]], ahead[1:], span, mode, False)
+            pending = ahead[1:] if every else []
+
+    def measure(self) -> None:
+        """Add what a device would report of itself every 20 ms."""
+        for time in range(0, self.now, 20 * MS):
+            for device in self.devices:
+                self.events.append(Occupancy(device.name, time, round(self.random.random(), 3), 2**30 + time))
+
+    def finish(self) -> list[Event]:
+        last = max(
+            e.end if isinstance(e, Span) else e.time for e in self.events if isinstance(e, Span | Commit)
+        )
+        self.events.append(Footer("done", ("length",), ("".join(self.texts),), last))
+        return self.events
+
+
+def sample_events(
+    kind: str = "speculative", tokens: int = 24, gamma: int = 4, acceptance: float = 0.75, group: str = ""
+) -> list[Event]:
+    """Return the events of a sample in the order in which a run tells them: header first, footer last."""
+    simulation = _Simulation(kind, tokens, gamma, acceptance, group)
+    simulation.prefill()
+    getattr(simulation, simulation.method)()
+    simulation.measure()
+    return simulation.finish()
+
+
+def sample_trace(
+    kind: str = "speculative", tokens: int = 24, gamma: int = 4, acceptance: float = 0.75, group: str = ""
+) -> Trace:
+    """Return a sample; `kind` is one of KINDS."""
+    return Trace.of(sample_events(kind, tokens, gamma, acceptance, group))

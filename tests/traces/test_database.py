@@ -1,0 +1,222 @@
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
+
+from engine.errors import StoreError
+from engine.runtime.events import SpanKind, Status
+from tests.traces.samples import sample_trace
+from traces import database, migrations, schema
+from traces.store import Store, default_path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "folder" / "traces.db"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(database, "BUSY_MS", 50)
+
+
+@contextmanager
+def nobody():
+    """Do what is inside without the rights of the administrator, whom no permission stops."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def structure(path):
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+    ours = [row for row in rows if row[1] not in ("alembic_version", "sqlite_sequence") and row[2]]
+    return {(kind, name): "".join(sql.split()) for kind, name, sql in ours}
+
+
+def test_the_migrations_make_the_tables_of_the_schema(path, tmp_path):
+    with Store(path):
+        pass
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), schema.Base.metadata) == []
+    engine.dispose()
+    fresh = create_engine(f"sqlite:///{tmp_path / 'fresh.db'}")
+    schema.Base.metadata.create_all(fresh)
+    fresh.dispose()
+    migrated, wanted = structure(path), structure(tmp_path / "fresh.db")
+    assert migrated.keys() == wanted.keys()
+    for name, sql in wanted.items():
+        assert sorted(migrated[name].replace(",", "(").split("(")) == sorted(
+            sql.replace(",", "(").split("(")
+        ), name
+
+
+def test_the_schemas_revision_is_the_newest():
+    assert ScriptDirectory.from_config(migrations.config()).get_current_head() == schema.REVISION
+
+
+def test_the_stored_sets_of_texts_are_those_of_the_events():
+    assert set(schema.KINDS) == set(get_args(SpanKind))
+    assert set(schema.STATUSES) == set(get_args(Status))
+
+
+def test_a_new_file_is_ours_and_in_wal_mode(path):
+    with Store(path):
+        pass
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+def test_an_empty_file_becomes_a_database(path):
+    path.parent.mkdir()
+    path.touch()
+    with Store(path) as store:
+        assert store.runs() == ([], 0)
+
+
+def test_several_openers_of_a_new_file_migrate_it_once(path):
+    errors = []
+
+    def opening():
+        try:
+            with Store(path) as store:
+                store.runs()
+        except StoreError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=opening) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_interrupted_migration_leaves_an_empty_file(path, monkeypatch):
+    def upgrade(connection):
+        connection.exec_driver_sql("CREATE TABLE half (x)")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(migrations, "upgrade", upgrade)
+    with pytest.raises(StoreError, match="No space left"):
+        Store(path)
+    monkeypatch.undo()
+    with Store(path) as store:
+        assert store.runs() == ([], 0)
+
+
+def test_the_default_path(monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_DB", "~/x.db")
+    assert default_path() == Path.home() / "x.db"
+    monkeypatch.delenv("SPECSCOPE_DB")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_path() == Path("/data/specscope/traces.db")
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert default_path() == Path.home() / ".local/share/specscope/traces.db"
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_file_that_is_no_database(path, readonly):
+    path.parent.mkdir()
+    path.write_text("dear diary, " * 100)
+    with pytest.raises(StoreError, match="is not a SpecScope database; move it away") as caught:
+        Store(path, readonly=readonly)
+    assert "\n" not in str(caught.value)
+    assert path.read_text().startswith("dear diary")
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_the_database_of_another_program(path, readonly):
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE invoices (id)")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="is a database of another program"):
+        Store(path, readonly=readonly)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_database(path):
+    with Store(path):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreError, match=r"newer SpecScope.*9999.*update SpecScope"):
+        Store(path)
+
+
+def test_a_missing_database_is_not_made_by_a_reader(path):
+    with pytest.raises(StoreError, match="there is no trace database at"):
+        Store(path, readonly=True)
+    assert not path.exists()
+
+
+def test_a_path_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store(tmp_path / "file" / "traces.db")
+    with pytest.raises(StoreError, match="cannot be opened; check that its folder"):
+        Store(tmp_path)
+
+
+def test_a_locked_database(path, impatient):
+    with Store(path):
+        pass
+    other = sqlite3.connect(path)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreError, match="is locked by another program; close that program"):
+        Store(path)
+    other.rollback()
+    other.close()
+    with Store(path) as store:
+        assert store.runs() == ([], 0)
+
+
+def test_a_damaged_database(path):
+    with Store(path) as store:
+        store.insert(sample_trace(tokens=200))
+    content = bytearray(path.read_bytes())
+    content[4096 : len(content)] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(bytes(content))
+    with pytest.raises(StoreError, match="is damaged; move it away"):
+        Store(path)
+
+
+def test_a_read_only_database_is_read_and_not_written():
+    # Apart from pytest's folder, which only its owner may enter.
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = folder / "traces.db"
+        with Store(path) as store:
+            store.insert(sample_trace())
+        path.chmod(0o444)
+        folder.chmod(0o555)
+        with nobody():
+            with pytest.raises(StoreError, match="is read-only; make the file and its folder writable"):
+                Store(path)
+            with Store(path, readonly=True) as store:
+                assert store.load("sample-speculative") == sample_trace()
+                with pytest.raises(StoreError, match="open for reading only"):
+                    store.insert(sample_trace("pearl"))
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)

@@ -1,0 +1,228 @@
+import csv
+import io
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+
+from engine.errors import UsageError
+from engine.runtime.events import Decision, Span, Trace, to_json
+from tests.traces import strategies
+from tests.traces.samples import KINDS, sample_trace
+from traces.export.jsonl import read_file, write_file
+from traces.export.perfetto import to_perfetto, write_perfetto
+from traces.export.tables import write_csv
+from traces.store import Store
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return tmp_path_factory.mktemp("export") / "trace.jsonl"
+
+
+@strategies.few
+@given(strategies.traces())
+def test_a_trace_comes_back_from_jsonl_exactly(file, trace):
+    write_file(trace, file)
+    before = file.read_bytes()
+    loaded = read_file(file)
+    assert loaded == trace
+    write_file(loaded, file)
+    assert file.read_bytes() == before
+
+
+def test_from_the_store_to_a_file_and_back(tmp_path):
+    with Store(tmp_path / "a.db") as first, Store(tmp_path / "b.db") as second:
+        for kind in KINDS:
+            first.insert(sample_trace(kind))
+            write_file(first.load(f"sample-{kind}"), tmp_path / "trace.jsonl")
+            second.insert(read_file(tmp_path / "trace.jsonl"))
+            assert second.load(f"sample-{kind}") == sample_trace(kind)
+
+
+def test_a_file_cut_short_is_an_incomplete_run(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    write_file(sample_trace(), path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    assert read_file(path).status == "incomplete"
+    assert read_file(path).text == sample_trace().text
+
+
+def edited(line, **fields):
+    return json.dumps({**json.loads(line), **fields})
+
+
+@pytest.mark.parametrize(
+    ("number", "edit", "message"),
+    [
+        (0, lambda _: '{"event":"header"}', "line 1: a header is incomplete"),
+        (0, lambda x: edited(x, schema=99), "schema 99.*please update"),
+        (0, lambda x: edited(x, prompts=["a", "b"]), "token ids of 1 prompts, but 2 prompts"),
+        (0, lambda x: edited(x, devices=json.loads(x)["devices"] * 2), "two devices have the same name"),
+        (0, lambda x: edited(x, config={"gamma": "\ud800"}), "config of a header"),
+        (1, lambda x: x[:-9], "line 2: "),
+        (1, lambda x: x + "\n" + to_json(sample_trace().header), "this file holds a second one"),
+        (1, lambda _: '{"event":"weather"}', "line 2: not a trace event"),
+        (1, lambda x: edited(x, shoe=42), "line 2: a piece has no field shoe"),
+        (-1, lambda x: edited(x, time="soon"), "time of a footer is 'soon'"),
+        (-1, lambda x: edited(x, time=-1), "time -1 is before the run's start"),
+        (-1, lambda x: edited(x, status="fine"), "status of a footer is 'fine'"),
+        (-1, lambda x: edited(x, texts=["a", "b"]), "the footer has more texts"),
+        (-1, lambda x: x + "\n" + x.replace("footer", "header"), "a header has no field"),
+        ("span", lambda x: edited(x, device="gpu9"), "device 'gpu9' is not among"),
+        ("span", lambda x: edited(x, end=0, start=5), "lasts from 5 to 0"),
+        ("span", lambda x: edited(x, sequence=1), "sequence 1 is not among the header's 1 prompts"),
+        ("span", lambda x: edited(x, kind="nap"), "kind of a span is 'nap'"),
+        ("span", lambda x: edited(x, start=True), "start of a span is True"),
+        ("span", lambda x: edited(x, id=3), "two spans have the same id"),
+        ("span", lambda x: edited(x, end=2**64), "end of a span is"),
+        ("decision", lambda x: x[:-1] + ',"u":1e999}', "u of a decision is inf"),
+        ("decision", lambda x: edited(x, p=float("inf")), "p of a decision is inf"),
+        ("decision", lambda x: edited(x, top_p=[[1, 0.5, 2]]), "top_p of a decision"),
+        ("commit", lambda x: edited(x, text=None), "text of a commit is None"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
+    lines = [to_json(e) for e in sample_trace().events()]
+    if isinstance(number, str):
+        number = max(i for i, line in enumerate(lines) if line.startswith(f'{{"event":"{number}"'))
+    lines[number] = edit(lines[number])
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=message) as caught:
+        read_file(path)
+    assert str(caught.value).startswith(f"{path} is not a SpecScope trace: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"\xff\xfe\x00", b"[" * 100_000, b'{"event":"span"}', b"null", b"7" * 5000]
+)
+def test_what_is_no_trace_at_all(tmp_path, content):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a SpecScope trace"):
+        read_file(path)
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
+        read_file(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_file(sample_trace(), tmp_path / "no" / "folder")
+    write_file(sample_trace(), tmp_path / "trace.jsonl")
+    with pytest.raises(UsageError, match="may have at most 1,000"):
+        read_file(tmp_path / "trace.jsonl", max_bytes=1000)
+
+
+def table(trace, name):
+    text = io.StringIO(newline="")
+    write_csv(trace, name, text)
+    return list(csv.DictReader(io.StringIO(text.getvalue(), newline="")))
+
+
+def test_tables_hold_every_row():
+    trace = sample_trace("pearl")
+    spans, decisions, tokens = (table(trace, name) for name in ("spans", "decisions", "tokens"))
+    assert [int(r["id"]) for r in spans] == [s.id for s in trace.spans]
+    assert [int(r["nanoseconds"]) for r in spans] == [s.end - s.start for s in trace.spans]
+    assert [r["outcome"] for r in decisions] == [d.outcome for d in trace.decisions]
+    assert [r["text"] for r in decisions] == [trace.pieces[d.token] for d in trace.decisions]
+    assert decisions[0]["top_q"].startswith(f"{trace.decisions[0].token}:0.5 ")
+    assert "".join(r["text"] for r in tokens) == trace.text
+    accepted = next(r for r in tokens if r["origin"] == "accepted")
+    assert accepted["rule"] == "ratio"
+    assert float(accepted["p"]) > 0
+
+
+def test_a_table_of_nothing_has_its_header_line():
+    text = io.StringIO()
+    write_csv(Trace(sample_trace().header), "tokens", text)
+    assert text.getvalue().startswith("step,sequence,position,token,origin,text,time,p,q,u,rule\n")
+    with pytest.raises(UsageError, match="there is no table 'pets'; choose one of tokens, decisions, spans"):
+        write_csv(sample_trace(), "pets", text)
+
+
+def test_no_cell_is_a_formula():
+    trace = sample_trace()
+    trace.commits = [
+        replace(trace.commits[0], text=t) for t in ("=1+1", "+1", "-1", "@x", "\tx", "fine = yes", "a,b\n")
+    ]
+    texts = [r["text"] for r in table(trace, "tokens")]
+    assert texts == ["'=1+1", "'+1", "'-1", "'@x", "'\tx", "fine = yes", "a,b\n"]
+    negative = {r["draft_span"] for r in table(sample_trace(), "decisions") if r["node"] == "-1"}
+    assert negative == {"-1"}, "numbers stay numbers"
+
+
+def nanoseconds(microseconds):
+    return round(microseconds * 1000)
+
+
+def well_formed(trace):
+    """Check what Perfetto needs, and return its events by phase."""
+    events = json.loads(json.dumps(to_perfetto(trace), allow_nan=False))["traceEvents"]
+    phases = defaultdict(list)
+    for event in events:
+        phases[event["ph"]].append(event)
+    assert set(phases) <= {"M", "X", "C", "s", "f"}
+    slices = defaultdict(list)
+    for e in phases["X"]:
+        slices[e["pid"], e["tid"]].append(
+            (nanoseconds(e["ts"]), nanoseconds(e["ts"]) + nanoseconds(e["dur"]))
+        )
+    for lane in slices.values():
+        lane.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(lane)), "spans of one lane overlap"
+    named = {(e["pid"], e.get("tid")) for e in phases["M"]}
+    assert all(place in named for place in slices)
+    ends = {e["id"]: e for e in phases["f"]}
+    assert len(ends) == len(phases["s"]) == len(phases["f"])
+    for start in phases["s"]:
+        assert start["ts"] <= ends[start["id"]]["ts"]
+    for arrow in (*phases["s"], *phases["f"]):
+        at = nanoseconds(arrow["ts"])
+        assert any(a <= at < b for a, b in slices[arrow["pid"], arrow["tid"]]), "an arrow hangs in the air"
+    times = [e["ts"] for e in events if "ts" in e]
+    assert times == sorted(times)
+    return phases
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_perfetto_shows_a_sample(kind):
+    trace = sample_trace(kind)
+    phases = well_formed(trace)
+    assert len(phases["X"]) == len(trace.spans)
+    judged = {
+        (d.draft_span, d.verify_span) for d in trace.decisions if d.draft_span >= 0 and d.verify_span >= 0
+    }
+    assert len(phases["s"]) == len(judged)
+    labels = [e["args"]["name"] for e in phases["M"] if e["name"] == "process_name"]
+    assert labels == [d.label for d in trace.header.devices]
+    assert {e["name"] for e in phases["C"]} == {"works", "measured load", "memory"}
+    text = io.StringIO()
+    write_perfetto(trace, text)
+    assert json.loads(text.getvalue())["otherData"]["clock"] == "virtual · sample-2xGPU"
+
+
+@strategies.many
+@given(strategies.work())
+def test_perfetto_takes_any_spans(trace):
+    for i, draft in enumerate(trace.spans):
+        verify = trace.spans[-1 - i].id
+        trace.add(Decision(1, 0, 0, -1, 0, 1, None, None, None, "", "accepted", draft.id, verify))
+    well_formed(trace)
+
+
+def test_overlapping_spans_of_a_device_get_lanes():
+    trace = sample_trace()
+    trace.spans = [
+        Span(i, "gpu0", "draft", start, end, "drafter", 1, 0, 1, 0, "cancelled")
+        for i, (start, end) in enumerate([(0, 10), (5, 20), (10, 15), (16, 30)])
+    ]
+    phases = well_formed(trace)
+    assert [e["tid"] for e in sorted(phases["X"], key=lambda e: e["args"]["span"])] == [1, 2, 1, 1]
+    assert phases["X"][0]["name"] == "draft (cancelled)"

@@ -1,0 +1,158 @@
+import json
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+
+from engine.runtime.events import Commit, Decision, Device, Footer, Header, Round, Span, Trace
+from tests.traces import strategies
+from tests.traces.samples import KINDS, sample_trace
+from traces.metrics import DEFINITIONS, Metrics, Slot, measure, speedup
+
+MS = 1_000_000
+
+
+def hand_made():
+    """Two rounds of speculative decoding with gamma 2: one token accepted and one corrected, then both and a bonus."""
+    devices = (Device("d", "drafter", "D", "virtual"), Device("t", "target", "T", "virtual"))
+    trace = Trace(Header("r", "", "m", "M", {}, ("",), ((1, 2, 3),), {}, {}, "virtual", "p", devices, "", ""))
+    work = [("t", "prefill", 0, 10, "target", 0), ("d", "prefill", 0, 4, "drafter", 0)]
+    for step, start in ((1, 10), (2, 30)):
+        work += [
+            ("d", "draft", start, start + 3, "drafter", step),
+            ("d", "draft", start + 3, start + 5, "drafter", step),
+        ]
+        work += [("t", "verify", start + 5, start + 15, "target", step)]
+    for i, (device, kind, start, end, model, step) in enumerate(work):
+        trace.add(Span(i, device, kind, start * MS, end * MS, model, step, 0, 1, 0, "done"))
+    fates = (
+        (1, 0, 3, "accepted", 2, 4),
+        (1, 1, 4, "rejected", 3, 4),
+        (1, -1, 4, "corrected", -1, 4),
+        (2, 0, 5, "accepted", 5, 7),
+        (2, 1, 6, "accepted", 6, 7),
+        (2, -1, 7, "bonus", -1, 7),
+        (2, -1, 8, "discarded", 6, -1),
+    )
+    for step, node, position, outcome, draft, verify in fates:
+        trace.add(Decision(step, 0, node, -1, position, 9, None, None, None, "", outcome, draft, verify))
+        if outcome not in ("rejected", "discarded"):
+            trace.add(Commit(step, 0, position, 9, outcome, "x", (25 if step == 1 else 45) * MS))
+    trace.add(Round(1, 0, "verify", 2, 1, 2, 25 * MS, 4))
+    trace.add(Round(2, 0, "verify", 2, 2, 3, 45 * MS, 7))
+    trace.add(Footer("done", ("length",), ("xxxxx",), 50 * MS))
+    return trace
+
+
+def test_every_figure_by_hand():
+    m = measure(hand_made())
+    expected = {
+        "tokens": 5,
+        "seconds": 0.05,
+        "tokens_per_second": 100,
+        "decode_seconds": 0.035,
+        "decode_tokens_per_second": 5 / 0.035,
+        "ttft_ms": 25,
+        "tpot_ms": 20 / 4,
+        "target_forwards": 2,
+        "draft_forwards": 4,
+        "drafted": 5,
+        "accepted": 3,
+        "rejected": 1,
+        "discarded": 1,
+        "acceptance_rate": 3 / 5,
+        "acceptance_rate_tested": 3 / 4,
+        "dsi_acceptance": 1 - 1 / (1 + 1.5),
+        "tokens_per_target_forward": 2.5,
+        "mean_accepted_length": 1.5,
+        "run_length": 1.5,
+        "draft_seconds_per_100_tokens": 0.010 / 5 * 100,
+        "verify_seconds_per_100_tokens": 0.020 / 5 * 100,
+        "c": 10 / 2.5,
+        "wasted_device_seconds": 0.002,
+    }
+    figures = m.to_dict()
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert m.per_position == (
+        Slot(1, 2, 2, 2, 1.0, 1.0),
+        Slot(2, 2, 2, 1, 0.5, 0.5),
+        Slot(4, 1, 0, 0, None, 0.0),
+    )
+    # Decoding lasts from 10 to 45 ms: 10 ms of drafts, 20 of verification, and 5 between the rounds.
+    assert m.occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
+    assert m.waiting == pytest.approx(
+        {
+            "both": 0,
+            "draft": 10 / 35,
+            "target": 20 / 35,
+            "none": 5 / 35,
+            "drafter_waits": 20 / 35,
+            "target_waits": 10 / 35,
+        }
+    )
+
+
+def test_a_run_of_accepted_tokens_goes_on_over_verifications():
+    trace = hand_made()
+    for i, d in enumerate(trace.decisions):
+        if d.outcome == "bonus":
+            trace.decisions[i] = Decision(2, 0, -1, -1, 7, 9, None, None, None, "", "corrected", -1, 7)
+    assert measure(trace).run_length == pytest.approx((1 + 2) / 2)
+    trace.decisions = [d for d in trace.decisions if d.outcome not in ("corrected", "rejected")]
+    assert measure(trace).run_length == 3
+    assert measure(trace).acceptance_rate_tested == 1
+
+
+def test_a_baseline_has_one_token_per_forward_and_no_acceptance():
+    m = measure(sample_trace("autoregressive"))
+    assert m.tokens_per_target_forward == 1
+    assert (m.drafted, m.draft_forwards, m.draft_seconds_per_100_tokens) == (0, 0, 0)
+    undefined = (
+        m.acceptance_rate,
+        m.acceptance_rate_tested,
+        m.dsi_acceptance,
+        m.mean_accepted_length,
+        m.run_length,
+        m.c,
+    )
+    assert undefined == (None,) * 6
+    assert m.waiting["drafter_waits"] is None
+
+
+def test_speedup_compares_decoding():
+    base = measure(sample_trace("autoregressive"))
+    fast = measure(sample_trace("pearl"))
+    assert speedup(base, base) == 1
+    assert speedup(fast, base) == pytest.approx(fast.decode_tokens_per_second / base.decode_tokens_per_second)
+    assert speedup(fast, base) > 1
+    empty = measure(Trace(sample_trace().header))
+    assert speedup(empty, base) is None
+    assert speedup(base, empty) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_agree_with_the_rows_of_a_sample(kind):
+    trace = sample_trace(kind)
+    m = measure(trace)
+    assert m.tokens == sum(r.emitted for r in trace.rounds) == len(trace.token_ids())
+    assert m.target_forwards == len(trace.rounds)
+    assert m.draft_forwards == m.drafted
+    assert m.accepted == sum(r.accepted for r in trace.rounds)
+    assert sum(s.drafted for s in m.per_position) == m.drafted
+
+
+def test_every_figure_has_its_definition():
+    assert list(DEFINITIONS) == [f.name for f in fields(Metrics)]
+    assert all(text.endswith(".") for text in DEFINITIONS.values())
+
+
+@strategies.many
+@given(strategies.work())
+def test_any_trace_can_be_measured(trace):
+    figures = measure(trace).to_dict()
+    json.dumps(figures, allow_nan=False)
+    assert figures["drafted"] == figures["accepted"] + figures["rejected"] + figures["discarded"]
+    assert math.fsum(figures["waiting"][k] for k in ("both", "draft", "target", "none")) == 1
+    for name in ("acceptance_rate", "acceptance_rate_tested", "dsi_acceptance"):
+        assert figures[name] is None or 0 <= figures[name] <= 1

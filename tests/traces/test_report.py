@@ -1,0 +1,154 @@
+import html
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from tests.traces.samples import sample_trace
+from tests.traces.strategies import few, traces
+from traces.export.assets import FOLDER, SCRIPTS, plotly_script, viewer_script
+from traces.export.report import inline_json, render_report
+from traces.view import view_model
+
+ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.elements, self.words, self.model = [], [], ""
+        self._inside = ""
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag if tag in ("script", "style") else self._inside
+
+    def handle_endtag(self, tag):
+        self._inside = "" if tag == self._inside else self._inside
+
+    def handle_data(self, data):
+        if not self._inside:
+            self.words.append(data)
+        elif self.elements[-1] == ("script", {"type": "application/json", "id": "model"}):
+            self.model += data
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def hostile():
+    trace = sample_trace("speculative", tokens=8)
+    trace.header = replace(
+        trace.header,
+        method="no method",
+        title=ATTACK,
+        prompts=(ATTACK,),
+        config={"gamma": 4, ATTACK: ATTACK},
+        environment={ATTACK: [ATTACK]},
+        profile=ATTACK,
+        target_path=ATTACK,
+        devices=tuple(replace(d, label=ATTACK) for d in trace.header.devices),
+    )
+    trace.pieces = dict.fromkeys(trace.pieces, ATTACK)
+    trace.commits = [replace(c, text=ATTACK) for c in trace.commits]
+    trace.footer = replace(trace.footer, status="failed", error=ATTACK, texts=(ATTACK,))
+    return trace
+
+
+@pytest.fixture(scope="module")
+def page():
+    return render_report([sample_trace("autoregressive"), sample_trace("pearl")])
+
+
+def test_the_report_holds_the_model_and_the_viewer_and_asks_for_nothing(page):
+    found = Page(page)
+    model = view_model([sample_trace("autoregressive"), sample_trace("pearl")])
+    assert json.loads(found.model) == json.loads(json.dumps(model))
+    assert page.count(plotly_script()) == 1
+    assert viewer_script() in page
+    policy = next(a["content"] for t, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'")
+    for tag, attributes in found.elements:
+        assert not {"src", "href", "action", "data"} & set(attributes), tag
+
+
+def test_the_summary_comes_before_the_scripts_and_says_everything(page):
+    first = page.index("<script")
+    text = Page(page[:first]).text
+    trace = sample_trace("pearl")
+    for word in (
+        "Tell me about the <cat> & the mat.",
+        "seed = 7",
+        "schema 1",
+        "sample-pearl",
+        "virtual · sample-2xGPU",
+    ):
+        assert word in text
+    assert " ".join(trace.text.split()) in text
+    figures = view_model([sample_trace("autoregressive"), trace])["runs"][1]["figures"]
+    assert figures["speedup"] in text
+    assert "Accepted / drafted" in text
+
+
+def test_texts_of_a_run_never_become_markup():
+    source = render_report([hostile()])
+    found = Page(source)
+    plain = Page(render_report([sample_trace("speculative", tokens=8)]))
+    assert [t for t, _ in found.elements if t in ("img", "b", "script")] == ["script"] * 4
+    assert {t for t, _ in found.elements} <= {t for t, _ in plain.elements}
+    assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
+    assert "onerror=alert(1)" in found.text, "the words are still to be read"
+    model = json.loads(found.model)
+    assert model["runs"][0]["prompts"] == [ATTACK]
+    assert not re.search("[<>&\u2028\u2029]", found.model)
+    source.encode("utf-8")
+
+
+@few
+@given(st.lists(traces(ended=None), min_size=1, max_size=2))
+def test_any_trace_makes_a_report(found):
+    source = render_report(found)
+    source.encode("utf-8")
+    assert [t for t, _ in Page(source).elements].count("script") == 4
+
+
+def test_a_redacted_prompt_is_nowhere_in_the_report():
+    trace = sample_trace("pearl")
+    prompt = trace.header.prompts[0]
+    shown, redacted = render_report([trace]), render_report([trace], redact_prompt=True)
+    assert html.escape(prompt) in shown
+    for form in (prompt, html.escape(prompt), inline_json(prompt)[1:-1]):
+        assert form not in redacted
+    assert "left out" in Page(redacted).text
+
+
+def test_an_incomplete_run_can_be_reported():
+    trace = sample_trace("pearl")
+    trace.footer = None
+    assert trace.text.split()[0] in Page(render_report([trace])).text
+
+
+def test_no_run_is_refused():
+    with pytest.raises(UsageError, match="at least one run"):
+        render_report([])
+
+
+def test_nothing_inlined_can_end_its_element():
+    for script in (viewer_script(), plotly_script()):
+        assert not re.search(r"</script|<!--", script, re.IGNORECASE)
+
+
+def test_every_part_of_the_viewer_is_listed_and_small():
+    assert sorted(SCRIPTS) == sorted(path.name for path in FOLDER.glob("*.js"))
+    for name in SCRIPTS:
+        assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) <= 300, name
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", viewer_script())

@@ -1,0 +1,243 @@
+import json
+import sqlite3
+from dataclasses import asdict, replace
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+
+from engine.errors import StoreError, UsageError
+from engine.runtime.events import Commit, Footer, Header, Occupancy, Piece, Round, Span, Trace
+from tests.traces import strategies
+from tests.traces.samples import KINDS, sample_events, sample_trace
+from traces.store import Store
+
+TABLES = ("span", "round", "decision", "token", "piece", "occupancy", "run")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "traces.db") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with Store(tmp_path_factory.mktemp("store") / "traces.db") as opened:
+        yield opened
+
+
+def renamed(trace, run_id, **fields):
+    return replace(trace, header=replace(trace.header, run_id=run_id, **fields))
+
+
+@strategies.few
+@given(strategies.traces())
+def test_a_stored_trace_comes_back_exactly(shared, trace):
+    trace = renamed(trace, uuid4().hex)
+    shared.insert(trace)
+    loaded = shared.load(trace.header.run_id)
+    assert loaded == trace
+    assert json.dumps([asdict(e) for e in loaded.rows()]) == json.dumps([asdict(e) for e in trace.rows()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recorded_trace_comes_back_exactly(store, kind):
+    header, *events = sample_events(kind)
+    with store.record(header) as recorder:
+        for event in events:
+            recorder.add(event)
+    assert store.load(header.run_id) == sample_trace(kind)
+
+
+def test_a_run_is_running_until_its_footer(store):
+    header, *events = sample_events()
+    recorder = store.record(header)
+    recorder.add(events[0])
+    assert store.load(header.run_id).status == "running"
+    assert [s.status for s in store.runs()[0]] == ["running"]
+    assert store.runs(status="running")[1] == 1
+    for event in events[1:]:
+        recorder.add(event)
+    recorder.close()
+    assert store.load(header.run_id).status == "done"
+    assert store.runs(status="running")[1] == 0
+
+
+def test_a_run_closed_without_a_footer_is_incomplete(store):
+    header, *events = sample_events()
+    with store.record(header) as recorder:
+        for event in events[:-1]:
+            recorder.add(event)
+    trace = store.load(header.run_id)
+    footer = events[-1]
+    assert isinstance(footer, Footer)
+    assert trace.status == "incomplete"
+    assert trace.text == footer.texts[0]
+    assert trace.footer.time == max(s.end for s in trace.spans)
+    (summary,), total = store.runs(status="incomplete")
+    assert (summary.status, total) == ("incomplete", 1)
+
+
+def test_an_id_is_never_replaced(store):
+    store.insert(sample_trace("pearl"))
+    for attempt in (
+        lambda: store.insert(sample_trace("pearl", tokens=3)),
+        lambda: store.record(sample_events("pearl")[0]),
+    ):
+        with pytest.raises(StoreError, match="already stored; delete it first"):
+            attempt()
+    assert store.load("sample-pearl") == sample_trace("pearl")
+
+
+def test_an_import_is_all_or_nothing(store):
+    trace = sample_trace()
+    trace.commits.append(replace(trace.commits[-1], origin="a guess"))
+    with pytest.raises(StoreError, match="'a guess' is none of accepted, rejected"):
+        store.insert(trace)
+    assert store.runs() == ([], 0)
+    trace.commits[-1] = replace(trace.commits[-1], origin="plain", text="\ud800")
+    with pytest.raises(StoreError, match="the trace database failed: "):
+        store.insert(trace)
+    trace.commits[-1] = replace(trace.commits[-1], text="", time=2**63)
+    with pytest.raises(StoreError, match="the trace database failed: "):
+        store.insert(trace)
+    assert store.runs() == ([], 0)
+
+
+def test_summaries_tell_what_the_history_shows(store):
+    store.insert(sample_trace("pearl"))
+    (summary,), total = store.runs()
+    trace = sample_trace("pearl")
+    assert total == 1
+    assert summary.header == trace.header
+    assert (summary.status, summary.tokens, summary.text) == ("done", 24, trace.text)
+    assert summary.seconds == trace.footer.time / 1e9
+    assert summary.tokens_per_second == 24 / summary.seconds
+
+
+def test_pages_are_newest_first(store):
+    for i in range(7):
+        store.insert(renamed(sample_trace(tokens=2), f"run{i}", created=f"2025-01-0{i + 1}"))
+    page, total = store.runs(offset=2, limit=3)
+    assert ([s.header.run_id for s in page], total) == (["run4", "run3", "run2"], 7)
+    assert store.runs(offset=7) == ([], 7)
+
+
+def test_search_and_filters(store):
+    first = renamed(sample_trace("pearl"), "first", prompts=('Say "Héllo" 100%\nplease',))
+    second = renamed(sample_trace("speculative"), "second", prompts=("a_b",), title="Other")
+    second.footer = replace(second.footer, texts=("what came out",), status="failed", error="worker died")
+    store.insert(first)
+    store.insert(second)
+
+    def found(*args, **filters):
+        runs, total = store.runs(*args, **filters)
+        assert total == len(runs)
+        return {s.header.run_id for s in runs}
+
+    for text in ('"Héllo"', "say", "100%\nplease", "FIRST", "pearl"):
+        assert found(text) == {"first"}, text
+    for text in ("a_b", "CAME out", "other"):
+        assert found(text) == {"second"}, text
+    assert found("%") == {"first"}
+    assert found("axb") == set()
+    assert found(method="pearl") == {"first"}
+    assert found(status="failed") == {"second"}
+    assert found("say", status="failed") == set()
+    assert found() == {"first", "second"}
+    assert store.runs(status="failed")[0][0].error == "worker died"
+
+
+def test_delete_takes_all_rows_along(store):
+    for kind in KINDS:
+        store.insert(sample_trace(kind))
+    assert store.delete(["sample-pearl", "sample-shared", "never was"]) == 2
+    assert {s.header.method for s in store.runs()[0]} == {"autoregressive", "speculative"}
+    store.delete([s.header.run_id for s in store.runs()[0]])
+    connection = sqlite3.connect(store.path)
+    counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}
+    connection.close()
+    assert counts == dict.fromkeys(TABLES, 0)
+
+
+def test_a_running_run_is_not_deleted(store):
+    store.insert(sample_trace("pearl"))
+    header, *_ = sample_events()
+    with store.record(header):
+        with pytest.raises(UsageError, match="still running; stop it"):
+            store.delete([header.run_id, "sample-pearl"])
+        assert store.runs()[1] == 2
+    assert store.delete([header.run_id]) == 1
+
+
+def test_a_comparison_is_found_from_any_of_its_runs(store):
+    for kind in ("speculative", "pearl"):
+        store.insert(sample_trace(kind, group="g"))
+    store.insert(sample_trace("autoregressive"))
+    assert store.group("sample-pearl") == ["sample-speculative", "sample-pearl"]
+    assert store.group("sample-autoregressive") == ["sample-autoregressive"]
+
+
+def test_unknown_runs_and_empty_windows(store):
+    for ask in (store.load, store.group, lambda run: store.spans_window(run, 0, 1)):
+        with pytest.raises(UsageError, match="there is no run 'nope'"):
+            ask("nope")
+    with pytest.raises(UsageError, match="the window is 5 to 5"):
+        store.spans_window("nope", 5, 5)
+
+
+def test_a_window_gives_the_spans_that_touch_it(store):
+    trace = sample_trace("pearl")
+    store.insert(trace)
+    start, end = 30_000_000, 60_000_000
+    window = store.spans_window("sample-pearl", start, end)
+    touching = [s for s in trace.spans if s.start < end and s.end > start]
+    assert window.spans == sorted(touching, key=lambda s: (s.start, s.id))
+    assert (window.total, window.bins) == (len(touching), [])
+
+
+def test_a_crowded_window_gives_sums(store):
+    header = sample_events()[0]
+    spans = [
+        Span(
+            i, f"gpu{i % 2}", ("draft", "verify")[i % 2], i * 100, i * 100 + 60, "target", 1, 0, 1, 0, "done"
+        )
+        for i in range(2000)
+    ]
+    store.insert(Trace(header, spans=spans))
+    window = store.spans_window(header.run_id, 0, 200_000, bins=50)
+    assert (window.total, window.spans) == (2000, [])
+    assert len(window.bins) == 2 * 50
+    assert sum(b.spans for b in window.bins) == 2000
+    assert sum(b.busy for b in window.bins) == 2000 * 60
+    first = window.bins[0]
+    assert (first.device, first.kind, first.start, first.end) == ("gpu0", "draft", 0, 38 * 100 + 60)
+    assert [b.start for b in window.bins] == sorted(b.start for b in window.bins)
+    assert store.spans_window(header.run_id, 0, 200_000, bins=2000).total == 2000
+
+
+def test_a_store_closed_takes_nothing_more(tmp_path):
+    store = Store(tmp_path / "traces.db")
+    header, event, *_ = sample_events()
+    recorder = store.record(header)
+    store.close()
+    with pytest.raises(StoreError, match=r"was closed during run sample-speculative"):
+        recorder.add(event)
+    with pytest.raises(StoreError, match="is closed"):
+        store.insert(sample_trace("pearl"))
+    with Store(store.path, readonly=True) as again:
+        assert again.load(header.run_id).status == "incomplete"
+
+
+def test_every_kind_of_row_is_stored(store):
+    trace = sample_trace("pearl")
+    kinds = {type(row) for row in trace.rows()}
+    assert kinds >= {Span, Round, Commit, Piece, Occupancy}
+    assert isinstance(trace.header, Header)
+    store.insert(trace)
+    connection = sqlite3.connect(store.path)
+    counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}
+    connection.close()
+    rows = (trace.spans, trace.rounds, trace.decisions, trace.commits, trace.pieces, trace.occupancy, [1])
+    assert list(counts.values()) == [len(part) for part in rows]

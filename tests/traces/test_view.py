@@ -1,0 +1,282 @@
+import json
+import re
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.runtime.events import Commit, Footer, Span, Trace
+from tests.traces.samples import KINDS, MS, sample_events, sample_trace
+from tests.traces.strategies import few, traces
+from traces import metrics, waiting
+from traces.export.assets import viewer_style
+from traces.figures import FIGURES, figure_rows
+from traces.view import MODEL, config_text, view_model, whole_percent
+
+
+def run_of(trace, **options):
+    return view_model([trace], **options)["runs"][0]
+
+
+def ids(track, fate):
+    spans = track["spans"]
+    return {i for i, f in zip(spans["id"], spans["fate"], strict=True) if f == fate}
+
+
+@few
+@given(st.lists(traces(ended=None), max_size=3), st.booleans())
+def test_any_trace_has_a_model_of_plain_json(found, redact):
+    model = view_model(found, redact_prompt=redact)
+    text = json.dumps(model, allow_nan=False)
+    assert json.dumps(json.loads(text)) == text
+    assert model["model"] == MODEL
+    for run in model["runs"]:
+        assert sum(part["percent"] for part in run["headline"]) in (0, 100)
+        assert run["from"] <= run["to"]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6))
+def test_whole_percents_sum_to_100_and_stay_close(shares):
+    percent = whole_percent(shares)
+    if sum(shares) == 0:
+        assert percent == [0] * len(shares)
+    else:
+        assert sum(percent) == 100
+        assert all(abs(n - 100 * s / sum(shares)) < 1 for n, s in zip(percent, shares, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+def test_the_headline_is_computed_from_the_band(kind, acceptance):
+    trace = sample_trace(kind, acceptance=acceptance)
+    run = run_of(trace)
+    lengths = dict.fromkeys(("both", "draft", "target", "none"), 0.0)
+    for band, start, end in run["band"]:
+        lengths[band] += end - start
+    assert sum(part["percent"] for part in run["headline"]) == 100
+    for part in run["headline"]:
+        share = 100 * lengths[part["kind"]] / sum(lengths.values())
+        assert abs(part["percent"] - share) < 1
+
+
+def test_time_zero_is_where_decoding_begins():
+    run = run_of(sample_trace("speculative"))
+    prefill = [
+        (s, e)
+        for track in run["tracks"]
+        for s, e, kind in zip(*(track["spans"][k] for k in ("start", "end", "kind")), strict=True)
+        if kind == "prefill"
+    ]
+    assert max(end for _, end in prefill) == 0
+    assert run["from"] == -15.0
+    assert run["to"] == max(max(t["spans"]["end"]) for t in run["tracks"])
+
+
+def test_tokens_tell_the_text_and_why_each_token_is_there():
+    trace = sample_trace("speculative")
+    run = run_of(trace)
+    assert "".join(t["text"] for t in run["tokens"]) == trace.text
+    for token in run["tokens"]:
+        if token["outcome"] == "accepted":
+            assert token["chance"] == pytest.approx(min(1, token["p"] / token["q"]), rel=1e-3)
+            assert token["draft"] >= 0
+        else:
+            assert token["chance"] is None
+            assert token["draft"] == -1
+        assert run["pieces"][str(token["top_p"][0][0])] == token["text"]
+    times = sorted({t["t"] for t in run["tokens"]})
+    gaps = {t["t"]: t["gap"] for t in run["tokens"]}
+    before = [0.0, *times[:-1]]
+    assert gaps == {t: round(t - b, 3) for t, b in zip(times, before, strict=True)}
+
+
+@pytest.mark.parametrize("kind", ["speculative", "pearl"])
+def test_lost_drafts_stand_where_their_branch_left_the_text(kind):
+    trace = sample_trace(kind, tokens=40, acceptance=0.6)
+    run = run_of(trace)
+    lost = [d for d in trace.decisions if d.outcome in ("rejected", "discarded")]
+    assert len(run["ghosts"]) == len(lost) > 0
+    forks = {d.step: d.position for d in trace.decisions if d.outcome == "rejected"}
+    for ghost in run["ghosts"]:
+        assert ghost["before"] == forks.get(ghost["step"], ghost["position"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_span_fates_agree_with_wasted_work(kind):
+    trace = sample_trace(kind, tokens=40, acceptance=0.6)
+    tracks = run_of(trace)["tracks"]
+    lost = {i for t in tracks for fate in ("rejected", "discarded", "cancelled") for i in ids(t, fate)}
+    assert lost == {s.id for s in waiting.wasted(trace)}
+
+
+def test_cancelled_work_is_marked():
+    trace = sample_trace("pearl")
+    last = trace.spans[-1]
+    trace.spans[-1] = replace(last, outcome="cancelled")
+    track = next(t for t in run_of(trace)["tracks"] if t["device"] == last.device)
+    assert ids(track, "cancelled") == {last.id}
+
+
+def test_overlapping_spans_of_one_device_get_lanes():
+    trace = sample_trace("shared")
+    assert [t["lanes"] for t in run_of(trace)["tracks"]] == [1]
+    first = next(s for s in trace.spans if s.kind == "draft")
+    trace.spans.append(replace(first, id=9999, start=first.start + 1, end=first.end + 1))
+    (track,) = run_of(trace)["tracks"]
+    assert track["lanes"] == 2
+    taken = {}
+    spans = track["spans"]
+    for start, end, lane in zip(spans["start"], spans["end"], spans["lane"], strict=True):
+        assert taken.get(lane, float("-inf")) <= start
+        taken[lane] = end
+
+
+def test_speed_up_and_identity_are_over_the_run_that_drafts_nothing():
+    plain, pearl = sample_trace("autoregressive"), sample_trace("pearl")
+    model = view_model([pearl, plain])
+    first, second = model["runs"]
+    assert (first["baseline"], second["baseline"]) == (False, True)
+    over = metrics.speedup(metrics.measure(pearl), metrics.measure(plain))
+    assert first["figures"]["speedup"] == f"{over:.2f}×"
+    assert second["figures"]["speedup"] == "1.00×"
+    assert second["identity"] is None
+    assert view_model([pearl])["runs"][0]["figures"]["speedup"] == "–"
+
+
+def test_identity_says_where_two_texts_part():
+    plain, other = sample_trace("autoregressive"), sample_trace("speculative")
+    other.commits = [replace(c, step=i + 1) for i, c in enumerate(plain.commits)]
+    assert view_model([plain, other])["runs"][1]["identity"] == {
+        "same": True,
+        "at": None,
+        "length": 24,
+        "final": True,
+    }
+    other.commits[5] = replace(other.commits[5], token=other.commits[5].token + 1)
+    assert view_model([plain, other])["runs"][1]["identity"]["at"] == 5
+    del other.commits[5:]
+    assert view_model([plain, other])["runs"][1]["identity"]["at"] == 5, (
+        "an ended run that is shorter differs"
+    )
+    other.footer = None
+    so_far = view_model([plain, other])["runs"][1]["identity"]
+    assert so_far == {"same": True, "at": None, "length": 5, "final": False}
+    other.header = replace(other.header, prompt_ids=((1, 2),))
+    assert view_model([plain, other])["runs"][1]["identity"] is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_has_a_model_at_every_moment(kind):
+    header, *rows = sample_events(kind, tokens=10)
+    trace = Trace(header)
+    for count, row in enumerate([None, *rows]):
+        if row is not None:
+            trace.add(row)
+        model = view_model([trace])
+        run = model["runs"][0]
+        assert len(run["tokens"]) == sum(isinstance(r, Commit) for r in rows[:count])
+        assert model["state"] == ("ready" if isinstance(row, Footer) else "live")
+        if not isinstance(row, Footer):
+            decided = {d.draft_span for d in trace.decisions}
+            drafts = {s.id for s in trace.spans if s.kind == "draft"}
+            assert {i for t in run["tracks"] for i in ids(t, "open")} == drafts - decided
+
+
+def test_states():
+    assert view_model([])["state"] == "empty"
+    trace = sample_trace("pearl")
+    trace.footer = Footer("failed", ("",), ("",), trace.footer.time, "worker cpu:1 died")
+    run = run_of(trace)
+    assert (run["status"], run["error"]) == ("failed", "worker cpu:1 died")
+
+
+def test_a_redacted_prompt_is_nowhere_in_the_model():
+    trace = sample_trace("pearl")
+    secret = trace.header.prompts[0]
+    assert secret in json.dumps(view_model([trace]), ensure_ascii=False)
+    assert secret not in json.dumps(view_model([trace], redact_prompt=True), ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "text"),
+    [
+        ("autoregressive", {}, ""),
+        ("speculative", {"gamma": 5, "drafts": "sampled"}, "γ 5"),
+        ("speculative", {"gamma": 5, "drafts": "greedy"}, "γ 5 · drafts greedy"),
+        ("pearl", {"gamma": 4, "pre_verify": False, "post_verify": True}, "γ 4 · pre_verify off"),
+        ("not known here", {"width": 3}, "width 3"),
+    ],
+)
+def test_headings_show_gamma_and_what_is_not_at_its_default(method, config, text):
+    assert config_text(method, config) == text
+
+
+def test_a_run_without_drafts_says_why():
+    plain = sample_trace("autoregressive")
+    assert "the method has no drafter" in run_of(plain)["note"]
+    assert "target busy" in [part["label"] for part in run_of(plain)["headline"]]
+    assert run_of(sample_trace("pearl"))["note"] == ""
+    plain.header = replace(plain.header, method="pearl", drafter_path="there")
+    assert "every round was a plain target forward" in run_of(plain)["note"]
+    plain.header = replace(plain.header, drafter_path="")
+    assert "no drafter was given" in run_of(plain)["note"]
+    plain.rounds.clear()
+    assert "ended before its first round" in run_of(plain)["note"]
+
+
+def test_a_device_that_only_prefilled_gets_no_track():
+    trace = sample_trace("autoregressive")
+    drafter = sample_trace("pearl").header.devices[0]
+    trace.header = replace(trace.header, devices=(drafter, *trace.header.devices))
+    trace.spans.append(Span(9999, drafter.name, "prefill", 0, 5 * MS, "drafter", 0, 0, 4, 0, "done"))
+    assert [t["device"] for t in run_of(trace)["tracks"]] == ["gpu1"]
+
+
+def test_every_metric_is_shown_and_explained():
+    shown = {figure.key for figure in FIGURES}
+    measured = {f.name for f in fields(metrics.Metrics)}
+    assert measured - shown == {"waiting"}
+    assert shown - measured == {"speedup", "both", "target_waits", "drafter_waits"}
+    assert all(row["definition"].endswith(".") for row in figure_rows())
+    figures = run_of(sample_trace("pearl"))["figures"]
+    assert set(figures) == shown
+    assert figures["acceptance_rate"].endswith(" %")
+    assert "GPU 0 · drafter" in figures["occupancy"]
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_colours_stand_out_from_the_card(theme):
+    pairs = re.findall(r"--ss-([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", viewer_style())
+    colours = {name: (light, dark)[theme] for name, light, dark in pairs}
+    text = ("ink", "muted", "rejected", "bad", "good", "warn")
+    for name in text:
+        assert contrast(colours[name], colours["card"]) >= 4.5, name
+    kinds = (
+        "verify",
+        "prefill",
+        "communicate",
+        "draft-edge",
+        "pre-verify-edge",
+        "calibrate-edge",
+        "sample-edge",
+    )
+    bands = ("band-both", "band-draft", "band-target", "hatch", "control", "accepted", "bonus", "focus")
+    for name in kinds + bands:
+        if theme and name.endswith("-edge"):
+            name = {"draft-edge": "draft", "calibrate-edge": "calibrate"}.get(
+                name, name.removesuffix("-edge")
+            )
+        colour = colours.get(name, {"draft": "#e69f00", "calibrate": "#44aa99"}.get(name))
+        assert contrast(colour, colours["card"]) >= 3, name

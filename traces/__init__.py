@@ -1,0 +1,1 @@
+"""Stored runs: tables, metrics, exports."""

@@ -1,0 +1,1 @@
+"""A trace in other forms: JSONL, CSV, Perfetto, and a report in one HTML file."""

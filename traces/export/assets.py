@@ -1,0 +1,43 @@
+"""The viewer's files as the app and the reports put them into a page: one script, one style sheet."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
+SCRIPTS = (
+    "model.js",
+    "dom.js",
+    "card.js",
+    "tokens.js",
+    "figure.js",
+    "gantt.js",
+    "pointer.js",
+    "replay.js",
+    "tables.js",
+    "keys.js",
+    "viewer.js",
+)
+"""The viewer's parts, in the order in which they need each other."""
+
+
+@cache
+def viewer_script() -> str:
+    """Return the viewer as one script; it defines window.SpecScope and nothing else."""
+    parts = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return f'(function () {{\n"use strict";\n{parts}\n}})();\n'
+
+
+@cache
+def viewer_style() -> str:
+    """Return the viewer's style sheet."""
+    return (FOLDER / "viewer.css").read_text(encoding="utf-8")
+
+
+@cache
+def plotly_script() -> str:
+    """Return plotly.js as plotly.py ships it; it defines window.Plotly."""
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()

@@ -1,0 +1,146 @@
+"""The report: runs, figures and the viewer in one HTML file that asks for nothing and opens from disk.
+
+The summary comes first and needs no JavaScript. Everything that stems from a run is escaped: as HTML in the
+summary, as JSON without `<`, `>` and `&` in the viewer's data; and the page's policy forbids outside requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError
+from traces.export.assets import FOLDER, plotly_script, viewer_script, viewer_style
+from traces.view import view_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from engine.runtime.events import Trace
+
+_UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> str:
+    """Return the report as the text of one HTML file (UTF-8).
+
+    Args:
+        traces: The runs compared, in the order shown; at least one.
+        redact_prompt: Leave the prompts out. The answers stay, and may repeat a prompt.
+
+    Raises:
+        UsageError: There is no run.
+    """
+    if not traces:
+        raise UsageError("a report needs at least one run; 0 were given")
+    model = view_model(traces, redact_prompt=redact_prompt)
+    parts = {
+        "title": _text("SpecScope: " + ", ".join(run["title"] for run in model["runs"])),
+        "head": _head(model),
+        "summary": _summary(traces, model),
+        "model": inline_json(model),
+        "style": viewer_style(),
+        "script": viewer_script(),
+        "plotly": plotly_script(),
+    }
+    template = (FOLDER / "report.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def inline_json(value: Any) -> str:
+    """Return JSON that may stand inside a script element, whatever the texts in it say."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
+
+
+def _text(value: Any) -> str:
+    """Return a value as HTML text; halves of surrogate pairs, which no file can hold, become question marks."""
+    return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+
+
+def _summary(traces: Sequence[Trace], model: Mapping[str, Any]) -> str:
+    runs = model["runs"]
+    main = [f for f in model["figures"] if f["main"]]
+    rows = [[_name(run), *(run["figures"][f["key"]] for f in main), _output(run)] for run in runs]
+    parts = [
+        _prompts(runs[0]),
+        "<h2>Figures</h2>",
+        _table(["method", *(f["label"] for f in main), "output"], rows),
+        *(_section(trace, run) for trace, run in zip(traces, runs, strict=True)),
+        "<h2>All figures</h2>",
+        _table(
+            ["figure", *map(_name, runs), "what it is"],
+            [
+                [f["label"], *(r["figures"][f["key"]] for r in runs), f["definition"]]
+                for f in model["figures"]
+            ],
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _head(model: Mapping[str, Any]) -> str:
+    prompt = next(iter(model["runs"][0]["prompts"]), "prompt left out")
+    clocks = "".join(f'<span class="ss-badge">{_text(clock)}</span>' for clock in model["clocks"])
+    return f'<span class="ss-prompt" title="{_text(prompt)}">{_text(prompt)}</span>{clocks}'
+
+
+def _prompts(run: Mapping[str, Any]) -> str:
+    if run["redacted"]:
+        return "<h2>Prompt</h2><p>(left out on request)</p>"
+    return "<h2>Prompt</h2>" + "".join(f"<pre>{_text(p)}</pre>" for p in run["prompts"])
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    return f"{run['title']} · {run['config']}" if run["config"] else run["title"]
+
+
+def _output(run: Mapping[str, Any]) -> str:
+    identity = run["identity"]
+    if identity is None:
+        return "baseline" if run["baseline"] else "–"
+    if identity["same"]:
+        return "identical"
+    return f"differs at {identity['at'] + 1}" if run["greedy"] else "other draws"
+
+
+def _section(trace: Trace, run: Mapping[str, Any]) -> str:
+    """Return one run: how it ended, its text, who waited, and every setting that a repetition needs."""
+    header = trace.header
+    texts = trace.footer.texts if trace.footer else (trace.text,)
+    shares = " · ".join(f"{part['label']} {part['percent']} %" for part in run["headline"])
+    facts = {
+        "status": f"{trace.status}: {run['error']}" if run["error"] else trace.status,
+        "time": header.clock,
+        "who waited": shares or "nothing was decoded",
+        "speculation": run["note"],
+        "method": f"{header.method} {_settings(header.config)}",
+        "sampling": _settings(header.sampling),
+        "limits": _settings(header.limits),
+        "devices": ", ".join(f"{d.name} ({d.label})" for d in header.devices),
+        "target": header.target_path,
+        "drafter": header.drafter_path,
+        "run": f"{header.run_id}, {header.created}, {header.runtime}, schema {header.schema}",
+        "environment": _settings(header.environment),
+    }
+    rows = [[name, value] for name, value in facts.items() if value]
+    return (
+        f"<h2>{_text(_name(run))}</h2>"
+        + "".join(f"<pre>{_text(text)}</pre>" for text in texts)
+        + _table([], rows, "report-facts")
+    )
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+
+
+def _table(head: Iterable[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
+    columns = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{_text(first)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    top = f"<thead><tr>{columns}</tr></thead>" if columns else ""
+    return f'<table class="ss-table {kind}">{top}<tbody>{body}</tbody></table>'

@@ -1,0 +1,76 @@
+"""The rows of a trace as CSV, for a spreadsheet: tokens, decisions or spans."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import fields
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+
+from engine.errors import UsageError
+from engine.runtime.events import Commit, Decision, Span, Top
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.runtime.events import Trace
+
+Table = Literal["tokens", "decisions", "spans"]
+_WHY = ("p", "q", "u", "rule")
+
+
+def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
+    """Write one table with a header line; open the file with `newline=""`. Times are in nanoseconds.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front: texts come from models and people.
+
+    Raises:
+        UsageError: There is no such table.
+    """
+    makers = {"tokens": _tokens, "decisions": _decisions, "spans": _spans}
+    if table not in makers:
+        raise UsageError(f"there is no table {table!r}; choose one of {', '.join(get_args(Table))}")
+    rows = makers[table](trace)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([_harmless(v) for v in row] for row in rows)
+
+
+def _names(kind: type[Any]) -> list[str]:
+    return [f.name for f in fields(kind)]
+
+
+def _values(row: Any) -> list[Any]:
+    return [getattr(row, name) for name in _names(type(row))]
+
+
+def _spans(trace: Trace) -> Iterator[list[Any]]:
+    yield [*_names(Span), "nanoseconds"]
+    for span in trace.spans:
+        yield [*_values(span), span.end - span.start]
+
+
+def _tokens(trace: Trace) -> Iterator[list[Any]]:
+    yield [*_names(Commit), *_WHY]
+    lost = ("rejected", "discarded")
+    decided = {(d.sequence, d.position): d for d in trace.decisions if d.outcome not in lost}
+    for commit in trace.commits:
+        decision = decided.get((commit.sequence, commit.position))
+        yield [*_values(commit), *(getattr(decision, name, None) for name in _WHY)]
+
+
+def _decisions(trace: Trace) -> Iterator[list[Any]]:
+    yield [*_names(Decision), "text"]
+    for decision in trace.decisions:
+        *values, top_p, top_q = _values(decision)
+        yield [*values, _top(top_p), _top(top_q), trace.pieces.get(decision.token, "")]
+
+
+def _top(top: Top) -> str:
+    return " ".join(f"{token}:{probability:.6g}" for token, probability in top)
+
+
+def _harmless(value: Any) -> Any:
+    return (
+        "'" + value
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )

@@ -1,0 +1,104 @@
+"""How the metrics read: their names and their text, one place for the viewer and the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from traces.metrics import DEFINITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from traces.metrics import Metrics
+
+
+class Figure(NamedTuple):
+    """One row of the metric table."""
+
+    key: str
+    label: str
+    form: str
+    """How the number is written: `count`, `share`, `times`, or the number of decimals."""
+    main: bool = False
+    """Whether it stands in the short table."""
+
+
+FIGURES = (
+    Figure("decode_tokens_per_second", "tokens/s", "1", main=True),
+    Figure("speedup", "speed-up", "times", main=True),
+    Figure("acceptance_rate", "acceptance", "share", main=True),
+    Figure("tokens_per_target_forward", "tokens / forward", "2", main=True),
+    Figure("target_forwards", "target forwards", "count", main=True),
+    Figure("c", "c", "2", main=True),
+    Figure("both", "both busy", "share", main=True),
+    Figure("tokens", "tokens", "count"),
+    Figure("seconds", "seconds", "3"),
+    Figure("tokens_per_second", "tokens/s with prefill", "1"),
+    Figure("decode_seconds", "decode seconds", "3"),
+    Figure("ttft_ms", "time to first token, ms", "1"),
+    Figure("tpot_ms", "time per output token, ms", "2"),
+    Figure("draft_forwards", "drafter forwards", "count"),
+    Figure("drafted", "drafted", "count"),
+    Figure("accepted", "accepted", "count"),
+    Figure("rejected", "rejected", "count"),
+    Figure("discarded", "discarded", "count"),
+    Figure("acceptance_rate_tested", "acceptance of tested", "share"),
+    Figure("dsi_acceptance", "acceptance (DSI)", "share"),
+    Figure("mean_accepted_length", "accepted per verification", "2"),
+    Figure("run_length", "run length", "2"),
+    Figure("per_position", "acceptance by place", "places"),
+    Figure("draft_seconds_per_100_tokens", "draft seconds / 100 tokens", "3"),
+    Figure("verify_seconds_per_100_tokens", "verify seconds / 100 tokens", "3"),
+    Figure("target_waits", "target waits for drafter", "share"),
+    Figure("drafter_waits", "drafter waits for target", "share"),
+    Figure("occupancy", "occupancy", "devices"),
+    Figure("wasted_device_seconds", "wasted device seconds", "3"),
+)
+
+_MORE = {
+    "speedup": "Tokens/s of this run divided by that of the run that drafts nothing (autoregressive).",
+    "both": "Share of decoding in which drafter and target work at the same time.",
+    "target_waits": "Share of decoding in which the target's devices idle while the drafter works.",
+    "drafter_waits": "Share of decoding in which the drafter's devices idle while the target works.",
+}
+
+
+def figure_rows() -> list[dict[str, Any]]:
+    """Return key, label, definition and place of every figure, in the order shown."""
+    return [
+        {"key": f.key, "label": f.label, "main": f.main, "definition": _MORE.get(f.key) or DEFINITIONS[f.key]}
+        for f in FIGURES
+    ]
+
+
+def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of every figure by key; a dash for what the run does not define.
+
+    Args:
+        metrics: The run's figures.
+        speedup: Over the baseline.
+        labels: How each device is called; others are left out of the occupancy.
+    """
+    values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
+    values["occupancy"] = {label: metrics.occupancy.get(name) for name, label in labels.items()}
+    if not metrics.draft_forwards:
+        values |= {"both": None, "target_waits": None, "drafter_waits": None}
+    return {f.key: _text(f.form, values[f.key]) for f in FIGURES}
+
+
+def _text(form: str, value: Any) -> str:
+    if value is None or value == () or value == {}:
+        return "–"
+    match form:
+        case "count":
+            return f"{value:,}"
+        case "share":
+            return f"{100 * value:.0f} %"
+        case "times":
+            return f"{value:.2f}×"
+        case "places":
+            return " · ".join(f"{s['slot']}: {100 * s['unconditional']:.0f} %" for s in value)
+        case "devices":
+            return " · ".join(f"{name} {_text('share', share)}" for name, share in value.items())
+        case _:
+            return f"{value:,.{int(form)}f}"

@@ -1,0 +1,175 @@
+"""What is read from the trace database: functions on a connection, used by `Store`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import String, and_, func, or_, select, type_coerce
+
+from engine.errors import UsageError
+from engine.runtime.events import Commit, Device, Footer, Header, Span, Status, Trace
+from traces import recorder, schema
+from traces.schema import RUN
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Connection, Row
+
+_HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
+_FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
+_SPAN = schema.ROWS[Span]
+_TOKEN = schema.ROWS[Commit]
+
+
+class Summary(NamedTuple):
+    """A stored run without its rows."""
+
+    header: Header
+    status: Status
+    tokens: int
+    seconds: float | None
+    """From the run's start to its end; None until it has ended."""
+    text: str
+    """Of the first sequence; empty until the run has ended."""
+    error: str
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the whole run."""
+        return self.tokens / self.seconds if self.seconds else None
+
+
+class SpanBin(NamedTuple):
+    """Spans of one device, kind and outcome that start in the same bin of a window."""
+
+    device: str
+    kind: str
+    outcome: str
+    start: int
+    """Of the first."""
+    end: int
+    """Of the last to end."""
+    busy: int
+    """Nanoseconds of work in all."""
+    spans: int
+    """How many."""
+
+
+class SpanWindow(NamedTuple):
+    """The spans of a window, or their bins when they are too many to draw."""
+
+    total: int
+    spans: list[Span]
+    """All of them, by start; empty when they are more than the bins asked for."""
+    bins: list[SpanBin]
+    """Empty when all spans are given."""
+
+
+def page(
+    connection: Connection, query: str, method: str, status: str, offset: int, limit: int
+) -> tuple[list[Summary], int]:
+    """Return some of the runs that match, newest first, and how many match in all."""
+    live = set(recorded(connection))
+    where = _filter(query, method, status, live)
+    total = connection.scalar(select(func.count()).select_from(RUN).where(where)) or 0
+    tokens = select(func.count()).where(_TOKEN.c.run == RUN.c.id).scalar_subquery()
+    found = select(RUN.c.id, tokens.label("tokens"), *_HEADER, *_FOOTER).where(where)
+    found = found.order_by(RUN.c.created.desc(), RUN.c.id.desc()).offset(offset).limit(limit)
+    return [_summary(row, row.id in live) for row in connection.execute(found)], total
+
+
+def load(connection: Connection, run_id: str) -> Trace:
+    """Return the trace of a run; see `Store.load`."""
+    row = find(connection, run_id, *_HEADER, *_FOOTER)
+    trace = Trace(_header(row))
+    for kind, table in schema.ROWS.items():
+        columns = [table.c[name] for name in schema.FIELDS[kind]]
+        found = select(*columns).where(table.c.run == row.id).order_by(table.c.number)
+        for values in connection.execute(found).all():
+            trace.add(kind(*values))
+    if row.footer_status is not None:
+        trace.footer = Footer(**{f.name: getattr(row, f"footer_{f.name}") for f in fields(Footer)})
+    elif row.id not in recorded(connection):
+        trace.footer = _incomplete(trace)
+    return trace
+
+
+def group(connection: Connection, run_id: str) -> list[str]:
+    """Return the ids of the runs of the same comparison, in the order they were made."""
+    name = find(connection, run_id, RUN.c.group).group
+    same = RUN.c.group == name if name else RUN.c.run_id == run_id
+    return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
+
+
+def spans_window(connection: Connection, run_id: str, start: int, end: int, bins: int) -> SpanWindow:
+    """Return the spans that overlap [start, end), or their sums by bin when they are more than `bins`."""
+    run = find(connection, run_id).id
+    here = and_(_SPAN.c.run == run, _SPAN.c.start < end, _SPAN.c.end > start)
+    total = connection.scalar(select(func.count()).select_from(_SPAN).where(here)) or 0
+    if total <= bins:
+        columns = [_SPAN.c[name] for name in schema.FIELDS[Span]]
+        rows = connection.execute(select(*columns).where(here).order_by(_SPAN.c.start, _SPAN.c.id))
+        return SpanWindow(total, [Span(*row) for row in rows], [])
+    same = (_SPAN.c.device, _SPAN.c.kind, _SPAN.c.outcome)
+    first = func.min(_SPAN.c.start)
+    sums = (first, func.max(_SPAN.c.end), func.sum(_SPAN.c.end - _SPAN.c.start), func.count())
+    place = (func.max(_SPAN.c.start, start) - start) * bins // (end - start)
+    binned = select(*same, *sums).where(here).group_by(*same, place).order_by(first)
+    return SpanWindow(total, [], [SpanBin(*row) for row in connection.execute(binned)])
+
+
+def recorded(connection: Connection) -> dict[int, str]:
+    """Return {key: id} of the runs that some living process is recording."""
+    columns = (RUN.c.id, RUN.c.run_id, RUN.c.owner_pid, RUN.c.owner_start)
+    unfinished = connection.execute(select(*columns).where(RUN.c.status.is_(None)))
+    return {key: run_id for key, run_id, *owner in unfinished if recorder.is_recording(run_id, *owner)}
+
+
+def find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
+    """Return the key (`id`) of a run and some of its columns; raise UsageError when there is no such run."""
+    row = connection.execute(select(RUN.c.id, *columns).where(RUN.c.run_id == run_id)).first()
+    if row is None:
+        raise UsageError(f"there is no run {run_id!r} in the trace database; the history lists its runs")
+    return row
+
+
+def _filter(query: str, method: str, status: str, live: set[int]) -> ColumnElement[bool]:
+    parts: list[ColumnElement[bool]] = [RUN.c.id > 0]
+    if query:
+        # Prompts and texts are kept as JSON, so the words are looked for as JSON writes them.
+        inside = schema.dump(query)[1:-1]
+        plain = [c.icontains(query, autoescape=True) for c in (RUN.c.run_id, RUN.c.title, RUN.c.method)]
+        coded = (type_coerce(RUN.c.prompts, String), type_coerce(RUN.c.texts, String))
+        parts.append(or_(*plain, *(c.icontains(inside, autoescape=True) for c in coded)))
+    if method:
+        parts.append(RUN.c.method == method)
+    if status == "running":
+        parts.append(and_(RUN.c.status.is_(None), RUN.c.id.in_(live)))
+    elif status == "incomplete":
+        parts.append(or_(RUN.c.status == status, and_(RUN.c.status.is_(None), RUN.c.id.not_in(live))))
+    elif status:
+        parts.append(RUN.c.status == status)
+    return and_(*parts)
+
+
+def _incomplete(trace: Trace) -> Footer:
+    """Return the footer of a run that ended without one: the text so far, and the time of its last span."""
+    texts = [""] * len(trace.header.prompts)
+    for commit in trace.commits:
+        if commit.sequence < len(texts):
+            texts[commit.sequence] += commit.text
+    last = max((s.end for s in trace.spans), default=0)
+    return Footer("incomplete", ("",) * len(texts), tuple(texts), last, "the run ended without a footer")
+
+
+def _header(row: Row[Any]) -> Header:
+    values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(Header)}
+    values["devices"] = tuple(Device(**d) for d in values["devices"])
+    return Header(**values)
+
+
+def _summary(row: Row[Any], live: bool) -> Summary:
+    status = row.footer_status or ("running" if live else "incomplete")
+    seconds = None if row.footer_time is None else row.footer_time / 1e9
+    text = row.footer_texts[0] if row.footer_texts else ""
+    return Summary(_header(row), status, row.tokens, seconds, text, row.footer_error or "")

@@ -1,0 +1,245 @@
+"""The tables of the trace database: one for runs, one for each kind of row, their columns named as in `events`.
+
+Every row's key is (run, number): rows lie together by run, in the order in which they were recorded. Times are
+integer nanoseconds. Texts of a closed set (kinds, outcomes, ...) are stored as their place in a tuple below. Those
+tuples only ever grow at the end, so that old files keep their meaning, and with a new revision, so that an older
+SpecScope refuses a file whose codes it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, SmallInteger, Table, inspect
+from sqlalchemy.types import TypeDecorator
+from sqlmodel import Field, SQLModel
+
+from engine.runtime import events
+
+APPLICATION_ID = 0x53505343
+"""Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
+REVISION = "0001"
+"""The newest revision in `migrations/versions`."""
+NAMING_CONVENTION = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+KINDS = ("prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample")
+MODELS = ("target", "drafter")
+SPAN_OUTCOMES = ("done", "cancelled")
+MODES = ("plain", "verify", "pre-verify", "post-verify")
+RULES = ("", "ratio", "match", "target")
+OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
+STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
+
+
+class _Codes(dict[str | None, int | None]):
+    def __missing__(self, name: str | None) -> int:
+        raise ValueError(f"{name!r} is none of {', '.join(str(n) for n in self if n is not None)}")
+
+
+class Code(TypeDecorator[str]):
+    """A text of a closed set, stored as its place in it."""
+
+    impl = SmallInteger
+    cache_ok = True
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def bind_processor(self, dialect: Any) -> Any:  # noqa: ARG002
+        """Return what turns a text into its place; it raises ValueError for a text that is not in the set."""
+        codes = _Codes({name: code for code, name in enumerate(self.names)})
+        codes[None] = None
+        return codes.__getitem__
+
+    def result_processor(self, dialect: Any, coltype: Any) -> Any:  # noqa: ARG002
+        """Return what turns a place into its text: a plain look-up, as it runs for every row of a long trace."""
+        return {None: None, **dict(enumerate(self.names))}.__getitem__
+
+
+class Frozen(TypeDecorator[Any]):
+    """JSON whose lists come back as tuples, as events hold them; mappings are left as they are."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:  # noqa: ARG002
+        """Return nested tuples for nested lists."""
+        return _tuples(value)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def dump(value: Any) -> str:
+    """Return the JSON form in which the database keeps values: compact, and readable to a text search."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _json(nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(Frozen, nullable=nullable))
+
+
+def _code(*names: str, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(Code(*names), nullable=nullable))
+
+
+def _time() -> Any:
+    return Field(sa_type=BigInteger)
+
+
+class Base(SQLModel):
+    """Keeps these tables in a metadata of their own."""
+
+    # SQLModel's metaclass declares it, so the checker takes it for a variable of the class's instances.
+    metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING_CONVENTION)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class Run(Base, table=True):
+    """A run: its header, and its footer once it ended (status is null until then)."""
+
+    __table_args__ = ({"sqlite_autoincrement": True},)
+    id: int | None = Field(default=None, primary_key=True)
+    run_id: str = Field(unique=True)
+    created: str = Field(index=True)
+    method: str
+    title: str
+    config: dict[str, Any] = _json()
+    prompts: tuple[str, ...] = _json()
+    prompt_ids: tuple[tuple[int, ...], ...] = _json()
+    sampling: dict[str, Any] = _json()
+    limits: dict[str, Any] = _json()
+    runtime: str
+    profile: str
+    devices: tuple[dict[str, str], ...] = _json()
+    target_path: str
+    drafter_path: str
+    environment: dict[str, Any] = _json()
+    group: str = Field(index=True)
+    version: int
+    """The trace format's schema."""
+    status: str | None = _code(*STATUSES, nullable=True)
+    reasons: tuple[str, ...] | None = _json(nullable=True)
+    texts: tuple[str, ...] | None = _json(nullable=True)
+    time: int | None = Field(default=None, sa_type=BigInteger)
+    error: str | None = None
+    owner_pid: int | None = None
+    """The process that records it; null once imported."""
+    owner_start: float | None = None
+    """When that process started, in seconds since 1970: process ids are used again."""
+
+
+class _Row(Base):
+    run: int = Field(foreign_key="run.id", ondelete="CASCADE", primary_key=True)
+    number: int = Field(primary_key=True)
+
+
+class Span(_Row, table=True):
+    """Work on a device."""
+
+    __table_args__ = (Index(None, "run", "start"), {"sqlite_with_rowid": False})
+    id: int
+    device: str
+    kind: str = _code(*KINDS)
+    start: int = _time()
+    end: int = _time()
+    model: str = _code(*MODELS)
+    step: int
+    sequence: int
+    rows: int
+    context: int
+    outcome: str = _code(*SPAN_OUTCOMES)
+
+
+class Round(_Row, table=True):
+    """What a verification decided."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    step: int
+    sequence: int
+    mode: str = _code(*MODES)
+    drafted: int
+    accepted: int
+    emitted: int
+    time: int = _time()
+    span: int
+
+
+class Decision(_Row, table=True):
+    """The fate of one token."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    step: int
+    sequence: int
+    node: int
+    parent: int
+    position: int
+    token: int
+    p: float | None
+    q: float | None
+    u: float | None
+    rule: str = _code(*RULES)
+    outcome: str = _code(*OUTCOMES)
+    draft_span: int
+    verify_span: int
+    top_p: tuple[tuple[int, float], ...] = _json()
+    top_q: tuple[tuple[int, float], ...] = _json()
+
+
+class Token(_Row, table=True):
+    """One token of the output: `events.Commit`, a name that SQL keeps for itself."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    step: int
+    sequence: int
+    position: int
+    token: int
+    origin: str = _code(*OUTCOMES)
+    text: str
+    time: int = _time()
+
+
+class Piece(_Row, table=True):
+    """How a token id reads."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    token: int
+    text: str
+
+
+class Occupancy(_Row, table=True):
+    """A measured sample of a device."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    device: str
+    time: int = _time()
+    busy: float
+    memory: int = _time()
+
+
+def _table(model: type[SQLModel]) -> Table:
+    table = inspect(model).local_table
+    assert isinstance(table, Table), "a mapped class has a table"
+    return table
+
+
+RUN = _table(Run)
+ROWS: dict[type[Any], Table] = {
+    events.Piece: _table(Piece),
+    events.Span: _table(Span),
+    events.Round: _table(Round),
+    events.Decision: _table(Decision),
+    events.Commit: _table(Token),
+    events.Occupancy: _table(Occupancy),
+}
+"""The table of each kind of row; its columns are those of the event, after `run` and `number`."""
+FIELDS: dict[type[Any], tuple[str, ...]] = {event: tuple(table.c.keys()[2:]) for event, table in ROWS.items()}
+"""The columns of an event, in the order of its fields."""
