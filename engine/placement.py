@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -17,44 +17,155 @@ from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
 from engine.runtime.events import Device, Trace
+from engine.runtime.jobs import Connect, Facts, Load
 from engine.runtime.process import ProcessWorker, Setup
 from engine.runtime.slab import Slab
 from engine.runtime.thread import ThreadWorker
 from engine.runtime.virtual import VirtualLoop, VirtualWorker
 from engine.runtime.worker import Worker
-from engine.types import check_range
+from engine.simulate.latency import Latency
+from engine.simulate.profile import Profile
+from engine.types import Layout, check_range
 
 Loader = Callable[[], LanguageModel]
 RUNTIMES = ("local-process", "local-thread", "virtual")
 
 
+class Seat(NamedTuple):
+    """Where a worker sits: one device, or several that work as one. The seat's name is the worker's."""
+
+    name: str
+    devices: tuple[Device, ...]
+
+
+class Site(Protocol):
+    """The devices there are: which seats a layout takes, and how workers and models come to them."""
+
+    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+        """Return the seats of each model.
+
+        Raises:
+            UsageError: The layout needs more devices than there are.
+        """
+        ...
+
+    def servers(self, drafters: int) -> int:
+        """Return how many target servers there is room for beside so many drafters; 0 for none."""
+        ...
+
+    def hire(self, seat: Seat) -> Worker:
+        """Start a worker."""
+        ...
+
+    def loader(self, model: str, seat: Seat) -> Loader:
+        """Return how a worker makes a model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The workers of one layout."""
+
+    workers: Mapping[str, tuple[Worker, ...]]
+    """Those of each model: `target`, `drafter`."""
+    devices: tuple[Device, ...]
+    """What they sit on, with what they do there."""
+    slabs: Mapping[str, Slab]
+    """Rows of q, by the drafting worker's name."""
+
+
 @dataclass
 class Placement:
-    """Workers by model name, and what else a run must know about where it runs."""
+    """Workers on devices, started when a layout first needs them."""
 
     runtime: str
-    workers: Mapping[str, Worker]
-    devices: tuple[Device, ...]
-    vocab_size: int
-    """The target's."""
-    slab: Slab | None
+    site: Site
+    base: Layout
+    """What `engine.open` starts with: the target, and the drafter where there is one."""
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     profile: str = ""
     c: float = 0.0
     """T(target) / T(drafter) where a profile says it; 0 = to be measured."""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    vocab_size: int = 0
+    """The target's."""
+
+    def __post_init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._facts: dict[tuple[str, str], Facts] = {}
+        self._slabs: dict[str, Slab] = {}
+        try:
+            self.crew(self.base)
+        except BaseException:
+            self.close()
+            raise
 
     @property
-    def all_workers(self) -> list[Worker]:
-        """Each worker once."""
-        return list(dict.fromkeys(self.workers.values()))
+    def workers(self) -> list[Worker]:
+        """All that were started."""
+        return list(self._workers.values())
+
+    def crew(self, layout: Layout) -> Crew:
+        """Return the workers of a layout, with their models loaded.
+
+        Raises:
+            UsageError: The layout needs more devices than there are.
+            ModelError: A model cannot be loaded.
+        """
+        seats = {model: found for model, found in self.site.seats(layout).items() if found}
+        for seat in dict.fromkeys(seat for found in seats.values() for seat in found):
+            if seat.name not in self._workers:
+                self._workers[seat.name] = self.site.hire(seat)
+        self._load(seats)
+        self.vocab_size = self._facts["target", seats["target"][0].name].vocab_size
+        self._connect([seat.name for seat in seats.get("drafter", [])])
+        return Crew(
+            {model: tuple(self._workers[seat.name] for seat in found) for model, found in seats.items()},
+            _labelled(seats),
+            {seat.name: self._slabs[seat.name] for seat in seats.get("drafter", [])},
+        )
+
+    def _load(self, seats: Mapping[str, Sequence[Seat]]) -> None:
+        missing = [(m, s) for m, found in seats.items() for s in found if (m, s.name) not in self._facts]
+        loading = [
+            (model, seat, self._workers[seat.name].prepare(Load(model, self.site.loader(model, seat))))
+            for model, seat in missing
+        ]
+        for model, seat, wait in loading:
+            self._facts[model, seat.name] = wait().value
+
+    def _connect(self, drafting: Sequence[str]) -> None:
+        """Give everybody new slabs when somebody drafts for the first time, or is new: a slab's file has no name for long."""
+        known = {*self._slabs, *drafting}
+        if known == {*self._slabs} and self._connected == {*self._workers}:
+            return
+        self._slabs = {name: Slab(name, self.vocab_size) for name in known}
+        try:
+            job = Connect(tuple((s.name, s.path, s.shape) for s in self._slabs.values()))
+            for wait in [worker.prepare(job) for worker in self.workers]:
+                wait()
+        finally:
+            for slab in self._slabs.values():
+                slab.unlink()
+        self._connected = {*self._workers}
+
+    _connected: set[str] = field(default_factory=set[str], init=False)
 
     def close(self) -> None:
         """End all workers."""
-        for worker in self.all_workers:
+        for worker in self.workers:
             worker.close()
-        if self.slab is not None:
-            self.slab.unlink()
+
+
+def _labelled(seats: Mapping[str, Sequence[Seat]]) -> tuple[Device, ...]:
+    roles: dict[Device, list[str]] = {}
+    for model, found in sorted(seats.items()):
+        for device in dict.fromkeys(d for seat in found for d in seat.devices):
+            roles.setdefault(device, []).append(model)
+    return tuple(
+        replace(device, role="+".join(models), label=f"{device.label} · {' and '.join(models)}")
+        for device, models in sorted(roles.items(), key=lambda item: item[0].name)
+    )
 
 
 def place(
@@ -74,47 +185,78 @@ def place(
         need = "needs a profile" if profile is None else f"measures; the profile {profile!r} is for virtual"
         raise UsageError(f"the runtime {runtime} {need}")
     check_range("threads", threads, 1, os.cpu_count() or 1)
-    if runtime == "virtual":
-        return _virtual(pair, profile or "", profile_pair, tokens)
+    if profile is not None:
+        return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
-    devices = _devices(pair, device)
-    return (
-        _processes(pair, devices, threads) if runtime == "local-process" else _threads(pair, devices, threads)
-    )
+    site = Here(pair, runtime, _devices(device), threads)
+    details = {"host": processor(), "threads": threads}
+    return Placement(runtime, site, _base(pair), details=details)
 
 
-def _devices(pair: Pair, device: str) -> dict[str, Device]:
-    models = ("drafter", "target") if pair.drafter_path else ("target",)
+def _base(pair: Pair) -> Layout:
+    return Layout(drafters=int(pair.drafter_path is not None))
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine: its GPUs, or its CPU cores."""
+
+    pair: Pair
+    runtime: str
+    devices: tuple[Device, ...]
+    threads: int
+
+    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+        """Give drafters the first devices and targets those after; the first target always the second device."""
+        there, needed = len(self.devices), layout.targets + layout.drafters
+        if (
+            there == 1 and layout.targets == 1 and layout.drafters <= 1
+        ):  # both share it, each with a track of its own
+            parts = {
+                m: replace(self.devices[0], name=f"{self.devices[0].name}/{m}") for m in ("drafter", "target")
+            }
+            seats = {m: [Seat(device.name, (device,))] for m, device in parts.items()}
+            return seats if layout.drafters else {"target": seats["target"]}
+        if needed > there:
+            raise UsageError(
+                f"{layout.targets} target server(s) and {layout.drafters} drafter(s) need {needed} devices; this machine "
+                f"has {there} ({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, or use a virtual profile"
+            )
+        seats = [Seat(device.name, (device,)) for device in self.devices]
+        first = max(min(1, there - 1), layout.drafters)
+        return {"drafter": seats[: layout.drafters], "target": seats[first : first + layout.targets]}
+
+    def servers(self, drafters: int) -> int:
+        """Return the devices that are left."""
+        return len(self.devices) - drafters
+
+    def hire(self, seat: Seat) -> Worker:
+        """Start a process or a thread on the seat's device."""
+        device = seat.devices[0]
+        if self.runtime == "local-thread":
+            torch.set_num_threads(self.threads)
+            return ThreadWorker(seat.name, device, self.threads)
+        pinned = device.kind == "cpu" and self.threads == 1
+        core = int(device.name.split("/")[0].partition(":")[2]) if pinned else None
+        return ProcessWorker(Setup(seat.name, device, self.threads, core))
+
+    def loader(self, model: str, seat: Seat) -> Loader:
+        """Return how a model of the pair is loaded."""
+        return _loader(self.pair, model, seat.devices[0])
+
+
+def _devices(device: str) -> tuple[Device, ...]:
     gpus = torch.cuda.device_count()
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
     if device == "cuda" and not gpus:
         raise UsageError("device is cuda, but this machine has no CUDA device; use cpu")
     if device != "cpu" and gpus:
-        names = {m: i % gpus for i, m in enumerate(models)}
-        return {
-            m: Device(
-                f"cuda:{i}" if gpus > 1 else f"cuda:0/{m}",
-                m,
-                f"GPU {i} ({torch.cuda.get_device_name(i)}) · {m}",
-                "cuda",
-            )
-            for m, i in names.items()
-        }
-    return {
-        m: Device(f"cpu:{i}", m, f"CPU core {i} · {m}", "cpu")
-        for m, i in zip(models, _cores(len(models)), strict=True)
-    }
-
-
-def _cores(n: int) -> list[int]:
-    allowed = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
-    return [allowed[i % len(allowed)] for i in range(n)]
+        names = [torch.cuda.get_device_name(i) for i in range(gpus)]
+        return tuple(Device(f"cuda:{i}", "", f"GPU {i} ({name})", "cuda") for i, name in enumerate(names))
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
 
 
 def _loader(pair: Pair, model: str, device: Device) -> Loader:
@@ -129,101 +271,91 @@ def _loader(pair: Pair, model: str, device: Device) -> Loader:
     )
 
 
-def _processes(pair: Pair, devices: dict[str, Device], threads: int) -> Placement:
-    started: dict[str, ProcessWorker] = {}
-    try:
-        for model, device in devices.items():
-            core = int(device.name.partition(":")[2]) if device.kind == "cpu" and threads == 1 else None
-            started[model] = ProcessWorker(
-                Setup(device, {model: _loader(pair, model, device)}, threads, core)
-            )
-        for worker in started.values():
-            worker.ready()
-        vocab = started["target"].facts["target"].vocab_size
-        slab = Slab(devices["drafter"].name, vocab, shared=True) if "drafter" in devices else None
-        for worker in started.values():
-            worker.connect([slab] if slab else [])
-        if slab:
-            slab.unlink()
-    except BaseException:
-        for worker in started.values():
-            worker.close()
-        raise
-    return Placement(
-        "local-process", started, tuple(devices.values()), vocab, slab, details=_measured(threads)
-    )
-
-
-def _threads(pair: Pair, devices: dict[str, Device], threads: int) -> Placement:
-    torch.set_num_threads(threads)
-    started = {m: ThreadWorker(d, {m: _loader(pair, m, d)}, threads) for m, d in devices.items()}
-    vocab = started["target"].facts["target"].vocab_size
-    slab = Slab(devices["drafter"].name, vocab, shared=False) if "drafter" in devices else None
-    for worker in started.values():
-        worker.connect({slab.name: slab.array} if slab else {})
-    return Placement(
-        "local-thread", started, tuple(devices.values()), vocab, slab, details=_measured(threads)
-    )
-
-
-def _measured(threads: int) -> dict[str, Any]:
-    return {"host": processor(), "threads": threads}
-
-
-def _virtual(pair: Pair, profile: str, profile_pair: str | None, tokens: str | Trace) -> Placement:
-    from engine.simulate.oracle import bernoulli_pair, recorded_pair
-    from engine.simulate.profile import Profile
-
-    chosen = Profile.load(profile)
-    latency = chosen.latency(profile_pair)
-    loaders: dict[str, Loader]
-    source = (
-        "bundled pair"
-        if tokens == "pair"
-        else tokens
-        if isinstance(tokens, str)
-        else f"recorded run {tokens.header.run_id}"
-    )
-    devices = {
-        m: Device(d.name, d.role, d.label, "virtual") for d in chosen.devices for m in d.role.split("+")
-    }
-    if isinstance(tokens, Trace):
-        target, drafter = recorded_pair(tokens)
-        loaders = {"target": lambda: target, "drafter": lambda: drafter}
-    elif tokens == "pair":
-        torch.set_num_threads(1)
-        here = Device("cpu:0", "target", "", "cpu")
-        models = ("drafter", "target") if pair.drafter_path else ("target",)
-        loaders = {m: _loader(pair, m, here) for m in models}
-        source = f"{pair.name} pair"
-    else:
-        target, drafter = bernoulli_pair(
-            _rate(tokens), len(pair.tokenizer), avoid={*pair.tokenizer.all_special_ids, *pair.eos}
-        )
-        loaders = {"target": lambda: target, "drafter": lambda: drafter}
-    workers: dict[str, VirtualWorker] = {}
-    hosts: list[VirtualWorker] = []
-    for name in dict.fromkeys(d.name for d in devices.values()):
-        mine = {m: loaders[m] for m, d in devices.items() if d.name == name and m in loaders}
-        worker = VirtualWorker(next(d for d in devices.values() if d.name == name), mine, latency)
-        hosts.append(worker)
-        workers |= dict.fromkeys(mine, worker)
-    vocab = workers["target"].facts["target"].vocab_size
-    slab = Slab(devices["drafter"].name, vocab, shared=False)
-    for worker in hosts:
-        worker.host.connect({slab.name: slab.array})
+def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trace) -> Placement:
+    profile = Profile.load(name)
+    latency = profile.latency(profile_pair)
+    loaders, source = _tokens(pair, tokens)
+    site = Cloud(profile, latency, loaders)
     details = {"tokens": source, "profile_pair": latency.pair}
-    return Placement(
-        "virtual",
-        workers,
-        tuple(dict.fromkeys(devices.values())),
-        vocab,
-        slab,
-        VirtualLoop,
-        profile,
-        latency.c,
-        details,
+    base = Layout(drafters=int("drafter" in loaders))
+    return Placement("virtual", site, base, VirtualLoop, name, latency.c, details)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The GPUs of a profile. A model on several of them is one worker, drawn as one device."""
+
+    profile: Profile
+    latency: Latency
+    loaders: Mapping[str, Loader]
+
+    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+        """Give drafters the first GPUs and targets those after."""
+        drafter = self.latency.drafter
+        if layout.drafters and drafter is None:
+            raise UsageError(
+                f"the pair {self.latency.pair} of the profile {self.profile.name} has no drafter; "
+                "choose another pair, or a method that drafts without one"
+            )
+        each = {"drafter": drafter.gpus if drafter else 0, "target": self.latency.target.gpus}
+        drafting, needed = layout.drafters * each["drafter"], layout.targets * each["target"]
+        there = len(self.profile.gpus)
+        if layout.turns and drafting <= needed <= there < drafting + needed:
+            targets = self._groups(0, layout.targets, each["target"])
+            return {"drafter": targets[: layout.drafters], "target": targets}
+        if drafting + needed > there:
+            raise UsageError(
+                f"{layout.targets} target server(s) of {each['target']} GPU(s) and {layout.drafters} drafter(s) of "
+                f"{each['drafter']} need {drafting + needed} GPUs; the profile {self.profile.name} has {there}"
+            )
+        first = max(drafting, min(each["drafter"], there - needed))
+        return {
+            "drafter": self._groups(0, layout.drafters, each["drafter"]),
+            "target": self._groups(first, layout.targets, each["target"]),
+        }
+
+    def servers(self, drafters: int) -> int:
+        """Return how many groups of GPUs for a target are left."""
+        width = self.latency.drafter.gpus if self.latency.drafter else 0
+        return max(0, len(self.profile.gpus) - drafters * width) // self.latency.target.gpus
+
+    def _groups(self, first: int, count: int, width: int) -> list[Seat]:
+        starts = range(first, first + count * width, width)
+        return [_group(self.profile.gpus[start : start + width]) for start in starts]
+
+    def hire(self, seat: Seat) -> Worker:
+        """Start a virtual worker."""
+        return VirtualWorker(seat.name, seat.devices, self.latency)
+
+    def loader(self, model: str, seat: Seat) -> Loader:  # noqa: ARG002 - the same tokens everywhere
+        """Return where a model's tokens come from."""
+        return self.loaders[model]
+
+
+def _group(gpus: Sequence[str]) -> Seat:
+    """Return the seat of devices next to each other: `gpu0`, or `gpu1-2`."""
+    name = gpus[0] if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1].lstrip('gpu:c')}"
+    return Seat(
+        name, (Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual"),)
     )
+
+
+def _tokens(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], str]:
+    """Return where a virtual run's tokens come from, and what to call it."""
+    from engine.simulate.oracle import bernoulli_pair, recorded_pair
+
+    if tokens == "pair":
+        torch.set_num_threads(1)
+        here = Device("cpu:0", "", "", "cpu")
+        models = ("drafter", "target") if pair.drafter_path else ("target",)
+        return {m: _loader(pair, m, here) for m in models}, f"{pair.name} pair"
+    if isinstance(tokens, Trace):
+        made, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
+    else:
+        avoid = {*pair.tokenizer.all_special_ids, *pair.eos}
+        made, source = bernoulli_pair(_rate(tokens), len(pair.tokenizer), avoid=avoid), tokens
+    target, drafter = made
+    return {"target": lambda: target, "drafter": lambda: drafter}, source
 
 
 def _rate(tokens: str) -> float:

@@ -21,13 +21,13 @@ from engine.errors import RunCancelled, SpecScopeError, UsageError, WorkerDied
 from engine.methods import Method, find
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
-from engine.placement import Placement
+from engine.placement import Crew, Placement
 from engine.runtime.events import Event, Footer, Header, Status, Trace
 from engine.runtime.jobs import Begin, Measure
 from engine.runtime.run import Run
 from engine.runtime.sequence import Sequence as Decoded
 from engine.runtime.virtual import VirtualLoop
-from engine.types import Limits, Sampling
+from engine.types import Layout, Limits, Sampling
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
@@ -64,11 +64,14 @@ class Cluster:
             self._c = self._on_loop(self._measure_c())
         return self._c
 
+    def servers(self, drafters: int) -> int:
+        """Return how many target servers there is room for beside so many drafters."""
+        return self.placement.site.servers(drafters)
+
     def run(
         self,
         method: str,
-        prompt: Prompt,
-        *,
+        *prompts: Prompt,
         config: Mapping[str, Any] | None = None,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -76,11 +79,11 @@ class Cluster:
         cancel: threading.Event | None = None,
         group: str = "",
     ) -> Trace:
-        """Decode one prompt with one method and return the run's trace.
+        """Decode a prompt with one method and return the run's trace.
 
         Args:
             method: Key of the method.
-            prompt: Text, chat messages or token ids.
+            prompts: Text, chat messages or token ids; several for a method that decodes batches.
             config: Fields of the method's Config that differ from their defaults.
             sampling: Temperature, top-k, top-p, seed; greedy when left out.
             limits: When to stop; the model's EOS ids are added.
@@ -92,28 +95,35 @@ class Cluster:
             UsageError: A setting or the prompt is wrong; nothing was started.
             SpecScopeError: The run failed; the listener got what there is, with a footer that says so.
         """
-        found = find(method)
-        cfg = self._resolve(found, config or {})
+        found, sampling = find(method), sampling or Sampling()
+        cfg = found.plan(found.configure(config or {}), self)
         limits = self._with_eos(limits or Limits())
-        ids = self._encode(prompt, limits.max_new_tokens)
+        if len(prompts) != 1 and not (found.batched and prompts):
+            raise UsageError(f"{method} decodes one prompt in a run, not {len(prompts)}")
+        ids = tuple(self._encode(prompt, limits.max_new_tokens) for prompt in prompts)
+        layout = self._layout(found, cfg)
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
-            header = self._header(found, cfg, prompt, ids, sampling or Sampling(), limits, group)
+            crew = self.placement.crew(layout)
+            header = self._header(found, cfg, crew, prompts, ids, sampling, limits, group)
             recording = _Recording(header, listener)
-            self._execute(found, cfg, recording, sampling or Sampling(), limits, cancel or threading.Event())
+            begin = Begin(
+                sampling,
+                min(layout.batch, len(ids)),
+                max(map(len, ids)) + limits.max_new_tokens + SLACK,
+                self.placement.vocab_size,
+            )
+            self._execute(found, cfg, recording, crew, begin, limits, cancel or threading.Event())
             return recording.trace
         finally:
             self._busy.release()
 
-    def _resolve(self, method: Method, values: Mapping[str, Any]) -> Any:
-        config = method.configure(values)
-        automatic = [s for s in method.settings() if s.auto == "c" and not getattr(config, s.name)]
-        if not automatic:
-            return config
-        low, high = 1, min(int(s.high or 32) for s in automatic)
-        best = max(low, min(high, round(self.c)))
-        return method.configure({**dict(values), **{s.name: best for s in automatic}})
+    def _layout(self, method: Method, cfg: Any) -> Layout:
+        layout = method.layout(cfg)
+        if layout.drafters and not self.placement.base.drafters:
+            raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")
+        return layout
 
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
@@ -139,8 +149,9 @@ class Cluster:
         self,
         method: Method,
         cfg: Any,
-        prompt: Prompt,
-        ids: tuple[int, ...],
+        crew: Crew,
+        prompts: tuple[Prompt, ...],
+        ids: tuple[tuple[int, ...], ...],
         sampling: Sampling,
         limits: Limits,
         group: str,
@@ -152,13 +163,13 @@ class Cluster:
             method=method.key,
             title=method.title,
             config={s.name: getattr(cfg, s.name) for s in method.settings()},
-            prompts=(_shown(prompt, self._pieces),),
-            prompt_ids=(ids,),
+            prompts=tuple(_shown(prompt, self._pieces) for prompt in prompts),
+            prompt_ids=ids,
             sampling={name: getattr(sampling, name) for name in sampling.__slots__},
             limits={"max_new_tokens": limits.max_new_tokens, "stop": [*limits.stop], "eos": [*limits.eos]},
             runtime=place.runtime,
             profile=place.profile,
-            devices=tuple(d for d in place.devices if any(m in d.role.split("+") for m in method.uses)),
+            devices=crew.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
             environment={**environment(), **place.details, "pair": self.pair.name},
@@ -170,15 +181,17 @@ class Cluster:
         method: Method,
         cfg: Any,
         recording: _Recording,
-        sampling: Sampling,
+        crew: Crew,
+        begin: Begin,
         limits: Limits,
         cancel: threading.Event,
     ) -> None:
         error: BaseException | None = None
         try:
-            self._on_loop(self._decode(method, cfg, recording, sampling, limits, cancel))
+            self._on_loop(self._decode(method, cfg, recording, crew, begin, limits, cancel))
         except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
             error = _first_leaf(raised)
+        error = recording.error or error
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
         status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
         recording.end(status, "" if error is None or cancelled else _one_line(error))
@@ -188,7 +201,7 @@ class Cluster:
     def _on_loop(self, work: Any) -> Any:
         with asyncio.Runner(loop_factory=self.placement.new_loop) as runner:
             loop = runner.get_loop()
-            workers = self.placement.all_workers
+            workers = self.placement.workers
             for worker in workers:
                 worker.attach(loop)
             try:
@@ -202,34 +215,43 @@ class Cluster:
         method: Method,
         cfg: Any,
         recording: _Recording,
-        sampling: Sampling,
+        crew: Crew,
+        begin: Begin,
         limits: Limits,
         cancel: threading.Event,
     ) -> None:
         loop = asyncio.get_running_loop()
-        ids = recording.trace.header.prompt_ids[0]
-        sequence = Decoded(0, ids, limits, IncrementalText(self.pair.tokenizer))
-        recording.sequences = [sequence]
-        begin = Begin(sampling, 1, len(ids) + limits.max_new_tokens + SLACK, self.placement.vocab_size)
-        workers = {m: self.placement.workers[m] for m in self._needed(method)}
-        for worker in dict.fromkeys(workers.values()):
+        tokenizer = self.pair.tokenizer
+        recording.sequences = [
+            Decoded(i, ids, limits, IncrementalText(tokenizer))
+            for i, ids in enumerate(recording.trace.header.prompt_ids)
+        ]
+        for worker in dict.fromkeys(worker for each in crew.workers.values() for worker in each):
             await worker.submit(begin).reply
         origin = time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
             origin, recording.clock = 0, lambda: 1000 * loop.clock.now
         else:
             recording.clock = lambda: time.perf_counter_ns() - origin
+
+        def check() -> None:
+            if recording.error is not None:
+                raise recording.error
+            if cancel.is_set():
+                raise RunCancelled("the run was stopped")
+
         run = Run(
-            [sequence],
-            workers,
-            None if sampling.greedy else self.placement.slab,
+            recording.sequences,
+            crew.workers,
+            {} if begin.sampling.greedy else crew.slabs,
             emit=recording.add,
             clock=recording.clock,
             origin=origin,
             read=self._pieces.piece,
-            cancelled=cancel.is_set,
+            encode=self.pair.encode_text,
+            check=check,
         )
-        work = asyncio.ensure_future(_through(method, cfg, run))
+        work = asyncio.ensure_future(_through(method, cfg, run, begin.slots))
         watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(_watch(cancel, work))
         try:
             await work
@@ -238,17 +260,12 @@ class Cluster:
                 watch.cancel()
             await run.settle()
 
-    def _needed(self, method: Method) -> tuple[str, ...]:
-        for model in method.uses:
-            if model not in self.placement.workers:
-                raise UsageError(f"{method.key} needs a {model}, and none was given; name one with --{model}")
-        return method.uses
-
     async def _measure_c(self) -> float:
         """Take the calmest of interleaved series: what else the machine does must not pass for the models' cost."""
+        workers = self.placement.crew(self.placement.base).workers
         best: dict[str, float] = {}
         for _ in range(5):
-            for model, worker in self.placement.workers.items():
+            for model, (worker, *_) in workers.items():
                 seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value
                 best[model] = min(seconds, best.get(model, seconds))
         return best["target"] / best["drafter"] if "drafter" in best else 1.0
@@ -261,8 +278,9 @@ class _Recording:
         self.trace = Trace(header)
         self.sequences: list[Decoded] = []
         self.clock: Callable[[], int] = lambda: 0
+        self.error: BaseException | None = None
+        """What the listener raised; it hears nothing more."""
         self._listener = listener
-        self._broken = False
         self._tell(header)
 
     def add(self, event: Any) -> None:
@@ -277,23 +295,22 @@ class _Recording:
             status, reasons, texts, max(last, self.trace.commits[-1].time if self.trace.commits else 0), error
         )
         self.trace.add(footer)
-        if not self._broken:
-            self._tell(footer)
+        self._tell(footer)
 
     def _tell(self, event: Event) -> None:
-        if self._listener is None:
+        if self._listener is None or self.error is not None:
             return
         try:
             self._listener(event)
-        except BaseException:
-            self._broken = True
-            raise
+        except BaseException as error:  # noqa: BLE001 - it ends the run before its next job
+            self.error = error
 
 
-async def _through(method: Method, cfg: Any, run: Run) -> None:
+async def _through(method: Method, cfg: Any, run: Run, slots: int) -> None:
+    first = [sequence.x for sequence in run.sequences[:slots]]
     async with asyncio.TaskGroup() as prefills:
-        for model in method.uses:
-            prefills.create_task((run.drafter if model == "drafter" else run.target).prefill(run.x))
+        for model in (*run.drafters, *run.targets):
+            prefills.create_task(model.prefill(first))
     run.step = 1
     await method.decode(run, cfg)
 

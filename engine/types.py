@@ -80,6 +80,20 @@ class Limits:
         check_range("max_new_tokens", self.max_new_tokens, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which workers a method runs on; a placement finds devices for them."""
+
+    targets: int = 1
+    """Target servers, each on devices of its own."""
+    drafters: int = 1
+    """Drafters, each on a device of its own; 0 for methods that draft without a model."""
+    batch: int = 1
+    """Sequences decoded at once."""
+    turns: bool = False
+    """Whether drafter and target take turns: they may then share devices where there are too few."""
+
+
 class RowRef(NamedTuple):
     """One row of q, (V,) float32, in a worker's slab: read where a judge needs it."""
 
@@ -104,6 +118,19 @@ class DraftToken:
     """The drafter's most probable tokens with their probability, for the trace."""
     span: int = -1
     """Id of the draft span that produced it."""
+    number: int = -1
+    """Its number in the run; -1 for one that no drafter made."""
+
+
+class Source(NamedTuple):
+    """Where the tokens of a draft were copied from."""
+
+    document: int
+    """Index of the reference document; -1 is the sequence itself (its prompt and its output)."""
+    start: int
+    """Index of the first copied token in it."""
+    match: int
+    """Tokens matched: those right before `start`, equal to the last ones of the prefix."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +140,8 @@ class Draft:
     tokens: tuple[DraftToken, ...] = ()
     lease: tuple[object, ...] = field(default=(), repr=False, compare=False)
     """Keeps the q rows alive."""
+    source: Source | None = None
+    """Where the tokens were copied from; None when they were not. Parts and sums of a draft have none."""
 
     @classmethod
     def empty(cls) -> Draft:

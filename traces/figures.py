@@ -51,7 +51,8 @@ FIGURES = (
     Figure("verify_seconds_per_100_tokens", "verify seconds / 100 tokens", "3"),
     Figure("target_waits", "target waits for drafter", "share"),
     Figure("drafter_waits", "drafter waits for target", "share"),
-    Figure("occupancy", "occupancy", "devices"),
+    Figure("occupancy", "occupancy, from spans", "devices"),
+    Figure("measured_occupancy", "occupancy, measured", "devices"),
     Figure("wasted_device_seconds", "wasted device seconds", "3"),
 )
 
@@ -77,10 +78,12 @@ def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, s
     Args:
         metrics: The run's figures.
         speedup: Over the baseline.
-        labels: How each device is called; others are left out of the occupancy.
+        labels: How each device is called; others are left out of the occupancies.
     """
     values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
-    values["occupancy"] = {label: metrics.occupancy.get(name) for name, label in labels.items()}
+    for key in ("occupancy", "measured_occupancy"):
+        shares = values[key]
+        values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
     if not metrics.draft_forwards:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
     return {f.key: _text(f.form, values[f.key]) for f in FIGURES}

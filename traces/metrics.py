@@ -65,7 +65,10 @@ DEFINITIONS: dict[str, str] = {
         "drafter_waits, target_waits: share in which that model's own devices idle while the other "
         "model works."
     ),
-    "occupancy": "Share of decoding in which each device works.",
+    "occupancy": "Share of decoding in which each device works, from the spans.",
+    "measured_occupancy": (
+        "Mean load of each device while decoding, as psutil or NVML measured it: of the whole device, whoever used it."
+    ),
     "wasted_device_seconds": (
         "Device seconds of cancelled forwards and of drafts of which no token was accepted."
     ),
@@ -116,6 +119,7 @@ class Metrics:
     c: float | None
     waiting: dict[str, float | None]
     occupancy: dict[str, float]
+    measured_occupancy: dict[str, float]
     wasted_device_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,8 +166,19 @@ def measure(trace: Trace) -> Metrics:
         c=_ratio(_median(verifies), _median(drafts)) or None,
         waiting={**waiting.overlap(trace), **_mutual(trace, end - start)},
         occupancy={name: row[0] for name, row in waiting.occupancy(trace, 1).items()},
+        measured_occupancy=measured_occupancy(trace),
         wasted_device_seconds=_seconds(waiting.wasted(trace)),
     )
+
+
+def measured_occupancy(trace: Trace) -> dict[str, float]:
+    """Return the mean of each device's measured samples in the decode window; devices without one are left out."""
+    start, end = waiting.decode_window(trace)
+    found: dict[str, list[float]] = {}
+    for sample in trace.occupancy:
+        if start <= sample.time <= end:
+            found.setdefault(sample.device, []).append(sample.busy)
+    return {name: fmean(shares) for name, shares in found.items()}
 
 
 def speedup(metrics: Metrics, baseline: Metrics) -> float | None:

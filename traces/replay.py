@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traces import waiting
+from traces.sources import copies
 from traces.tokens import decoding_clock, ghosts, working_devices
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ def state_at(trace: Trace, t: float) -> dict[str, Any]:
 
     Returns:
         `texts` (one per sequence), `tokens` committed, drafted tokens `lost` so far, the last round's `step`,
-        ids of the spans `running`, the number `ended`, and per device that takes part what it is `doing`:
-        a kind of span, `waits: <reason>`, or nothing (before decoding and after the end).
+        the `copies` that it judged (see `traces.sources.copies`), ids of the spans `running`, the number `ended`,
+        and per device that takes part what it is `doing`: a kind of span, `waits: <reason>`, or nothing (before
+        decoding and after the end).
     """
     clock = decoding_clock(trace)
+    step = max((r.step for r in trace.rounds if clock(r.time) <= t), default=0)
     commits = [c for c in trace.commits if clock(c.time) <= t]
     doing = {d.name: "" for d in working_devices(trace)}
     spans = sorted((s for s in trace.spans if s.device in doing), key=lambda s: s.id)
@@ -35,7 +38,8 @@ def state_at(trace: Trace, t: float) -> dict[str, Any]:
         ],
         "tokens": len(commits),
         "lost": sum(1 for g in ghosts(trace) if g["t"] <= t),
-        "step": max((r.step for r in trace.rounds if clock(r.time) <= t), default=0),
+        "step": step,
+        "copies": [c for c in copies(trace) if c["step"] == step],
         "running": [s.id for s in running],
         "ended": sum(1 for s in spans if clock(s.end) <= t),
         "doing": doing,

@@ -19,7 +19,7 @@ from engine.runtime import events
 
 APPLICATION_ID = 0x53505343
 """Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-REVISION = "0001"
+REVISION = "0003"
 """The newest revision in `migrations/versions`."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -207,6 +207,26 @@ class Token(_Row, table=True):
     time: int = _time()
 
 
+class Document(_Row, table=True):
+    """A reference document that drafts are copied from."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    document: int
+    tokens: tuple[int, ...] = _json()
+
+
+class Copied(_Row, table=True):
+    """Where a round's draft was copied from."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    step: int
+    sequence: int
+    document: int
+    start: int
+    match: int
+    length: int
+
+
 class Piece(_Row, table=True):
     """How a token id reads."""
 
@@ -223,6 +243,7 @@ class Occupancy(_Row, table=True):
     time: int = _time()
     busy: float
     memory: int = _time()
+    power: float | None
 
 
 def _table(model: type[SQLModel]) -> Table:
@@ -238,6 +259,8 @@ ROWS: dict[type[Any], Table] = {
     events.Round: _table(Round),
     events.Decision: _table(Decision),
     events.Commit: _table(Token),
+    events.Document: _table(Document),
+    events.Copied: _table(Copied),
     events.Occupancy: _table(Occupancy),
 }
 """The table of each kind of row; its columns are those of the event, after `run` and `number`."""

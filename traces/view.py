@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from engine.methods import METHODS
 from traces import metrics, waiting
 from traces.figures import figure_rows, figure_texts
+from traces.sources import copies, sources
 from traces.tokens import committed, decoding_clock, ghosts, span_fates, working_devices
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Span, Trace
+    from engine.runtime.events import Device, Header, Span, Trace
     from traces.metrics import Metrics
 
 MODEL = 1
 """Version of the document; the viewer refuses another one."""
+METERS = {"cpu": "psutil", "cuda": "NVML"}
+"""Who is asked for the load of a device of that kind."""
 
 
 def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> dict[
 
     Args:
         traces: The runs compared, in the order shown. Runs without a footer are still going on.
-        redact_prompt: Leave the prompts out.
+        redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were copied from either.
     """
     baseline = next((t for t in traces if not _drafts(t)), None)
     measured = [metrics.measure(t) for t in traces]
@@ -69,6 +73,9 @@ def _state(traces: Sequence[Trace]) -> str:
 
 def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
     tokens, lost, rounds = list(committed(trace)), list(ghosts(trace)), _rounds(trace)
+    copied = copies(trace)
+    if redact_prompt:
+        lost = _without_copies(lost, copied)
     clock = decoding_clock(trace)
     times = [clock(time) for s in trace.spans for time in (s.start, s.end)]
     times += [row["t"] for row in (*tokens, *lost, *rounds)]
@@ -84,7 +91,16 @@ def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
         "ghosts": lost,
         "pieces": _pieces(trace, [*tokens, *lost]),
         "rounds": rounds,
+        "copies": copied,
+        "sources": [] if redact_prompt else sources(trace),
     }
+
+
+def _without_copies(lost: Sequence[dict[str, Any]], copied: Sequence[dict[str, int]]) -> list[dict[str, Any]]:
+    """Blank the drafts of copying rounds that the text does not hold: they would tell the prompt."""
+    rounds = {(c["sequence"], c["step"]) for c in copied}
+    blank = {"id": None, "text": "▒"}
+    return [row | blank if (row["sequence"], row["step"]) in rounds else row for row in lost]
 
 
 def _heading(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
@@ -92,7 +108,7 @@ def _heading(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
     return {
         "id": header.run_id,
         "title": header.title,
-        "config": config_text(header.method, header.config),
+        "config": config_text(header.method, shown_config(header, redact_prompt)),
         "badge": header.clock,
         "virtual": header.virtual,
         "status": trace.status,
@@ -110,6 +126,15 @@ def _rounds(trace: Trace) -> list[dict[str, Any]]:
     return [{name: getattr(r, name) for name in keep} | {"t": clock(r.time)} for r in trace.rounds]
 
 
+def shown_config(header: Header, redact_prompt: bool) -> dict[str, Any]:
+    """Return a run's settings; redacted, without texts that a person wrote."""
+    known = METHODS[header.method].settings() if header.method in METHODS else ()
+    named = {s.name for s in known if not s.free_text}
+    return {
+        k: v for k, v in header.config.items() if not redact_prompt or k in named or not isinstance(v, str)
+    }
+
+
 def config_text(method: str, config: Mapping[str, Any]) -> str:
     """Return the settings worth a place in a heading: the draft length, and whatever is not at its default."""
     known = METHODS[method].settings() if method in METHODS else ()
@@ -119,7 +144,10 @@ def config_text(method: str, config: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    text = " ".join(str(value).split())
+    return text if len(text) <= 32 else text[:31].rstrip() + "…"
 
 
 def _drafts(trace: Trace) -> bool:
@@ -138,8 +166,10 @@ def _note(trace: Trace) -> str:
     if not trace.rounds:
         return "no drafts in this run: it ended before its first round"
     method = METHODS.get(trace.header.method)
-    if method and "drafter" not in method.uses:
+    if method and method.baseline:
         return "no drafts in this run: the method has no drafter, every token is one target forward"
+    if method and "drafter" not in method.uses:
+        return "no drafts in this run: the method found none to make, every round was a plain target forward"
     if not trace.header.drafter_path:
         return "no drafts in this run: speculation inactive because no drafter was given"
     return "no drafts in this run: speculation inactive because every round was a plain target forward"
@@ -170,12 +200,25 @@ def _tracks(trace: Trace) -> list[dict[str, Any]]:
                     "fate": [fates[s.id] for s in spans],
                 },
                 "waits": [[clock(w.start), clock(w.end), w.reason] for w in waits if w.device == device.name],
-                "samples": [
-                    [clock(o.time), o.busy, o.memory] for o in trace.occupancy if o.device == device.name
-                ],
+                "measured": _measured(trace, device),
             }
         )
     return tracks
+
+
+def _measured(trace: Trace, device: Device) -> dict[str, Any] | None:
+    """Return what the device said of itself: who asked it, its samples [ms, share, bytes, watts], and their sums."""
+    rows = [o for o in trace.occupancy if o.device == device.name]
+    if not rows:
+        return None
+    clock, powers = decoding_clock(trace), [o.power for o in rows if o.power is not None]
+    return {
+        "label": " ".join(["measured", *([f"({METERS[device.kind]})"] if device.kind in METERS else [])]),
+        "samples": [[clock(o.time), o.busy, o.memory, o.power] for o in rows],
+        "busy": metrics.measured_occupancy(trace).get(device.name),
+        "memory": max(o.memory for o in rows),
+        "power": fmean(powers) if powers else None,
+    }
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
@@ -199,7 +242,7 @@ def _headline(trace: Trace) -> list[dict[str, Any]]:
     start, end = waiting.decode_window(trace)
     if start == end:
         return []
-    drafts = _drafts(trace)
+    drafts = any(_by_drafter(s) for s in trace.spans)
     names = {
         "both": "both busy",
         "draft": "target waits for drafter",

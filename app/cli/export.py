@@ -17,9 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
     parser.add_argument("--format", choices=("jsonl", "csv", "perfetto"), default="jsonl", help="(jsonl)")
-    parser.add_argument(
-        "--table", choices=("tokens", "decisions", "spans"), default="tokens", help="which CSV (tokens)"
-    )
+    tables = ("tokens", "decisions", "copies", "spans")
+    parser.add_argument("--table", choices=tables, default="tokens", help="which CSV (tokens)")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="file to write (standard output)")
     common.add_database(parser)
     common.add_json(parser)

@@ -44,5 +44,6 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row['key']:16} {row['summary']}")
         for s in row["settings"]:
-            print(f"{'':18}{s['name']} = {s['default']}: {s['doc']}")
+            default = s["default"] if s["default"] != "" else '""'
+            print(f"{'':18}{s['name']} = {default}: {s['doc']}")
     return 0

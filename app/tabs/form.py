@@ -109,7 +109,7 @@ def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.C
         return gr.Number(
             value=setting.default, precision=0 if setting.type is int else None, label=label, **common
         )
-    return gr.Textbox(value=setting.default, label=label, **common)
+    return gr.Textbox(value=setting.default, lines=3, max_lines=8, label=label, **common)
 
 
 def label_of(setting: Setting) -> str:

@@ -28,6 +28,7 @@ const BANDS = {
 /** What happened to a token, as a sentence. */
 function story(run, row) {
   const p = probability(row.p);
+  const proposed = copyOf(run, row) ? "It was copied" : "The drafter proposed it";
   const q = probability(row.q);
   const tested = row.rule === "ratio" && row.chance !== null && row.chance !== undefined
     ? `The drafter drew it with q = ${q}; the target gives it p = ${p}. It is kept with probability min(1, p/q) = ${probability(row.chance)}`
@@ -36,13 +37,13 @@ function story(run, row) {
     case "accepted":
       if (tested) return `${tested}, and the draw u = ${probability(row.u)} fell below it.`;
       return run.greedy
-        ? "The drafter proposed it and it is the target's most probable token, so it is kept."
-        : "The drafter proposed it and the target's own draw at this place was the same token, so it is kept.";
+        ? `${proposed} and it is the target's most probable token, so it is kept.`
+        : `${proposed} and the target's own draw at this place was the same token, so it is kept.`;
     case "rejected":
       if (tested) return `${tested}, and the draw u = ${probability(row.u)} did not fall below it.`;
       return run.greedy
-        ? "The drafter proposed it, but another token is the target's most probable one here."
-        : "The drafter proposed it, but the target's own draw at this place was another token.";
+        ? `${proposed}, but another token is the target's most probable one here.`
+        : `${proposed}, but the target's own draw at this place was another token.`;
     case "discarded":
       return "It was drafted ahead, but a token before it did not stay or the text ended: thrown away without a test.";
     case "corrected":
@@ -92,10 +93,12 @@ function deviceOf(run, row) {
 
 function tokenCard(run, row) {
   const ghost = row.outcome === "rejected" || row.outcome === "discarded";
+  const copy = row.node >= 0 ? copyOf(run, row) : undefined;
   return [
     el("h4", {}, el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text)),
       el("span", { class: "ss-chip" }, OUTCOMES[row.outcome] ?? row.outcome)),
     el("p", {}, story(run, row)),
+    copy ? copyNote(run, copy, row) : null,
     gauge(row),
     facts([
       ["p", row.p === null ? "" : probability(row.p)],
@@ -119,11 +122,13 @@ function tokenCard(run, row) {
 function spanCard(run, { track, index }) {
   const spans = track.spans;
   const fate = spans.fate[index];
-  const tokens = [...linked(run, { span: spans.id[index] }).rows];
+  const { rows, copies } = linked(run, { span: spans.id[index] });
+  const tokens = [...rows];
   const lost = isLost(fate);
   return [
     el("h4", {}, swatch(spans.kind[index], lost), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
     FATES[fate] && spans.kind[index] === "draft" || fate === "cancelled" ? el("p", {}, FATES[fate]) : null,
+    ...copies.map((copy) => copyNote(run, copy)),
     facts([
       ["takes", ms(spans.end[index] - spans.start[index])],
       ["from", ms(spans.start[index])],

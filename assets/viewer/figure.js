@@ -18,7 +18,8 @@ function geometry(model) {
     if (drafted(run)) row("band", SIZE.band, SIZE.gap, { label: "overlap" });
     for (const track of run.tracks) {
       row("track", SIZE.lane * track.lanes, 3, { label: track.label, track });
-      row("strip", SIZE.strip, SIZE.gap, { label: "", track });
+      row("strip", SIZE.strip, track.measured ? 6 : SIZE.gap, { label: track.measured ? "from spans" : "", track });
+      if (track.measured) row("measured", SIZE.strip, SIZE.gap, { label: track.measured.label, track });
     }
     row("tokens", SIZE.tokens, 0, { label: "tokens" });
     const card = { run, rows, top, body: top + SIZE.head, bodyHeight: y, height: SIZE.head + y + SIZE.axis + SIZE.foot };
@@ -113,7 +114,18 @@ const DRAW = {
     return [
       { type: "scatter", mode: "lines", x: [low, high], y: [bottom, bottom], line: { width: 1, color: colours.line } },
       { type: "scatter", mode: "lines", x, y, fill: "toself", fillcolor: colours[`strip-${side}`], line: { width: 0 } },
-      ...sampled(row, bottom, colours),
+    ];
+  },
+
+  measured: (card, row, { from, to, colours }) => {
+    const bottom = row.y + row.height;
+    const steps = sampleSteps(row.track.measured.samples, from, to);
+    if (!steps.length) return [];
+    const x = [steps[0].start, ...steps.flatMap((s) => [s.start, s.end]), steps.at(-1).end];
+    const y = [bottom, ...steps.flatMap((s) => [bottom - s.share * row.height, bottom - s.share * row.height]), bottom];
+    return [
+      { type: "scatter", mode: "lines", x: [x[0], x.at(-1)], y: [bottom, bottom], line: { width: 1, color: colours.line } },
+      { type: "scatter", mode: "lines", x, y, fill: "toself", fillcolor: colours.line, line: { width: 1, color: colours.muted } },
     ];
   },
 
@@ -137,11 +149,11 @@ const MARKS = {
   bonus: ["circle-open", "bonus"],
 };
 
-/** A device's measured samples (NVML, psutil) as a dotted line over its strip. */
-function sampled(row, bottom, colours) {
-  if (!row.track.samples.length) return [];
-  return [{ type: "scatter", mode: "lines", x: row.track.samples.map((s) => s[0]),
-    y: row.track.samples.map((s) => bottom - s[1] * row.height), line: { width: 1, dash: "dot", color: colours.ink } }];
+/** Measured shares as steps inside a window: a sample tells of the time since the one before it. */
+function sampleSteps(samples, from, to) {
+  const usual = samples.length > 1 ? samples[1][0] - samples[0][0] : 0;
+  return samples.map(([t, share], i) => ({ start: Math.max(from, i ? samples[i - 1][0] : t - usual), end: Math.min(to, t), share }))
+    .filter((step) => step.end > step.start);
 }
 
 function waitTraces(row, { from, to, colours, pixel }) {

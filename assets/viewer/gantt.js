@@ -63,7 +63,7 @@ class Gantt {
     this.under.replaceChildren(...this.place.cards.flatMap((card) => [
       put(el("div", { class: "ss-card ss-gantt-card" }), card.top, card.height),
       put(el("div", { class: "ss-gantt-head" }, headOf(card.run)), card.top),
-      ...card.rows.filter((row) => row.label).map((row) => put(labelOf(card.run, row), card.body + row.y - 3, row.type === "track" ? row.height + SIZE.strip + 9 : row.height + 6)),
+      ...card.rows.filter((row) => row.label).map((row) => put(labelOf(card.run, row), card.body + row.y - 3, row.type === "track" && !row.track.measured ? row.height + SIZE.strip + 9 : row.height + 6)),
       put(el("div", { class: "ss-row-label ss-row-axis" }, "ms"), card.body + card.bodyHeight, SIZE.axis),
     ]));
     this.veils = this.place.cards.map((card) => put(el("div", { class: "ss-veil" }), card.body - 3, card.bodyHeight + 7));
@@ -213,9 +213,18 @@ class Gantt {
 }
 
 function labelOf(run, row) {
-  const share = row.track ? run.metrics.occupancy[row.track.device] : undefined;
+  if (row.type === "strip" || row.type === "measured") return stripLabel(run, row);
+  const share = row.track && !row.track.measured ? run.metrics.occupancy[row.track.device] : undefined;
   return el("div", { class: "ss-row-label", title: row.label }, el("span", {}, row.label),
     share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which it works" }, `${Math.round(100 * share)} % busy`));
+}
+
+/** Where the share in a strip comes from, where a device has both: its spans, or what it says of itself. */
+function stripLabel(run, row) {
+  const spans = row.type === "strip";
+  const share = spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy;
+  const title = spans ? "share of decoding in which it works" : "mean load of the whole device while decoding, whoever used it";
+  return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)} %`}`);
 }
 
 function headOf(run) {

@@ -27,11 +27,23 @@ function stateAt(run, t) {
     texts,
     tokens: tokens.length,
     lost: run.ghosts.filter((ghost) => ghost.t <= t).length,
-    step: run.rounds.reduce((last, r) => (r.t <= t ? Math.max(last, r.step) : last), 0),
+    step: stepAt(run, t),
+    copies: copiesAt(run, t),
     running: running.sort((a, b) => a - b),
     ended,
     doing,
   };
+}
+
+/** The last round at time t; 0 before the first. */
+function stepAt(run, t) {
+  return run.rounds.reduce((last, r) => (r.t <= t ? Math.max(last, r.step) : last), 0);
+}
+
+/** The copies that this round judged. */
+function copiesAt(run, t) {
+  const step = run.copies.length ? stepAt(run, t) : 0;
+  return run.copies.filter((copy) => copy.step === step);
 }
 
 /** The distinct times of all runs' `commits` or `rejections`, ascending. */
@@ -69,14 +81,43 @@ function findSpan(run, id) {
   return null;
 }
 
-/** What belongs together with a token, a ghost or a span: the spans and tokens to highlight. */
+/** The copy that a token's round judged, or undefined. */
+function copyOf(run, row) {
+  return run.copies.find((copy) => copy.sequence === row.sequence && copy.step === row.step);
+}
+
+/** The text that a copy was taken from, or undefined where it is left out. A sequence's holds its prompt alone. */
+function sourceOf(run, copy) {
+  return run.sources.find((source) => source.document === copy.document && (copy.document >= 0 || source.sequence === copy.sequence));
+}
+
+/**
+ * Where a copy stands in its source: [from, start) matched, [start, end) was copied. `exact` is the place of one of
+ * its drafted tokens, else -1: past the end of the sequence a copy goes on with what it has copied.
+ */
+function copiedPlaces(copy, row) {
+  const limit = copy.document < 0 ? copy.position : Infinity;
+  let exact = row?.node >= 0 ? copy.start + row.node : -1;
+  while (exact >= limit) exact -= limit - copy.start;
+  return { from: copy.start - copy.match, start: copy.start, end: Math.min(limit, copy.start + copy.length), exact };
+}
+
+/** The texts at [from, to) of what a copy was taken from: the source's own tokens, then the output's. */
+function sourceTexts(run, copy, from, to) {
+  const texts = sourceOf(run, copy)?.texts ?? [];
+  const output = new Map(copy.document < 0 ? run.tokens.filter((t) => t.sequence === copy.sequence).map((t) => [t.position, t.text]) : []);
+  return Array.from({ length: to - from }, (_, i) => texts[from + i] ?? output.get(from + i) ?? "").join("");
+}
+
+/** What belongs together with a token, a ghost or a span: the spans and tokens to highlight, and the copies they came with. */
 function linked(run, item) {
   const rows = item.span === undefined
     ? [item.token]
     : [...run.tokens, ...run.ghosts].filter((row) => row.draft === item.span || row.verify === item.span);
   const spans = new Set(rows.flatMap((row) => [row.draft, row.verify]).filter((id) => id >= 0));
   if (item.span !== undefined) spans.add(item.span);
-  return { rows: new Set(rows), spans };
+  const copies = [...new Set(rows.map((row) => copyOf(run, row)).filter(Boolean))];
+  return { rows: new Set(rows), spans, copies };
 }
 
 /** A track's spans that touch the window, apart by look: [{kind, lost, bars: [{start, end, lane}]}]. */

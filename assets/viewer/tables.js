@@ -47,16 +47,30 @@ function timelineTable(model) {
 
 function runTables(run) {
   const work = run.tracks.flatMap((track) => [...workOf(track), ...waitsOf(track)]);
-  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t)]);
+  const from = (r) => run.copies.filter((copy) => copy.step === r.step && copy.sequence === r.sequence)
+    .map((copy) => `${sourceName(run, copy)}, token ${copy.start + 1}`)[0] ?? "–";
+  const rounds = run.rounds.slice(0, MOST_ROUNDS)
+    .map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t), ...(run.copies.length ? [from(r)] : [])]);
+  const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : [])];
   const more = run.rounds.length - rounds.length;
   return [
     el("h4", {}, runName(run)),
     el("p", { class: "ss-headline" }, run.headline.map((part) => el("span", {}, `${part.label} ${part.percent} %`))),
     table(`Work and waiting per device, ${runName(run)}`, ["device", "what", "times", "total", "mean", "longest"], work),
+    loadTable(run),
     el("details", { class: "ss-fold" }, el("summary", {}, `${run.rounds.length} rounds`),
-      table(`Rounds, ${runName(run)}`, ["step", "mode", "drafted", "accepted", "emitted", "time"], rounds),
+      table(`Rounds, ${runName(run)}`, columns, rounds),
       more > 0 ? el("p", { class: "ss-hint" }, `The first ${MOST_ROUNDS} are shown; ${more} follow.`) : null),
   ];
+}
+
+/** What the devices said of themselves; nothing where none was asked. */
+function loadTable(run) {
+  const tracks = run.tracks.filter((track) => track.measured);
+  if (!tracks.length) return null;
+  return table(`Measured load per device, ${runName(run)}`, ["device", "source", "samples", "mean load", "most memory", "mean power"],
+    tracks.map(({ label, measured: m }) => [label, m.label, number(m.samples.length, 0), m.busy === null ? "–" : `${Math.round(100 * m.busy)} %`,
+      `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]));
 }
 
 function summary(label, what, lengths) {
@@ -97,5 +111,7 @@ function legend(model) {
     bands.has("both") ? item("band-both", "both busy") : null,
     outcomes.has("accepted") ? ink("accepted", "accepted draft") : null,
     outcomes.has("corrected") || outcomes.has("bonus") ? ink("bonus", "from the target") : null,
-    model.runs.some((run) => run.ghosts.length) ? ink("rejected", "rejected draft") : null);
+    model.runs.some((run) => run.ghosts.length) ? ink("rejected", "rejected draft") : null,
+    ...(model.runs.some((run) => run.copies.length)
+      ? [el("li", {}, el("span", { class: "ss-match" }, "matched"), el("span", { class: "ss-source" }, " and copied"))] : []));
 }

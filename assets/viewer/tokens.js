@@ -19,9 +19,10 @@ class Pane {
     this.speed = el("span", { class: "ss-num" });
     this.marks = el("div", { class: "ss-marks" });
     this.message = el("p", { class: "ss-message", hidden: true });
+    this.sources = new Sources();
     this.text = el("div", { class: "ss-text" });
     this.root = el("section", { class: "ss-card ss-pane" },
-      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.message, this.text);
+      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.message, this.sources.root, this.text);
     this.listen();
   }
 
@@ -72,6 +73,7 @@ class Pane {
     this.append(run.tokens.slice(this.nodes.size));
     run.tokens.forEach((token) => this.rows.set(this.nodes.get(token.index), token));
     this.haunt(run);
+    this.sources.update(run);
     this.label();
   }
 
@@ -133,13 +135,42 @@ class Pane {
     if (some && !this.text.querySelector('[tabindex="0"]')) this.nodes.get(0)?.setAttribute("tabindex", "0");
   }
 
-  /** Show the text at time t. */
-  at(t) {
+  /** Show the text at time t, and while it grows (not `over`) where the last round's draft was copied from. */
+  at(t, over) {
     for (const [node, row] of this.rows) node.classList.toggle("ss-future", row.t > t);
+    this.now = over ? [] : copiesAt(this.run, t);
+    if (!this.pointed) this.mark(this.now);
   }
 
-  highlight(rows) {
+  /** Light tokens up, and where these copies were taken from. */
+  highlight(rows, copies) {
+    this.pointed = true;
     for (const [node, row] of this.rows) node.classList.toggle("ss-lit", rows.has(row));
+    this.mark(copies, rows.size === 1 ? [...rows][0] : undefined);
+  }
+
+  /** Nothing is pointed at. */
+  rest() {
+    this.pointed = false;
+    for (const node of this.rows.keys()) node.classList.remove("ss-lit");
+    this.mark(this.now ?? []);
+  }
+
+  mark(copies, row) {
+    if (!copies.length && !this.marked?.length) return;
+    this.marked = copies;
+    this.sources.mark(copies, row);
+    const kinds = new Map();
+    for (const copy of copies.filter((c) => c.document < 0)) {
+      const { from, start, end, exact } = copiedPlaces(copy, row);
+      for (let i = from; i < end; i++) kinds.set(`${copy.sequence}:${i}`, i < start ? "match" : i === exact ? "exact" : "source");
+    }
+    for (const [node, { sequence, position, index }] of this.rows) {
+      const kind = index === undefined ? undefined : kinds.get(`${sequence}:${position}`);
+      node.classList.toggle("ss-match", kind === "match");
+      node.classList.toggle("ss-source", kind === "source" || kind === "exact");
+      node.classList.toggle("ss-exact", kind === "exact");
+    }
   }
 
   nodeOf(row) {

@@ -100,7 +100,8 @@ class Viewer {
   }
 
   seek(t) {
-    for (const pane of this.panes) pane.at(this.model.state === "live" ? Infinity : t);
+    const over = this.model.state === "ready" && t >= this.model.axis.max;
+    for (const pane of this.panes) pane.at(this.model.state === "live" ? Infinity : t, over);
     this.gantt.at(this.model.state === "live" ? Infinity : t);
     this.root.dataset.time = String(t);
   }
@@ -143,8 +144,11 @@ class Viewer {
   show(run, item, box, pinned) {
     this.shown = { run, item, box, pinned };
     if (pinned) this.pinned = this.shown;
-    const { rows, spans } = item.token || item.span !== undefined ? linked(run, item) : { rows: new Set(), spans: new Set() };
-    for (const pane of this.panes) pane.highlight(pane.run === run ? rows : new Set());
+    const { rows, spans, copies } = item.token || item.span !== undefined ? linked(run, item) : { rows: new Set(), spans: new Set(), copies: [] };
+    for (const pane of this.panes) {
+      if (pane.run === run) pane.highlight(rows, copies);
+      else pane.rest();
+    }
     this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })));
     this.card.show(this.content(run, item), box, pinned);
     if (item.token) this.describe(run, item.token);
@@ -167,7 +171,7 @@ class Viewer {
     this.shown = null;
     this.card.hide();
     this.gantt.highlight([]);
-    for (const pane of this.panes) pane.highlight(new Set());
+    for (const pane of this.panes) pane.rest();
   }
 
   release() {

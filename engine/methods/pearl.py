@@ -8,11 +8,10 @@ the prefix and not yet verified; empty means pre-verify mode.
 
 from __future__ import annotations
 
-from asyncio import TaskGroup
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.methods.registry import method, setting
+from engine.methods.registry import Situation, method, setting
 from engine.types import Draft
 
 if TYPE_CHECKING:
@@ -28,14 +27,19 @@ class Config:
         "Window size: tokens drafted in one go; 0 is round(c), the paper's best choice.",
         low=1,
         high=32,
-        auto="c",
+        auto="round(c)",
     )
     pre_verify: bool = setting(True, "Check the first token of a chunk while the chunk is drafted.")
     post_verify: bool = setting(True, "Go on drafting while a chunk is verified.")
     placement: str = setting("separate", "Where drafter and target live.", choices=("separate",))
 
 
-@method(title="PEARL", source="PEARL (ICLR 2025), algorithm 2", config=Config)
+def plan(cfg: Config, there: Situation) -> Config:
+    """Take round(c) for a gamma that is left open."""
+    return cfg if cfg.gamma else replace(cfg, gamma=min(32, max(1, round(there.c))))
+
+
+@method(title="PEARL", source="PEARL (ICLR 2025), algorithm 2", config=Config, plan=plan)
 async def decode(run: Run, cfg: Config) -> None:
     """Overlap drafting and verification until the run is done; with both strategies off it is `speculative`."""
     pending = Draft.empty()
@@ -47,10 +51,8 @@ async def decode(run: Run, cfg: Config) -> None:
             run.commit(await run.target.verify(run.x, pending))
             pending = Draft.empty()
             continue
-        async with TaskGroup() as both:
-            drafting = both.create_task(run.drafter.propose(run.x + pending, cfg.gamma))
-            scoring = both.create_task(run.target.score(run.x, pending))
-        ahead, scores = drafting.result(), scoring.result()
+        scores = run.target.score(run.x, pending)
+        ahead = await run.drafter.propose(run.x + pending, cfg.gamma)
         verdict = await scores.judge(pending + ahead[:1], bonus=False)
         run.commit(verdict)
         pending = ahead[1:] if verdict.all_accepted else Draft.empty()

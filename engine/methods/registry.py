@@ -5,13 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from engine.errors import UsageError
-from engine.types import check_range
+from engine.types import Layout, check_range
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
+
+
+class Situation(Protocol):
+    """What a method may know of where it will run, to choose what was left to it."""
+
+    @property
+    def c(self) -> float:
+        """T(target) / T(drafter), one row each."""
+        ...
+
+    def servers(self, drafters: int) -> int:
+        """Return how many target servers there is room for beside so many drafters."""
+        ...
+
 
 Decode = Callable[["Run", Any], Awaitable[None]]
 METHODS: dict[str, Method] = {}
@@ -32,9 +46,9 @@ def setting(
         default: Its value unless set.
         doc: One sentence in the words of the field.
         low: Smallest number allowed.
-        high: Largest number allowed.
+        high: Largest number allowed; for a text without choices, the most characters.
         choices: The texts allowed.
-        auto: What the value 0 stands for; `c` is round(T(target) / T(drafter)), one row each.
+        auto: What the value 0 stands for, in a word or two: the method's plan replaces it.
     """
     metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto}
     return dataclasses.field(default=default, metadata=metadata)
@@ -53,6 +67,11 @@ class Setting:
     choices: tuple[str, ...]
     auto: str
 
+    @property
+    def free_text(self) -> bool:
+        """Whether a person writes what they like."""
+        return self.type is str and not self.choices
+
     def parse(self, value: Any) -> Any:
         """Return the value in the field's type, checked.
 
@@ -62,9 +81,23 @@ class Setting:
         value = self._convert(value)
         if self.choices and value not in self.choices:
             raise UsageError(f"{self.name} is {value!r}; choose one of {', '.join(self.choices)}")
+        if self.free_text:
+            self._check_text(value)
         if self.low is not None and not (self.auto and value == 0):
             check_range(self.name, value, self.low, self.high)
         return value
+
+    def _check_text(self, text: str) -> None:
+        if self.high is not None and len(text) > self.high:
+            raise UsageError(
+                f"{self.name} has {len(text):,} characters; it must have at most {self.high:,}; shorten it"
+            )
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as e:
+            raise UsageError(
+                f"character {e.start} of {self.name}, {text[e.start]!r}, is not valid Unicode; remove it"
+            ) from None
 
     def _convert(self, value: Any) -> Any:
         wrong = UsageError(f"{self.name} is {value!r}; it must be of type {self.type.__name__}")
@@ -77,6 +110,10 @@ class Setting:
             return named[str(value).lower()]
         if isinstance(value, bool):
             raise wrong
+        if self.type is str:
+            if not isinstance(value, str):
+                raise wrong
+            return value
         try:
             number = self.type(value)
         except (TypeError, ValueError):
@@ -102,6 +139,12 @@ class Method:
     """Whether speed-ups are taken over it."""
     Config: type
     decode: Decode
+    layout: Callable[[Any], Layout]
+    """From a Config to the workers it runs on."""
+    batched: bool
+    """Whether one run decodes several prompts at once."""
+    plan: Callable[[Any, Situation], Any]
+    """Replaces what a Config leaves open."""
 
     def settings(self) -> tuple[Setting, ...]:
         """The fields of its Config, in order."""
@@ -133,8 +176,16 @@ def method(
     uses: tuple[str, ...] = ("target", "drafter"),
     lossless: bool = True,
     baseline: bool = False,
+    batched: bool = False,
+    layout: Callable[[Any], Layout] | None = None,
+    plan: Callable[[Any, Situation], Any] | None = None,
 ) -> Callable[[Decode], Decode]:
-    """Register the coroutine below under its file's name; a file holds exactly one."""
+    """Register the coroutine below under its file's name; a file holds exactly one.
+
+    `layout` is what it runs on, given its Config; without one, a device for each model it uses. `plan` completes a
+    Config whose settings have an `auto` value.
+    """
+    one_each = Layout(drafters=int("drafter" in uses))
 
     def register(decode: Decode) -> Decode:
         import sys
@@ -143,7 +194,20 @@ def method(
         if key in METHODS:
             raise ValueError(f"{key}.py registers two methods: {METHODS[key].title!r} and {title!r}")
         summary = (sys.modules[decode.__module__].__doc__ or "").strip().splitlines()[0]
-        METHODS[key] = Method(key, title, source, summary, lossless, uses, baseline, config, decode)
+        METHODS[key] = Method(
+            key,
+            title,
+            source,
+            summary,
+            lossless,
+            uses,
+            baseline,
+            config,
+            decode,
+            layout or (lambda _: one_each),
+            batched,
+            plan or (lambda cfg, _: cfg),
+        )
         return decode
 
     return register

@@ -103,6 +103,10 @@ class Pair:
             return self.encode_chat([{"role": "user", "content": text}])
         return self._ids(_checked(text), split_special_tokens=True, add_special_tokens=True)
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text in the middle of others: no special tokens, also where it is written like one."""
+        return tuple(self._ids(text, split_special_tokens=True, add_special_tokens=False))
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the prompt ids of chat messages, each with `role` and `content`, up to where the answer begins.
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import IO, Any, ClassVar, Literal, TypeAlias, get_args
 
-SCHEMA = 1
-"""Version of this format; readers refuse a newer one."""
+SCHEMA = 2
+"""Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied` and
+the power of `occupancy`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
@@ -166,6 +167,34 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Document:
+    """A reference document that drafts are copied from, sent before the first copy."""
+
+    tag: ClassVar[str] = "document"
+    document: int
+    """Its index, from 0."""
+    tokens: tuple[int, ...]
+    """Its token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Where a round's draft was copied from, when it was a copy."""
+
+    tag: ClassVar[str] = "copied"
+    step: int
+    sequence: int
+    document: int
+    """Index of the reference document; -1 is the sequence itself, prompt and output."""
+    start: int
+    """Index of the first copied token in it."""
+    match: int
+    """Tokens matched: those right before `start`, equal to the last ones of the prefix."""
+    length: int
+    """Tokens copied: all that the round judged."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """How a token id reads, sent once before its first use in a run."""
 
@@ -182,9 +211,11 @@ class Occupancy:
     device: str
     time: int
     busy: float
-    """0 to 1."""
+    """0 to 1: of the device, whoever keeps it busy."""
     memory: int
-    """Bytes."""
+    """Bytes: resident memory of the worker on a CPU, in use on the whole card on a GPU."""
+    power: float | None = None
+    """Watts, where the device says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +232,7 @@ class Footer:
     error: str = ""
 
 
-Row: TypeAlias = Span | Round | Decision | Commit | Piece | Occupancy
+Row: TypeAlias = Span | Round | Decision | Commit | Document | Copied | Piece | Occupancy
 Event: TypeAlias = Header | Row | Footer
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
 
@@ -215,6 +246,8 @@ class Trace:
     rounds: list[Round] = field(default_factory=list[Round])
     decisions: list[Decision] = field(default_factory=list[Decision])
     commits: list[Commit] = field(default_factory=list[Commit])
+    documents: list[Document] = field(default_factory=list[Document])
+    copies: list[Copied] = field(default_factory=list[Copied])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     footer: Footer | None = None
@@ -230,6 +263,10 @@ class Trace:
                 self.decisions.append(event)
             case Commit():
                 self.commits.append(event)
+            case Document():
+                self.documents.append(event)
+            case Copied():
+                self.copies.append(event)
             case Piece():
                 self.pieces[event.token] = event.text
             case Occupancy():
@@ -252,12 +289,14 @@ class Trace:
         return trace
 
     def rows(self) -> Iterator[Row]:
-        """All rows by kind: pieces, spans, rounds, decisions, commits, occupancy."""
+        """All rows by kind: pieces, spans, rounds, decisions, commits, documents, copies, occupancy."""
         yield from (Piece(t, s) for t, s in self.pieces.items())
         yield from self.spans
         yield from self.rounds
         yield from self.decisions
         yield from self.commits
+        yield from self.documents
+        yield from self.copies
         yield from self.occupancy
 
     def events(self) -> Iterator[Event]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,21 +15,27 @@ import torch
 
 from engine.accept import judge
 from engine.draws import Draws, Key, facts, propose_token, warp
-from engine.model.slots import LanguageModel, Rows, Slots
+from engine.model.slots import Rows
+from engine.runtime.forwards import NO_DRAFT, Forwards
 from engine.runtime.jobs import (
     Begin,
+    Connect,
     Drop,
+    Facts,
     Job,
     Judge,
+    Load,
     Measure,
     Prefill,
     Propose,
     Proposed,
     Reply,
+    Retire,
     Score,
     Stamp,
     Tokens,
 )
+from engine.runtime.slab import attach
 from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
 
 
@@ -42,32 +48,37 @@ class Host:
     """Models, their KV slots, and the scores kept for judging.
 
     Args:
-        models: By name, `target` or `drafter`.
-        slabs: Rows of q by slab name, (R, V) float32; the own one is written, all are read.
+        own: Name of the worker; its slab of q is written, all others are only read.
     """
 
-    def __init__(
-        self, models: Mapping[str, LanguageModel], slabs: Mapping[str, np.ndarray], own: str
-    ) -> None:
-        self.models = dict(models)
-        self._slabs = dict(slabs)
+    def __init__(self, own: str) -> None:
+        self.forwards = Forwards()
         self._own = own
-        self._caches: dict[str, Slots] = {}
-        self._room = (0, 0)
+        self._slabs: dict[str, np.ndarray] = {}
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
         self._sampling = Sampling()
         self._vocab_size = 0
 
     def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
-        """Take the slabs of all drafting workers."""
+        """Take the slabs of all drafting workers: rows of q, (R, V) float32, by the worker's name."""
         self._slabs = dict(slabs)
+
+    def scored(self, job: Job) -> bool:
+        """Whether the job can be done now: what it judges has been scored."""
+        return not isinstance(job, Judge | Tokens) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
         """Execute one job; `stopped` is asked between forwards."""
         stamps: list[Stamp] = []
         match job:
+            case Load():
+                value = self._load(job)
+            case Connect():
+                value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
             case Begin():
                 value = self._begin(job)
+            case Retire():
+                value = self.forwards.retire(job.sequence)
             case Prefill():
                 value = self._prefill(job, stamps)
             case Propose():
@@ -75,7 +86,8 @@ class Host:
             case Score():
                 value = self._score(job, stamps)
             case Judge():
-                value = self._judge(job, stamps)
+                logits, prefix = self._scores[job.scores]
+                value = self._judge([job], [logits], [prefix], stamps)[0]
             case Tokens():
                 value = self._tokens(job)
             case Drop():
@@ -84,80 +96,66 @@ class Host:
                 value = self._measure(job)
         return Reply(value, tuple(stamps))
 
+    def _load(self, job: Load) -> Facts:
+        models = self.forwards.models
+        if job.model not in models:
+            models[job.model] = job.loader()
+        return Facts(models[job.model].vocab_size, models[job.model].context)
+
     def _begin(self, job: Begin) -> None:
         self._sampling = job.sampling
         self._vocab_size = job.vocab_size
         self._scores.clear()
-        if job.sequences > self._room[0] or job.capacity > self._room[1]:
-            self._room = (max(job.sequences, self._room[0]), max(job.capacity, self._room[1]))
-            self._caches = {name: m.new_cache(*self._room) for name, m in self.models.items()}
-        for cache in self._caches.values():
-            for slot in range(job.sequences):
-                cache.reset(slot)
+        self.forwards.begin(job.slots, job.capacity)
 
-    def _extend(
-        self,
-        name: str,
-        prefix: Prefix,
-        draft: tuple[tuple[int, ...], tuple[int, ...]],
-        stamps: list[Stamp],
-        kind: str,
-        *,
-        logits: bool = True,
-    ) -> torch.Tensor:
-        """Forward what is not cached of prefix + draft; return logits from the prefix's last row on, (1 + N, V)."""
-        model, cache, slot = self.models[name], self._caches[name], prefix.sequence
-        start = time.perf_counter_ns()
-        length = len(prefix)
-        path = cache.match(slot, prefix.tokens, length - 1 if logits else length)
-        cache.keep(slot, path)
-        kept = len(path)
-        ids, parents = draft
-        tokens = np.concatenate([prefix.tokens[kept:], np.asarray(ids, dtype=np.int64)])
-        after = np.arange(kept - 1, length - 1, dtype=np.int64)
-        tree = np.asarray(parents, dtype=np.int64) + length
-        rows = Rows.of(slot, tokens, np.concatenate([after, tree]))
-        want = np.arange(length - 1 - kept, len(tokens)) if logits else np.empty(0, dtype=np.int64)
-        out = model.forward(cache, rows, want).logits
-        if out.is_cuda:
-            torch.cuda.current_stream(out.device).synchronize()
-        stamps.append(Stamp(kind, start, time.perf_counter_ns(), len(tokens), kept))
-        return out
+    def _draws(self, sequence: int) -> Draws:
+        """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
+        return Draws(self._sampling.seed + sequence, 0)
 
     def _prefill(self, job: Prefill, stamps: list[Stamp]) -> None:
-        prefix = Prefix(job.prefix.sequence, job.prefix.tokens[:-1])
-        if len(prefix):
-            self._extend(job.model, prefix, ((), ()), stamps, "prefill", logits=False)
+        prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
+        if prefixes:
+            drafts = [NO_DRAFT] * len(prefixes)
+            self.forwards.extend(job.model, prefixes, drafts, stamps, "prefill", logits=False)
 
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
-    ) -> tuple[Proposed, ...]:
-        draws = Draws(self._sampling.seed, job.prefix.sequence)
+    ) -> tuple[tuple[Proposed, ...], ...]:
         sampled = job.sampled and not self._sampling.greedy
-        prefix, ids, logits = job.prefix, list[int](), list[torch.Tensor]()
-        for i in range(job.n):
+        prefixes = list(job.prefixes)
+        draws = [self._draws(p.sequence) for p in prefixes]
+        ids: list[list[int]] = [[] for _ in prefixes]
+        logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
+        for step in range(max(job.counts, default=0)):
             if stopped():
                 break
-            row = self._extend(job.model, prefix, ((), ()), stamps, "draft")[0, : self._vocab_size]
-            token, q = propose_token(
-                row, position=len(prefix), sampling=self._sampling, draws=draws, sampled=sampled
-            )
-            if q is not None:
-                self._write(job.rows[i], q)
-            ids.append(token)
-            logits.append(row)
-            prefix = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
+            active = [i for i, count in enumerate(job.counts) if count > step]
+            drafts = [NO_DRAFT] * len(active)
+            out = self.forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
+            for i, rows in zip(active, out, strict=True):
+                row, prefix = rows[0, : self._vocab_size], prefixes[i]
+                token, q = propose_token(
+                    row, position=len(prefix), sampling=self._sampling, draws=draws[i], sampled=sampled
+                )
+                if q is not None:
+                    self._write(job.rows[i][step], q)
+                ids[i].append(token)
+                logits[i].append(row)
+                prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
+        return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
+
+    def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
         if not ids:
             return ()
         probabilities, tops = facts(torch.stack(logits), ids, self._sampling, sampled)
         return tuple(Proposed(*row) for row in zip(ids, probabilities, tops, strict=True))
 
-    def _score(self, job: Score, stamps: list[Stamp]) -> Verdict | None:
-        logits = self._extend(job.model, job.prefix, (job.ids, job.parents), stamps, "verify")
-        if job.judge is not None:
-            return self._decide(job.judge, logits, job.prefix, stamps)
-        self._scores[job.scores] = (logits, job.prefix)
-        return None
+    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | None:
+        logits = self.forwards.extend(job.model, job.prefixes, job.drafts, stamps, "verify")
+        if not job.judges:
+            self._scores[job.scores] = (logits[0], job.prefixes[0])
+            return None
+        return self._judge(job.judges, logits, job.prefixes, stamps)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._own][row]
@@ -167,11 +165,21 @@ class Host:
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
         return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
 
-    def _judge(self, job: Judge, stamps: list[Stamp]) -> Verdict:
-        return self._decide(job, *self._scores[job.scores], stamps)
-
-    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, stamps: list[Stamp]) -> Verdict:
+    def _judge(
+        self,
+        jobs: Sequence[Judge],
+        logits: Sequence[torch.Tensor],
+        prefixes: Sequence[Prefix],
+        stamps: list[Stamp],
+    ) -> tuple[Verdict, ...]:
         start = time.perf_counter_ns()
+        each = zip(jobs, logits, prefixes, strict=True)
+        verdicts = tuple(self._decide(job, rows, prefix) for job, rows, prefix in each)
+        judged = sum(len(job.draft) for job in jobs)
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
+        return verdicts
+
+    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix) -> Verdict:
         verdict = judge(
             logits[job.skip :],
             job.draft,
@@ -179,10 +187,9 @@ class Host:
             sequence=prefix.sequence,
             position=len(prefix) + job.skip,
             sampling=self._sampling,
-            draws=Draws(self._sampling.seed, prefix.sequence),
+            draws=self._draws(prefix.sequence),
             bonus=job.bonus,
         )
-        stamps.append(Stamp("sample", start, time.perf_counter_ns(), len(job.draft), 0))
         return replace(verdict, draft=Draft.empty())
 
     def _tokens(self, job: Tokens) -> tuple[int, ...]:
@@ -190,24 +197,23 @@ class Host:
         picked = logits[list(job.rows)]
         if self._sampling.greedy:
             return tuple(picked.argmax(-1).tolist())
-        draws = Draws(self._sampling.seed, prefix.sequence)
+        draws = self._draws(prefix.sequence)
         return tuple(
             draws.choose(Key(len(prefix) + row, "target"), p)
             for row, p in zip(job.rows, warp(picked, self._sampling), strict=True)
         )
 
     def _measure(self, job: Measure) -> float:
-        model = self.models[job.model]
-        cache = model.new_cache(1, job.context + 2)
-        model.forward(
-            cache, Rows.chain(0, np.ones(job.context, dtype=np.int64), 0), np.empty(0, dtype=np.int64)
-        )
-        path, times = np.arange(job.context), list[float]()
+        model = self.forwards.models[job.model]
+        context = min(job.context, model.context - 2)
+        cache = model.new_cache(1, context + 2)
+        model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
+        path, times = np.arange(context), list[float]()
         for _ in range(job.repeats):
             start = time.perf_counter()
             cache.keep(0, path)
             out = model.forward(
-                cache, Rows.chain(0, np.ones(1, dtype=np.int64), job.context), np.zeros(1, np.int64)
+                cache, Rows.chain(0, np.ones(1, dtype=np.int64), context), np.zeros(1, np.int64)
             )
             out.logits.argmax().item()
             times.append(time.perf_counter() - start)

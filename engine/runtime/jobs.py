@@ -6,10 +6,29 @@ They have no slots: a frozen class with slots takes several times as long to pic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from engine.model.slots import LanguageModel
 from engine.types import Draft, Prefix, Sampling
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load a model, unless it is there already. Value: its `Facts`."""
+
+    model: str
+    loader: Callable[[], LanguageModel]
+    """Must pickle for worker processes."""
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Map the slabs of all drafting workers."""
+
+    slabs: tuple[tuple[str, str, tuple[int, int]], ...]
+    """Name, path and shape of each."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +36,8 @@ class Begin:
     """Start a run: empty KV slots, these sampling parameters."""
 
     sampling: Sampling
-    sequences: int
+    slots: int
+    """Sequences decoded at once."""
     capacity: int
     """KV rows per slot."""
     vocab_size: int
@@ -25,40 +45,47 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Retire:
+    """A sequence ended: its KV slot is free."""
+
+    sequence: int
+
+
+@dataclass(frozen=True)
 class Prefill:
-    """Cache the rows of a prefix, without its last token; no logits."""
+    """Cache the rows of prefixes, without their last tokens; no logits."""
 
     model: str
-    prefix: Prefix
+    prefixes: tuple[Prefix, ...]
 
 
 @dataclass(frozen=True)
 class Propose:
-    """Draft n tokens after the prefix, one forward each. Value: tuple of `Proposed`."""
+    """Draft n tokens after each prefix, one forward for each position. Value: a tuple of `Proposed` per prefix."""
 
     model: str
-    prefix: Prefix
-    n: int
+    prefixes: tuple[Prefix, ...]
+    counts: tuple[int, ...]
+    """How many for each prefix."""
     sampled: bool
-    rows: tuple[int, ...]
-    """Slab rows to write q to; empty for greedy drafts."""
+    rows: tuple[tuple[int, ...], ...]
+    """Slab rows to write q to, per prefix; empty for greedy drafts."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One forward over the draft. The logits stay on the worker under `scores`, or are judged at once and forgotten.
+    """One forward over the drafts. The logits stay on the worker under `scores`, or are judged at once and forgotten.
 
-    Value: None, or the Verdict, without its draft.
+    Value: None, or the Verdicts, without their drafts.
     """
 
     model: str
-    prefix: Prefix
-    ids: tuple[int, ...]
-    parents: tuple[int, ...]
-    """Of each draft token, as indices into the draft; -1 for the prefix's last token."""
+    prefixes: tuple[Prefix, ...]
+    drafts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Ids and parents of each draft; parents are indices into it, -1 for the prefix's last token."""
     scores: int
-    judge: Judge | None = None
-    """Judge at once: one round trip less."""
+    judges: tuple[Judge, ...] = ()
+    """Judge at once, one for each prefix: one round trip less."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +122,16 @@ class Measure:
     repeats: int
 
 
-Job: TypeAlias = Begin | Prefill | Propose | Score | Judge | Tokens | Drop | Measure
-CONTROL = (Begin, Judge, Tokens, Drop)
-"""Jobs answered at once, never queued behind a forward."""
+Job: TypeAlias = Load | Connect | Begin | Retire | Prefill | Propose | Score | Judge | Tokens | Drop | Measure
+CONTROL = (Begin, Retire, Judge, Tokens, Drop)
+"""Jobs answered at once, never queued behind another run's or round's forward."""
+
+
+class Facts(NamedTuple):
+    """What a worker tells of a model once it is loaded."""
+
+    vocab_size: int
+    context: int
 
 
 class Proposed(NamedTuple):
@@ -116,6 +150,8 @@ class Stamp(NamedTuple):
     end: int
     rows: int
     context: int
+    lane: int = 0
+    """Which of the worker's devices did it."""
 
 
 class Reply(NamedTuple):

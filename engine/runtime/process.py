@@ -15,19 +15,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelError, SpecScopeError, WorkerDied
+from engine.errors import WorkerDied
 from engine.runtime.events import Device
-from engine.runtime.jobs import Drop, Job, Reply
-from engine.runtime.slab import Slab
-from engine.runtime.worker import Facts, Loaders, Ticket
+from engine.runtime.jobs import Connect, Drop, Job, Load, Reply
+from engine.runtime.worker import Ticket
 from engine.types import Prefix
 
 
@@ -35,8 +35,8 @@ from engine.types import Prefix
 class Setup:
     """What a worker process needs to know first."""
 
+    name: str
     device: Device
-    loaders: Loaders
     threads: int
     core: int | None
     """CPU core to stay on; None leaves it to the system."""
@@ -49,35 +49,48 @@ class Wire:
         self._known: dict[tuple[str, int], np.ndarray] = {}
 
     def pack(self, job: Any) -> Any:
-        """Return the job with its prefix as (sequence, kept, new ids)."""
-        prefix = getattr(job, "prefix", None)
-        if prefix is None:
-            return job
-        known = self._known.get((job.model, prefix.sequence), np.empty(0, dtype=np.int64))
-        n = min(len(known), len(prefix))
-        differs = np.flatnonzero(known[:n] != prefix.tokens[:n])
-        kept = int(differs[0]) if differs.size else n
-        self._known[job.model, prefix.sequence] = prefix.tokens
-        return replace(job, prefix=(prefix.sequence, kept, prefix.tokens[kept:].tobytes()))
+        """Return the job with each prefix as (sequence, kept, new ids)."""
+        prefixes = getattr(job, "prefixes", None)
+        return (
+            job
+            if prefixes is None
+            else replace(job, prefixes=tuple(map(partial(self._pack, job.model), prefixes)))
+        )
 
     def unpack(self, job: Any) -> Any:
         """Undo `pack`."""
-        packed = getattr(job, "prefix", None)
-        if packed is None:
-            return job
+        packed = getattr(job, "prefixes", None)
+        return (
+            job
+            if packed is None
+            else replace(job, prefixes=tuple(map(partial(self._unpack, job.model), packed)))
+        )
+
+    def _pack(self, model: str, prefix: Prefix) -> tuple[int, int, bytes]:
+        known = self._known.get((model, prefix.sequence), _NOTHING)
+        n = min(len(known), len(prefix))
+        differs = np.flatnonzero(known[:n] != prefix.tokens[:n])
+        kept = int(differs[0]) if differs.size else n
+        self._known[model, prefix.sequence] = prefix.tokens
+        return prefix.sequence, kept, prefix.tokens[kept:].tobytes()
+
+    def _unpack(self, model: str, packed: tuple[int, int, bytes]) -> Prefix:
         sequence, kept, new = packed
-        known = self._known.get((job.model, sequence), np.empty(0, dtype=np.int64))
+        known = self._known.get((model, sequence), _NOTHING)
         tokens = np.concatenate([known[:kept], np.frombuffer(new, dtype=np.int64)])
-        self._known[job.model, sequence] = tokens
-        return replace(job, prefix=Prefix(sequence, tokens))
+        self._known[model, sequence] = tokens
+        return Prefix(sequence, tokens)
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
 class ProcessWorker:
     """A device served by a process of its own."""
 
     def __init__(self, setup: Setup) -> None:
-        self.device = setup.device
-        self.facts: Mapping[str, Facts] = {}
+        self.name = setup.name
+        self.devices = (setup.device,)
         here, there = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -101,30 +114,20 @@ class ProcessWorker:
         """Process id of the worker."""
         return self._process.pid
 
-    def ready(self) -> None:
-        """Wait until its models are loaded.
+    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+        """Start a job outside of runs and return how to wait for it."""
+        self._next += 1
+        self._send((self._next, job))
+        return self._receive
 
-        Raises:
-            ModelError: They could not be.
-            WorkerDied: The process ended.
-        """
+    def _receive(self) -> Reply:
         try:
-            answer = pickle.loads(self._connection.recv_bytes())
+            _, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._death() from None
-        if isinstance(answer, BaseException):
-            self.close()
-            raise (
-                answer
-                if isinstance(answer, SpecScopeError)
-                else ModelError(f"{type(answer).__name__}: {answer}")
-            )
-        self.facts = answer
-
-    def connect(self, slabs: list[Slab]) -> None:
-        """Let it map the slabs of all drafting workers."""
-        self._send([(s.name, s.path, s.shape) for s in slabs])
-        self.ready()
+        if isinstance(value, BaseException):
+            raise value
+        return value
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this event loop from now on."""
@@ -194,5 +197,5 @@ class ProcessWorker:
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
         return WorkerDied(
-            f"the worker on {self.device.label} (process {self._process.pid}) {how}; start the run again"
+            f"the worker on {self.devices[0].label} (process {self._process.pid}) {how}; start the run again"
         )

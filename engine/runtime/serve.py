@@ -19,8 +19,6 @@ from engine.errors import SpecScopeError
 from engine.runtime.host import Host
 from engine.runtime.jobs import CONTROL, Drop
 from engine.runtime.process import Setup, Wire
-from engine.runtime.slab import attach
-from engine.runtime.worker import Facts
 
 
 class _Server:
@@ -43,13 +41,8 @@ class _Server:
             os.sched_setaffinity(0, {setup.core})
         torch.set_num_threads(setup.threads)
         if setup.device.kind == "cuda":
-            torch.cuda.set_device(setup.device.name)
-        models = {name: make() for name, make in setup.loaders.items()}
-        self.send({name: Facts(m.vocab_size, m.context) for name, m in models.items()})
-        slabs = {name: attach(path, shape) for name, path, shape in self.receive()}
-        host = Host(models, slabs, setup.device.name)
-        self.send({name: Facts(m.vocab_size, m.context) for name, m in models.items()})
-        return host
+            torch.cuda.set_device(setup.device.name.split("/")[0])
+        return Host(setup.name)
 
     def answer(self, host: Host, number: int, job: Any) -> None:
         try:
@@ -68,11 +61,7 @@ class _Server:
             self.answer(host, *item)
 
     def serve(self) -> None:
-        try:
-            host = self.prepare()
-        except Exception as error:  # noqa: BLE001 - told to whoever opened the cluster
-            self.send(error)
-            return
+        host = self.prepare()
         worker = threading.Thread(target=self.forward, args=(host,), daemon=True)
         worker.start()
         wire = Wire()
@@ -81,9 +70,9 @@ class _Server:
                 number, job = self.receive()
                 if job is None:
                     self._stopped.add(number)
-                elif isinstance(job, CONTROL):
+                elif isinstance(job, CONTROL) and host.scored(job):
                     self.answer(host, number, job)
-                else:
+                else:  # a judge that comes early waits behind the forward that scores
                     self._forwards.put((number, wire.unpack(job)))
 
 

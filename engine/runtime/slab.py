@@ -1,7 +1,7 @@
 """Rows of q that cross workers: one slab of (R, V) float32 per drafting worker, handed out by the run's side.
 
 The run leases row numbers before it asks for a draft and frees them when the last Draft that holds them is gone, so
-no message is needed. Between processes the slab is a mapped file in memory; pages exist only once used.
+no message is needed. The slab is a mapped file in memory; pages exist only once used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.errors import SpecScopeError
 
-ROWS = 256
+ROWS = 1024
 
 
 class Lease:
@@ -34,18 +34,14 @@ class Lease:
 class Slab:
     """The run's side: owns the rows of one drafting worker."""
 
-    def __init__(self, name: str, vocab_size: int, *, shared: bool) -> None:
+    def __init__(self, name: str, vocab_size: int) -> None:
         self.name = name
         self.shape = (ROWS, vocab_size)
         self._free = list(range(ROWS))[::-1]
-        self.path = ""
-        if shared:
-            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            handle, self.path = tempfile.mkstemp(prefix="specscope-", suffix=".q", dir=folder)
-            os.close(handle)
-            self.array: np.ndarray = np.memmap(self.path, dtype=np.float32, mode="w+", shape=self.shape)
-        else:
-            self.array = np.empty(self.shape, dtype=np.float32)
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        handle, self.path = tempfile.mkstemp(prefix="specscope-", suffix=".q", dir=folder)
+        os.truncate(handle, ROWS * vocab_size * 4)
+        os.close(handle)
 
     def lease(self, n: int) -> Lease:
         """Take n rows.
@@ -63,9 +59,7 @@ class Slab:
 
     def unlink(self) -> None:
         """Remove the file's name: it lives on while somebody maps it, and nothing is left behind after a crash."""
-        if self.path:
-            Path(self.path).unlink(missing_ok=True)
-            self.path = ""
+        Path(self.path).unlink(missing_ok=True)
 
 
 def attach(path: str, shape: tuple[int, int]) -> np.ndarray:

@@ -5,36 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.runtime.events import Device
 from engine.runtime.host import Host
-from engine.runtime.jobs import CONTROL, Job, Reply
-from engine.runtime.worker import Facts, Loaders, Ticket
+from engine.runtime.jobs import CONTROL, Connect, Job, Load, Reply
+from engine.runtime.worker import Ticket
 
 
 class ThreadWorker:
     """A device served by a thread of this process."""
 
-    def __init__(self, device: Device, loaders: Loaders, threads: int = 1) -> None:
-        self.device = device
-        models = {name: make() for name, make in loaders.items()}
-        self.facts: Mapping[str, Facts] = {name: Facts(m.vocab_size, m.context) for name, m in models.items()}
-        self._host = Host(models, {}, device.name)
+    def __init__(self, name: str, device: Device, threads: int = 1) -> None:
+        self.name = name
+        self.devices = (device,)
+        self._host = Host(name)
         self._threads = threads
         self._jobs: SimpleQueue[tuple[Job, asyncio.Future[Reply], threading.Event] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._serve, name=f"specscope {device.name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"specscope {name}", daemon=True)
         self._thread.start()
 
-    def connect(self, slabs: dict[str, np.ndarray]) -> None:
-        """Give it the slabs of all drafting workers."""
-        self._host.connect(slabs)
+    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+        """Do a job outside of runs, here and now."""
+        reply = self._host.handle(job)
+        return lambda: reply
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this event loop from now on."""
@@ -45,11 +44,11 @@ class ThreadWorker:
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job; control jobs are answered here and now."""
+        """Start a job; control jobs are answered here and now, a judge that comes early behind its scores."""
         assert self._loop is not None, "submit needs an attached loop"
         reply: asyncio.Future[Reply] = self._loop.create_future()
         stop = threading.Event()
-        if isinstance(job, CONTROL):
+        if isinstance(job, CONTROL) and self._host.scored(job):
             _settle(reply, *_attempt(self._host, job, stop.is_set))
         else:
             self._jobs.put((job, reply, stop))
@@ -62,7 +61,7 @@ class ThreadWorker:
 
     def _serve(self) -> None:
         torch.set_num_threads(self._threads)
-        with _stream(self.device):
+        with _stream(self.devices[0]):
             while (item := self._jobs.get()) is not None:
                 job, reply, stop = item
                 outcome = _attempt(self._host, job, stop.is_set)

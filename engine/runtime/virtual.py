@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.errors import Deadlock
 from engine.runtime.events import Device
 from engine.runtime.host import Host
-from engine.runtime.jobs import CONTROL, Job, Judge, Reply, Stamp
-from engine.runtime.worker import Facts, Loaders, Ticket
+from engine.runtime.jobs import CONTROL, Connect, Drop, Job, Judge, Load, Reply, Score, Stamp, Tokens
+from engine.runtime.worker import Ticket
 
 
 class VirtualTime(selectors.SelectSelector):
@@ -46,8 +46,9 @@ class VirtualTime(selectors.SelectSelector):
             return ready
         timer = None if timeout is None else self.now + max(1, round(timeout * 1e6))
         if self._due and (timer is None or self._due[0][0] <= timer):
-            self.now, _, action = heapq.heappop(self._due)
-            action()
+            self.now = self._due[0][0]
+            while self._due and self._due[0][0] == self.now:  # what happens at once is known at once
+                heapq.heappop(self._due)[2]()
         elif timer is not None:
             self.now = timer
         else:
@@ -66,11 +67,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return virtual seconds since the loop was made."""
         return self.clock.now / 1e6
 
-    async def until(self, when: int) -> None:
-        """Wait until a time in microseconds."""
+    def until(self, when: int) -> asyncio.Future[None]:
+        """Return a future that is done at a time in microseconds."""
         reached: asyncio.Future[None] = self.create_future()
         self.clock.call_at(when, lambda: reached.done() or reached.set_result(None))
-        await reached
+        return reached
 
 
 class Latency(Protocol):
@@ -94,22 +95,37 @@ class Latency(Protocol):
 @dataclass
 class _Job:
     reply: asyncio.Future[Reply]
-    stopped: bool = False
+    stop: asyncio.Future[None]
     stamps: list[Stamp] = field(default_factory=list[Stamp])
 
 
 class VirtualWorker:
-    """A device of a profile: computes at once, then holds the device for as long as the profile says."""
+    """Devices of a profile that work as one: computes at once, then holds them for as long as the profile says.
 
-    def __init__(self, device: Device, loaders: Loaders, latency: Latency) -> None:
-        self.device = device
-        models = {name: make() for name, make in loaders.items()}
-        self.facts: Mapping[str, Facts] = {name: Facts(m.vocab_size, m.context) for name, m in models.items()}
-        self.host = Host(models, {}, device.name)
+    Args:
+        name: Unique in its cluster.
+        devices: What a forward keeps busy, all of them at once.
+        latency: How long it does.
+        preempts: Whether stopped work leaves at once; otherwise its forward ends first.
+    """
+
+    def __init__(
+        self, name: str, devices: tuple[Device, ...], latency: Latency, preempts: bool = False
+    ) -> None:
+        self.name = name
+        self.devices = devices
+        self._host = Host(name)
         self._latency = latency
+        self._preempts = preempts
         self._loop: VirtualLoop | None = None
         self._free = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._scoring: dict[int, asyncio.Future[Reply]] = {}
+
+    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+        """Do a job outside of runs; it takes no virtual time."""
+        reply = self._host.handle(job)
+        return lambda: reply
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this (virtual) event loop from now on."""
@@ -119,21 +135,27 @@ class VirtualWorker:
     def detach(self) -> None:
         """Stop serving the loop."""
         self._loop = None
+        self._scoring.clear()
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job; judging takes time but waits for no forward."""
+        """Start a job; judging takes time but waits for no forward but the one it judges."""
         assert self._loop is not None, "submit needs an attached loop"
-        state = _Job(self._loop.create_future())
-        if isinstance(job, CONTROL) and not isinstance(job, Judge):
-            state.reply.set_result(self.host.handle(job))
+        state = _Job(self._loop.create_future(), self._loop.create_future())
+        if isinstance(job, Score):
+            self._scoring[job.scores] = state.reply
+        if isinstance(job, Drop):
+            self._scoring.pop(job.scores, None)
+        if isinstance(job, CONTROL) and not isinstance(job, Judge | Tokens):
+            state.reply.set_result(self._host.handle(job))
         else:
-            work = self._judge(job, state) if isinstance(job, Judge) else self._forward(job, state)
+            work = self._judge(job, state) if isinstance(job, Judge | Tokens) else self._forward(job, state)
             task = self._loop.create_task(self._finish(work, state))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         def stop() -> None:
-            state.stopped = True
+            if not state.stop.done():
+                state.stop.set_result(None)
 
         return Ticket(state.reply, stop)
 
@@ -152,21 +174,23 @@ class VirtualWorker:
 
     async def _forward(self, job: Job, state: _Job) -> Reply:
         async with self._free:
-            if state.stopped:
+            if state.stop.done():
                 return Reply((), ())
-            done = self.host.handle(job)
-            model = getattr(job, "model", "target")
+            done = self._host.handle(job)
+            model, batch = getattr(job, "model", "target"), len(getattr(job, "prefixes", (0,)))
             for stamp in done.stamps:
-                if state.stopped:
+                if state.stop.done():
                     break
                 if stamp.kind == "sample":
                     await self._sample(stamp, state)
                 else:
-                    await self._hold(stamp, self._latency(model, stamp.rows, stamp.context), state)
+                    await self._hold(stamp, self._latency(model, stamp.rows, stamp.context, batch), state)
             return Reply(done.value, tuple(state.stamps))
 
-    async def _judge(self, job: Judge, state: _Job) -> Reply:
-        done = self.host.handle(job)
+    async def _judge(self, job: Judge | Tokens, state: _Job) -> Reply:
+        if (scoring := self._scoring.get(job.scores)) is not None:
+            await asyncio.wait([scoring])
+        done = self._host.handle(job)
         for stamp in done.stamps:
             await self._sample(stamp, state)
         return Reply(done.value, tuple(state.stamps))
@@ -178,6 +202,9 @@ class VirtualWorker:
 
     async def _hold(self, stamp: Stamp, us: int, state: _Job) -> None:
         assert self._loop is not None, "the loop is attached while jobs run"
-        start = self._loop.clock.now
-        await self._loop.until(start + us)
-        state.stamps.append(stamp._replace(start=1000 * start, end=1000 * (start + us)))
+        start, over = self._loop.clock.now, self._loop.until(self._loop.clock.now + us)
+        await (
+            asyncio.wait([over, state.stop], return_when=asyncio.FIRST_COMPLETED) if self._preempts else over
+        )
+        times = {"start": 1000 * start, "end": 1000 * self._loop.clock.now}
+        state.stamps += [stamp._replace(**times, lane=lane) for lane in range(len(self.devices))]

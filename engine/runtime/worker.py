@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from engine.model.slots import LanguageModel
 from engine.runtime.events import Device
-from engine.runtime.jobs import Job, Reply
-
-Loaders = Mapping[str, Callable[[], LanguageModel]]
-"""How a worker makes its models, by name; must pickle for worker processes."""
-
-
-class Facts(NamedTuple):
-    """What a worker tells of its model once it is loaded."""
-
-    vocab_size: int
-    context: int
+from engine.runtime.jobs import Connect, Job, Load, Reply
 
 
 class Ticket(NamedTuple):
@@ -31,16 +20,25 @@ class Ticket(NamedTuple):
 
 
 class Worker(Protocol):
-    """A device with models on it that runs one forward job at a time, in order of submission."""
+    """One device, or several that work as one, with models; it runs one forward job at a time, in order of submission."""
 
     @property
-    def device(self) -> Device:
-        """The device it serves."""
+    def name(self) -> str:
+        """Unique in its cluster; its slab of q carries the same name."""
         ...
 
     @property
-    def facts(self) -> Mapping[str, Facts]:
-        """What it knows of its models, by name."""
+    def devices(self) -> tuple[Device, ...]:
+        """What it works on; a stamp's lane is an index into it."""
+        ...
+
+    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+        """Start a job outside of runs and return how to wait for it.
+
+        Raises (when waiting):
+            ModelError: A model cannot be loaded.
+            WorkerDied: The worker ended.
+        """
         ...
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,7 +50,7 @@ class Worker(Protocol):
         ...
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job. Control jobs are answered without waiting for forwards."""
+        """Start a job. Control jobs are answered without waiting for forwards; a judge waits for its own scores."""
         ...
 
     def close(self) -> None:

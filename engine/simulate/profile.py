@@ -1,34 +1,44 @@
-"""A virtual cluster: devices, models with published speeds, and the pairs that run on it, from `assets/profiles/*.toml`."""
+"""A virtual cluster: devices, models with published speeds, and the pairs that run on it, from `assets/profiles/*.toml`.
+
+A file either says which model lives on which device (`[[devices]]`, one drafter and one target), or it lists plain GPUs
+(`gpus = 8`) and leaves the placement to the method; its pairs then say how many GPUs each model takes.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 from engine.errors import UsageError
 from engine.runtime.events import Device
-from engine.simulate.latency import ELEMENT_BYTES, Hardware, Latency, Model
+from engine.simulate.latency import Latency
+from engine.simulate.measured import Grid
+from engine.simulate.records import keys, record, records, value
+from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Hardware, Model
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 """Where the profiles are; a new file there is a new profile."""
 
-Record = TypeVar("Record")
-Table = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A drafter and a target of a profile."""
+    """A drafter and a target of a profile, or a target alone."""
 
     title: str
-    drafter: str
-    """A model of the profile."""
     target: str
     """A model of the profile."""
     source: str
+    drafter: str | None = None
+    """A model of the profile; None where nothing drafts but the text itself (EMS-SD with LLMA)."""
+    target_gpus: int | None = None
+    """GPUs the target is split over here, instead of the model's own number."""
+    target_speed: float | None = None
+    """Its tokens per second here."""
+    drafter_gpus: int | None = None
+    drafter_speed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,27 @@ class _Step:
     communicate_ms: float
     sample_ms: float
     source: str
+    move_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A model as the file has it; `Model` says what the fields are."""
+
+    title: str
+    layers: int
+    dim: int
+    ffn: int
+    kv_heads: int
+    vocab: int
+    dtype: str
+    source: str
+    gpus: int = 1
+    speed: float | None = None
+    head_dim: int = 128
+    gated: bool = True
+    split: str = "layers"
+    measured: list[list[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +91,31 @@ class Profile:
     source: str
     default: str
     """The pair to use unless another is asked for."""
+    gpus: tuple[str, ...]
+    """All GPUs (or cores) by name, in order."""
     devices: tuple[Device, ...]
-    """One per model: the drafter's, the target's (a device of several GPUs is drawn as one)."""
+    """Where the file places the models: one device each (one of several GPUs is drawn as one); empty where the method does."""
     hardware: Hardware
     models: Mapping[str, Model]
+    """By key, where the file gives them a speed of their own."""
     pairs: Mapping[str, Pair]
     """By key, in the file's order."""
-    sample_us: int
-    communicate_us: int
+    latencies: Mapping[str, Latency]
+    """By the pair's key."""
 
     @classmethod
     def load(cls, name: str) -> Profile:
-        """Return the profile of that name.
+        """Return the profile of that name, or of a path that ends in `.toml`.
 
         Raises:
             UsageError: There is none (the message lists those there are), or its file is broken.
         """
+        if name.endswith(".toml"):
+            return cls.read(Path(name))
         if name not in (known := profiles()):
-            raise UsageError(f"there is no profile {name!r}; choose one of {', '.join(known)}")
+            raise UsageError(
+                f"there is no profile {name!r}; choose one of {', '.join(known)}, or a path that ends in .toml"
+            )
         return cls.read(FOLDER / f"{name}.toml")
 
     @classmethod
@@ -88,7 +126,7 @@ class Profile:
             UsageError: The file cannot be read; the message names it and the key.
         """
         try:
-            return _profile(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+            return parse(path.stem, path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"the profile {path} cannot be read: {error}") from None
         except UsageError as error:
@@ -101,12 +139,11 @@ class Profile:
             UsageError: The profile has no such pair.
         """
         key = pair or self.default
-        if key not in self.pairs:
+        if key not in self.latencies:
             raise UsageError(
                 f"the profile {self.name} has no pair {key!r}; choose one of {', '.join(self.pairs)}"
             )
-        target, drafter = self.models[self.pairs[key].target], self.models[self.pairs[key].drafter]
-        return Latency(key, target, drafter, self.hardware, self.sample_us, self.communicate_us)
+        return self.latencies[key]
 
 
 def profiles() -> list[str]:
@@ -114,87 +151,122 @@ def profiles() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def _profile(stem: str, document: dict[str, Any]) -> Profile:
-    tables = {"devices", "hardware", "step", "models", "pairs"}
+def parse(stem: str, text: str) -> Profile:
+    """Return the profile of a file's text.
+
+    Raises:
+        UsageError: A key is missing, unknown or wrong; the message names it.
+        TOMLDecodeError: The text is no TOML.
+    """
+    document = tomllib.loads(text)
     texts = {"name", "title", "source", "default"}
-    _keys(document, tables | texts, "")
-    head = {key: _value(document[key], str, key) for key in texts}
+    tables = {"hardware", "step", "models", "pairs"}
+    keys(document, tables | texts, "", tables | texts | {"devices", "gpus"})
+    head = {key: value(document[key], str, key) for key in texts}
     if head["name"] != stem:
         raise UsageError(f"name is {head['name']!r}; it must be the file's, {stem!r}")
-    places = [
-        _record(_Place, row, f"devices.{i}.")
-        for i, row in enumerate(_value(document["devices"], list, "devices"))
-    ]
-    step = _record(_Step, _value(document["step"], dict, "step"), "step.")
-    models = _records(Model, document, "models")
-    pairs = _records(Pair, document, "pairs")
-    _check(head["default"], places, models, pairs)
+    hardware = record(Hardware, value(document["hardware"], dict, "hardware"), "hardware.")
+    step = record(_Step, value(document["step"], dict, "step"), "step.")
+    shapes, pairs = records(_Shape, document, "models"), records(Pair, document, "pairs")
+    places, gpus = _places(document)
+    if head["default"] not in pairs:
+        raise UsageError(f"default is {head['default']!r}; choose one of {', '.join(pairs)}")
+    models = {name: _model(name, shape) for name, shape in shapes.items()}
+    latencies = {
+        name: _latency(name, pair, models, hardware, step, len(gpus)) for name, pair in pairs.items()
+    }
+    _check_places(places, pairs, latencies)
     return Profile(
         **head,
+        gpus=gpus,
         devices=tuple(Device(p.name, p.role, p.label, "virtual") for p in places),
-        hardware=_record(Hardware, _value(document["hardware"], dict, "hardware"), "hardware."),
-        models=models,
+        hardware=hardware,
+        models={name: model for name, model in models.items() if model.speed},
         pairs=pairs,
-        sample_us=round(1e3 * step.sample_ms),
-        communicate_us=round(1e3 * step.communicate_ms),
+        latencies=latencies,
     )
 
 
-def _records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
-    rows = _value(document[key], dict, key)
-    return {
-        name: _record(kind, _value(row, dict, f"{key}.{name}"), f"{key}.{name}.")
-        for name, row in rows.items()
-    }
-
-
-def _record(kind: type[Record], table: Table, where: str) -> Record:
-    hints = get_type_hints(kind)
-    names = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType] - always one of the dataclasses above
-    _keys(table, set(names), where)
-    return kind(**{name: _value(table[name], hints[name], where + name) for name in names})
-
-
-def _keys(table: Table, expected: set[str], where: str) -> None:
-    if missing := sorted(expected - set(table)):
-        raise UsageError(f"{where}{missing[0]} is missing")
-    if unknown := sorted(set(table) - expected):
-        raise UsageError(f"{where}{unknown[0]} is not a key; those there are: {', '.join(sorted(expected))}")
-
-
-def _value(value: Any, kind: type[Any], where: str) -> Any:
-    wanted = (int, float) if kind is float else kind
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        raise UsageError(f"{where} is {value!r}; it must be of type {kind.__name__}")
-    if isinstance(value, (int, float)) and not 0 < value < float("inf"):
-        raise UsageError(f"{where} is {value}; it must be more than 0")
-    if value in ("", [], {}):
-        raise UsageError(f"{where} is empty")
-    return value
-
-
-def _check(
-    default: str, places: list[_Place], models: Mapping[str, Model], pairs: Mapping[str, Pair]
-) -> None:
-    """Hold what no single value shows: names that refer to each other, and who lives where."""
+def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]:
+    """Return the devices with a model of their own (none where only GPUs are listed), and the names of all GPUs."""
+    if ("devices" in document) == ("gpus" in document):
+        raise UsageError("devices is missing, or gpus; a profile has one of them")
+    if "gpus" in document:
+        return [], tuple(f"gpu{i}" for i in range(value(document["gpus"], int, "gpus")))
+    rows = value(document["devices"], list, "devices")
+    places = [record(_Place, row, f"devices.{i}.") for i, row in enumerate(rows)]
     roles = sorted(place.role for place in places)
-    if roles != ["drafter", "target"]:
+    if roles not in (["drafter", "target"], ["target"]):
         raise UsageError(
             f"devices have the roles {', '.join(roles)}; there must be one drafter and one target"
         )
-    for name, model in models.items():
-        if model.dtype not in ELEMENT_BYTES:
+    return places, tuple(_names(places))
+
+
+def _names(places: list[_Place]) -> Iterator[str]:
+    number = 0
+    for place in places:
+        for _ in range(place.gpus):
+            yield place.name if place.gpus == 1 else f"gpu{number}"
+            number += 1
+
+
+def _model(name: str, shape: _Shape) -> Model:
+    for key, choices in (("dtype", tuple(ELEMENT_BYTES)), ("split", SPLITS)):
+        if (chosen := getattr(shape, key)) not in choices:
+            raise UsageError(f"models.{name}.{key} is {chosen!r}; choose one of {', '.join(choices)}")
+    grid = None
+    if shape.measured is not None:
+        try:
+            grid = Grid.of(shape.measured)
+        except UsageError as error:
+            raise UsageError(f"models.{name}.measured: {error}") from None
+        if shape.speed is not None:
+            raise UsageError(f"models.{name} has measured times and a speed; leave the speed out")
+    speed = 1e6 / grid.one_row if grid else shape.speed or 0.0
+    fields: dict[str, Any] = asdict(shape) | {"measured": grid, "speed": speed}
+    return Model(**fields)
+
+
+def _latency(
+    key: str, pair: Pair, models: Mapping[str, Model], hardware: Hardware, step: _Step, gpus: int
+) -> Latency:
+    def resolve(role: str, name: str, taken: int | None, speed: float | None) -> Model:
+        where = f"pairs.{key}.{role}"
+        if name not in models:
+            raise UsageError(f"{where} is {name!r}; choose one of {', '.join(models)}")
+        model = models[name]
+        model = replace(model, gpus=taken or model.gpus, speed=speed or model.speed)
+        if not model.speed:
+            raise UsageError(f"{where}_speed is missing; the model {name} has no speed of its own")
+        if model.gpus > gpus:
+            raise UsageError(f"{where} is {name}, on {model.gpus} GPUs; there are {gpus}")
+        if model.measured is None and (least := model.roofline_us(hardware, 1, 0)) > 1e6 / model.speed:
             raise UsageError(
-                f"models.{name}.dtype is {model.dtype!r}; choose one of {', '.join(ELEMENT_BYTES)}"
+                f"{where} is {name}, with {model.speed:g} tokens/s; this hardware allows at most {1e6 / least:.4g}"
             )
-    if default not in pairs:
-        raise UsageError(f"default is {default!r}; choose one of {', '.join(pairs)}")
-    for name, pair in pairs.items():
+        return model
+
+    target = resolve("target", pair.target, pair.target_gpus, pair.target_speed)
+    drafter = (
+        resolve("drafter", pair.drafter, pair.drafter_gpus, pair.drafter_speed) if pair.drafter else None
+    )
+    move = None if step.move_ms is None else round(1e3 * step.move_ms)
+    return Latency(
+        key, target, drafter, hardware, round(1e3 * step.sample_ms), round(1e3 * step.communicate_ms), move
+    )
+
+
+def _check_places(places: list[_Place], pairs: Mapping[str, Pair], latencies: Mapping[str, Latency]) -> None:
+    """Hold that every model takes as many GPUs as its device has."""
+    for key, latency in latencies.items():
         for place in places:
-            model = pair.drafter if place.role == "drafter" else pair.target
-            if model not in models:
-                raise UsageError(f"pairs.{name}.{place.role} is {model!r}; choose one of {', '.join(models)}")
-            if models[model].gpus != place.gpus:
+            name, model = (
+                (pairs[key].target, latency.target)
+                if place.role == "target"
+                else (pairs[key].drafter, latency.drafter)
+            )
+            if model and model.gpus != place.gpus:
                 raise UsageError(
-                    f"pairs.{name}.{place.role} is {model}, on {models[model].gpus} GPUs; {place.name} has {place.gpus}"
+                    f"pairs.{key}.{place.role} is {name}, on {model.gpus} GPUs; {place.name} has {place.gpus}"
                 )

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engine.errors import ModelError, UsageError
-from engine.training.options import PairOptions
+from engine.training.options import Recipe
 
 FOLDER = "checkpoints"
 _STATE = "state.json"
@@ -52,7 +52,7 @@ def exists(out: Path) -> bool:
 def save(
     out: Path,
     state: State,
-    options: PairOptions,
+    options: Recipe,
     model: nn.Module | None = None,
     optimisers: Sequence[Optimizer] = (),
 ) -> None:
@@ -74,7 +74,7 @@ def save(
         before.unlink()
 
 
-def load(out: Path, options: PairOptions) -> State:
+def load(out: Path, options: Recipe) -> State:
     """Return how far the training in `out` has come.
 
     Raises:

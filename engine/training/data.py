@@ -205,3 +205,28 @@ class Stream:
         joined = np.concatenate([self._corpus.ids[starts[d] : starts[d + 1]] for d in chosen])
         begin = offset - (int(ends[first - 1]) if first else 0)
         return joined[begin : begin + count]
+
+
+class Mixed:
+    """Batches of two streams: the first rows from one, the others from the other.
+
+    Args:
+        first: Gives `share` of the rows, rounded.
+        second: Gives the rest.
+        share: From 0 to 1.
+    """
+
+    def __init__(self, first: Stream, second: Stream, share: float) -> None:
+        self._streams = first, second
+        self._share = share
+
+    def batch(self, position: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and the tokens after them, (rows, length) int64 each; see `Stream.batch`."""
+        count = round(self._share * rows)
+        parts = [
+            stream.batch(position * n // rows, n, length)
+            for stream, n in zip(self._streams, (count, rows - count), strict=True)
+            if n
+        ]
+        inputs, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return inputs, labels

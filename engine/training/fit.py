@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
 from engine.errors import UsageError
-from engine.training.options import PairOptions
+from engine.training.options import PairOptions, Recipe
 
 MAX_NORM = 1.0
 """Gradients longer than this are shortened to it."""
@@ -66,7 +66,7 @@ def plan(options: PairOptions) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def learning_rate(phase: Phase, step: int, options: PairOptions) -> float:
+def learning_rate(phase: Phase, step: int, options: Recipe) -> float:
     """Return the rate of a step: a linear rise, a plateau, a linear fall to zero at the end."""
     rise = (step + 1) / (options.warmup + 1)
     falling = options.decay * phase.steps
@@ -74,7 +74,7 @@ def learning_rate(phase: Phase, step: int, options: PairOptions) -> float:
     return phase.rate * min(1.0, rise, fall)
 
 
-def make_optimisers(model: nn.Module, options: PairOptions) -> tuple[Optimizer, ...]:
+def make_optimisers(model: nn.Module, options: Recipe) -> tuple[Optimizer, ...]:
     """Return the optimisers of all parameters: matrices in one, embeddings and norms in AdamW."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]

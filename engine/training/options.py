@@ -56,33 +56,16 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class PairOptions:
-    """Settings of `train_pair`; the defaults are the shipped pair's recipe, for two CPU cores."""
+class Recipe:
+    """What every training can be told."""
 
     data: Path
     """Folder of NAME.txt.xz files."""
     out: Path
     """Folder the pair, its card and its checkpoints are written to."""
 
-    steps: int = setting(2560, "Training steps of the target.", low=1, high=10_000_000)
-    drafter_steps: int = setting(1460, "Training steps of the drafter.", low=1, high=10_000_000)
-    long_steps: int = setting(
-        0,
-        "Steps each model is trained further at the full context; worth it on CUDA.",
-        low=0,
-        high=10_000_000,
-    )
     batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
     sequence: int = setting(256, "Tokens in one sequence.", low=2, high=131072)
-    context: int = setting(2304, "Positions the models know: max_position_embeddings.", low=2, high=131072)
-    vocabulary: int = setting(
-        4096, "Tokens of the tokenizer at most, special ones included.", low=270, high=65536
-    )
-    target: Shape = Shape(8, 320, 5, 864)
-    """Shape of the target."""
-    drafter: Shape = Shape(4, 192, 6, 512)
-    """Shape of the drafter."""
-    max_parameters: int = setting(12_000_000, "Parameters either model may have.", low=1)
     optimizer: str = setting(
         "muon",
         "Optimiser of the matrices; embeddings and norms always take AdamW.",
@@ -104,6 +87,42 @@ class PairOptions:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+
+    def fixed(self) -> dict[str, Any]:
+        """Return, as JSON values, the settings that a resumed training must share with the one it continues."""
+        free = ("data", "out", "device", "checkpoint_every", "text")
+        names = [f.name for f in dataclasses.fields(self) if f.name not in free]
+        values = {name: getattr(self, name) for name in names}
+        return {
+            name: v.name if isinstance(v, Path) else str(v) if isinstance(v, Shape) else v
+            for name, v in values.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions(Recipe):
+    """Settings of `train_pair`; the defaults are the shipped pair's recipe, for two CPU cores."""
+
+    steps: int = setting(2560, "Training steps of the target.", low=1, high=10_000_000)
+    drafter_steps: int = setting(1460, "Training steps of the drafter.", low=1, high=10_000_000)
+    long_steps: int = setting(
+        0,
+        "Steps each model is trained further at the full context; worth it on CUDA.",
+        low=0,
+        high=10_000_000,
+    )
+    context: int = setting(2304, "Positions the models know: max_position_embeddings.", low=2, high=131072)
+    vocabulary: int = setting(
+        4096, "Tokens of the tokenizer at most, special ones included.", low=270, high=65536
+    )
+    target: Shape = Shape(8, 320, 5, 864)
+    """Shape of the target."""
+    drafter: Shape = Shape(4, 192, 6, 512)
+    """Shape of the drafter."""
+    max_parameters: int = setting(12_000_000, "Parameters either model may have.", low=1)
+
+    def __post_init__(self) -> None:
+        Recipe.__post_init__(self)
         if self.sequence > self.context:
             raise UsageError(f"sequence is {self.sequence}; it must be at most the context of {self.context}")
         for role in ("target", "drafter"):
@@ -114,11 +133,30 @@ class PairOptions:
                     "make it smaller or raise max_parameters"
                 )
 
-    def fixed(self) -> dict[str, Any]:
-        """Return, as JSON values, the settings that a resumed training must share with the one it continues."""
-        free = ("data", "out", "device", "checkpoint_every")
-        names = [f.name for f in dataclasses.fields(self) if f.name not in free]
-        return {name: str(v) if isinstance(v := getattr(self, name), Shape) else v for name in names}
+
+@dataclass(frozen=True, slots=True)
+class DrafterOptions(Recipe):
+    """Settings of `train_drafter`; the defaults are for one CPU core and half an hour."""
+
+    pair: Path = Path()
+    """Folder of the pair whose drafter is trained further, with `target` and `drafter` in it."""
+    text: Path | None = None
+    """Text that the same target wrote in an earlier training; none: it writes it now."""
+
+    batch: int = setting(12, "Sequences in one step.", low=1, high=65536)
+    sequence: int = setting(512, "Tokens in one sequence.", low=2, high=131072)
+    learning_rate: float = setting(1e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    warmup: int = setting(30, "Steps of linear warm-up.", low=0, high=1_000_000)
+    decay: float = setting(0.8, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
+    steps: int = setting(600, "Training steps of the drafter.", low=1, high=10_000_000)
+    feed_forward: int = setting(
+        0, "Units each feed-forward layer of the drafter is cut to; 0 keeps all.", low=0, high=65536
+    )
+    written: int = setting(500_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
+    answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)
+    share: float = setting(
+        0.75, "Share of the sequences that the target wrote; the rest is corpus.", low=0, high=1
+    )
 
 
 @dataclass(frozen=True, slots=True)

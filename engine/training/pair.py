@@ -24,9 +24,9 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from engine.errors import RunCancelled, UsageError
 from engine.training import checkpoint
 from engine.training.checkpoint import State
-from engine.training.data import Corpus, Stream, find_sources, read_mixture, training_documents
+from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture, training_documents
 from engine.training.fit import Phase, learning_rate, make_optimisers, plan, train_step
-from engine.training.options import PairOptions, Shape
+from engine.training.options import PairOptions, Recipe, Shape
 from engine.training.tokenizer import BOS, EOS, PAD, USER, Encoder, train_tokenizer
 
 SHARD = "14MB"
@@ -80,7 +80,7 @@ def train_pair(
     device = pick_device(options.device)
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
-    state = _open(options, resume)
+    state = open_training(options, resume)
     if not state.tokenizer:
         progress(Progress("tokenizer", 0, 0, nan))
         documents = training_documents(sources, mixture, options.held_out)
@@ -92,8 +92,8 @@ def train_pair(
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
     progress(Progress("text", 0, 0, nan))
     corpus = Corpus.read(sources, mixture, options.held_out, Encoder(tokenizer))
-    _same_text(options, state, len(corpus.ids))
-    training = _Training(options, device, Stream(corpus, options.seed), progress, cancel or threading.Event())
+    same_text(options, state, len(corpus.ids))
+    training = Training(options, device, Stream(corpus, options.seed), progress, cancel or threading.Event())
     training.run(state, len(tokenizer))
     _write_facts(options, state, mixture)
     return options.out
@@ -136,14 +136,14 @@ def save_model(model: Any, folder: Path) -> None:
     model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
 
 
-class _Training:
+class Training:
     """The phases of one training, on one device."""
 
     def __init__(
         self,
-        options: PairOptions,
+        options: Recipe,
         device: torch.device,
-        stream: Stream,
+        stream: Stream | Mixed,
         progress: Listener,
         cancel: threading.Event,
     ) -> None:
@@ -156,7 +156,7 @@ class _Training:
     def run(self, state: State, vocabulary: int) -> None:
         """Go through all phases from where `state` is, and save each model when its last one is over."""
         options, phases = self._options, plan(self._options)
-        _trim_log(options.out / LOG, phases, state)
+        trim_log(options.out / LOG, phases, state)
         model: Any = None
         teacher: nn.Module | None = None
         for index in range(state.phase, len(phases)):
@@ -167,7 +167,7 @@ class _Training:
                 teacher = None if phase.role == "target" else self._load_teacher()
             if index > state.phase:
                 state.phase, state.step = index, 0
-            self._fit(phase, model, teacher, state)
+            self.fit(phase, model, teacher, state)
             if index + 1 == len(phases) or phases[index + 1].role != phase.role:
                 save_model(model, options.out / phase.role)
                 model = None
@@ -177,7 +177,7 @@ class _Training:
         teacher: Any = LlamaForCausalLM.from_pretrained(self._options.out / "target", dtype=torch.float32)
         return teacher.to(self._device).eval().requires_grad_(False)
 
-    def _fit(self, phase: Phase, model: nn.Module, teacher: nn.Module | None, state: State) -> None:
+    def fit(self, phase: Phase, model: nn.Module, teacher: nn.Module | None, state: State) -> None:
         options = self._options
         optimisers = make_optimisers(model, options)
         if state.step:
@@ -214,7 +214,7 @@ class _Training:
                     )
 
 
-def _open(options: PairOptions, resume: bool) -> State:
+def open_training(options: Recipe, resume: bool) -> State:
     out = options.out
     if resume:
         if not checkpoint.exists(out):
@@ -229,7 +229,7 @@ def _open(options: PairOptions, resume: bool) -> State:
     return state
 
 
-def _same_text(options: PairOptions, state: State, tokens: int) -> None:
+def same_text(options: Recipe, state: State, tokens: int) -> None:
     if state.text_tokens not in (0, tokens):
         raise UsageError(
             f"the text in {options.data} has {tokens} tokens; the training to resume had {state.text_tokens}: "
@@ -238,7 +238,7 @@ def _same_text(options: PairOptions, state: State, tokens: int) -> None:
     state.text_tokens = tokens
 
 
-def _trim_log(path: Path, phases: tuple[Phase, ...], state: State) -> None:
+def trim_log(path: Path, phases: tuple[Phase, ...], state: State) -> None:
     """Forget the steps that were logged after the checkpoint: they are taken again."""
     if not path.is_file():
         return

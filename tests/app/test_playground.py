@@ -184,7 +184,7 @@ def test_every_setting_that_can_be_set_has_a_control(page) -> None:
         (int, 4, 1, None, (), gr.Number),
         (bool, True, None, None, (), gr.Checkbox),
         (str, "a", None, None, ("a", "b"), gr.Radio),
-        (str, "", None, None, (), gr.Textbox),
+        (str, "", None, 1000, (), gr.Textbox),
     ],
 )
 def test_controls_follow_the_declared_type(kind, default, low, high, choices, control) -> None:
@@ -192,6 +192,8 @@ def test_controls_follow_the_declared_type(kind, default, low, high, choices, co
     made = control_for(setting)
     assert isinstance(made, control)
     assert (made.value, made.label) == (default, "draft-length")
+    if isinstance(made, gr.Textbox):
+        assert made.lines > 1, "a text may have several lines"
 
 
 def test_the_value_that_means_automatic_can_be_chosen() -> None:

@@ -96,8 +96,10 @@ def test_the_readmes_row_is_what_the_registry_says(key):
 def setting_row(s: Setting) -> str:
     """Return the row of one field in docs/methods.md."""
     bounds = f"{s.low:g} to {s.high:g}" if s.low is not None and s.high is not None else ""
+    bounds = f"up to {s.high:,} characters" if s.free_text and s.high else bounds
     allowed = ", ".join(s.choices) or ("on, off" if s.type is bool else bounds)
-    return f"| `{s.name}` | `{s.default}` | {allowed}{', or 0' if s.auto else ''} | {s.doc} |"
+    default = s.default if s.default != "" else '""'
+    return f"| `{s.name}` | `{default}` | {allowed}{', or 0' if s.auto else ''} | {s.doc} |"
 
 
 @pytest.mark.parametrize("key", METHODS)

@@ -37,6 +37,8 @@ METHODS = {
     "pearl-3": ("pearl", {"gamma": 3}),
     "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
     "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
+    "llma": ("llma", {"match": 1, "copy": 3}),
+    "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),
     "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
 }
 SAMPLINGS = [
@@ -241,7 +243,10 @@ def text(decode: Method, seed: int, sampling: Sampling) -> tuple[int, ...]:
 def test_a_method_of_rule_2_gives_the_very_text_of_autoregressive(seed, sampling):
     plain = text(method("autoregressive"), seed, sampling)
     drafted = [method("speculative", gamma=g, drafts="greedy") for g in (1, 2, 5)]
-    for decode in [*drafted, top_tree(3), top_tree(2, 2, 2)]:
+    copied = [
+        method("llma", match=m, copy=k, reference=text) for m, k, text in ((1, 7, ""), (2, 3, "0123456701"))
+    ]
+    for decode in [*drafted, *copied, top_tree(3), top_tree(2, 2, 2)]:
         assert text(decode, seed, sampling) == plain
 
 

@@ -108,6 +108,34 @@ def pearl(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
     return rounds
 
 
+def llma(world: Reference, x: Text, match: int, end: int, copy: int, document: Text) -> list[Round]:
+    """LLMA: look for the last tokens everywhere, the longest match first, then the latest; copy what follows."""
+    rounds = []
+    while len(x) < end:
+        drafts = list(copied(x, document, match, copy))[: end - len(x)]
+        out: Text = []
+        while len(out) < len(drafts) and out == drafts[: len(out)]:
+            out.append(world.own(x + out))
+        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
+        if accepted == len(drafts):
+            out.append(world.own(x + out))
+        x = x + out
+        rounds.append(Round(accepted, tuple(out)))
+    return rounds
+
+
+def copied(x: Text, document: Text, match: int, copy: int) -> Text:
+    for n in range(match + 3, match - 1, -1):
+        for text in (x, document):
+            for start in range(len(text) - 1, n - 1, -1):
+                if len(x) >= n and text[start - n : start] == x[len(x) - n :]:
+                    ids: Text = []
+                    for i in range(copy):
+                        ids += (x + ids if text is x else text)[start + i : start + i + 1]
+                    return ids
+    return []
+
+
 def rounds_of(key: str, config: dict, run: ToyRun) -> list[Round]:
     """The rounds of the real method."""
     method = find(key)
@@ -147,6 +175,25 @@ def test_every_round_is_that_of_the_reference(case, gamma, sampling):
         assert found == reference(world, list(PROMPT), gamma, len(PROMPT) + 40)
         lengths |= {r.accepted for r in found}
     assert len(lengths) > 1, "rejections and acceptances both occur"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("match", "copy", "document"), [(1, 7, ""), (2, 7, "01234501203"), (1, 1, ""), (3, 4, "0123")]
+)
+def test_every_round_of_llma_is_that_of_the_reference(match, copy, document, sampling):
+    lengths = set()
+    for seed in range(4):
+        p = Table(seed, 6, sharpness=3.0)
+        run = ToyRun(p, p, Draws(seed, 0), sampling, 40)
+        found = rounds_of("llma", {"match": match, "copy": copy, "reference": document}, run)
+        world = Reference(p, p, sampling, Draws(seed, 0), sampled=False)
+        expected = llma(world, list(PROMPT), match, len(PROMPT) + 40, copy, [int(c) for c in document])
+        assert found == expected
+        assert all(len(v.draft) <= copy for v in run.verdicts)
+        lengths |= {(len(v.draft) > 0, len(v.accepted)) for v in run.verdicts}
+    assert {drafted for drafted, _ in lengths} == {True, False}, "some rounds copy, some are plain"
+    assert len(lengths) > 2, "rejections and acceptances both occur"
 
 
 SCRIPTS = {

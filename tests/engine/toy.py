@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
     return p / p.sum()
 
 
-@dataclass
+@dataclass(eq=False)
 class Scores:
     """Rows of the target, as a method holds them."""
 
@@ -84,6 +85,10 @@ class Scores:
     prefix: Prefix
     draft: Draft
     rows: torch.Tensor
+
+    def __await__(self) -> Generator[None, None, Scores]:
+        yield
+        return self
 
     async def judge(self, draft: Draft, bonus: bool = True, skip: int = 0) -> Verdict:
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
@@ -120,6 +125,7 @@ class ToyRun:
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
         self._start, self._end = len(prompt), len(prompt) + tokens
+        self.sequences = [SimpleNamespace(room=self._end)]
 
     @property
     def done(self) -> bool:
@@ -128,6 +134,10 @@ class ToyRun:
     @property
     def text(self) -> tuple[int, ...]:
         return tuple(self.x.tokens[self._start : self._end].tolist())
+
+    def document(self, text: str) -> tuple[int, ...]:
+        """Encode a reference document: a digit is a token."""
+        return tuple(map(int, text))
 
     def commit(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
@@ -164,7 +174,7 @@ class ToyTarget:
     run: ToyRun
     logits: Logits
 
-    async def score(self, prefix: Prefix, draft: Draft) -> Scores:
+    def score(self, prefix: Prefix, draft: Draft) -> Scores:
         assert prefix.tokens.tolist() == self.run.x.tokens.tolist(), (
             "scores another prefix than the committed one"
         )
@@ -174,7 +184,7 @@ class ToyTarget:
         return Scores(self.run, prefix, draft, torch.stack([self.logits(c) for c in contexts]))
 
     async def verify(self, prefix: Prefix, draft: Draft) -> Verdict:
-        return await (await self.score(prefix, draft)).judge(draft)
+        return await self.score(prefix, draft).judge(draft)
 
 
 Method = Callable[[ToyRun], Coroutine[None, None, None]]

@@ -9,10 +9,15 @@ from __future__ import annotations
 import random
 from itertools import count
 
+import numpy as np
+
+from engine.drafters.copy import Copier
 from engine.runtime.events import (
     Commit,
+    Copied,
     Decision,
     Device,
+    Document,
     Event,
     Footer,
     Header,
@@ -24,8 +29,9 @@ from engine.runtime.events import (
 )
 
 MS = 1_000_000
-KINDS = ("autoregressive", "speculative", "pearl", "shared")
+KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared")
 """`shared` is speculative decoding with both models on one device."""
+NO_DRAFTER = ("autoregressive", "llma")
 
 WORDS = (
     " the",
@@ -44,12 +50,18 @@ WORDS = (
     ".",
     "&",
 )
-PROMPT = (1, 17, 4, 9, 3)
-TITLES = {"autoregressive": "Autoregressive", "speculative": "Speculative decoding", "pearl": "PEARL"}
+PROMPT = (1, 12, 4, 9, 3)
+DOCUMENT = (1, 2, 3, 4, 5, 10, 1, 12, 11, 8, 13, 6, 7)
+TITLES = {
+    "autoregressive": "Autoregressive",
+    "speculative": "Speculative decoding",
+    "pearl": "PEARL",
+    "llma": "LLMA",
+}
 
 
 class _Draft:
-    """A drafted token, its span, and whether the target will accept it."""
+    """A drafted token, its span (-1 when it was copied), and whether the target will accept it."""
 
     def __init__(self, token: int, span: int, good: bool, q: float) -> None:
         self.token, self.span, self.good, self.q = token, span, good, q
@@ -75,13 +87,13 @@ class _Simulation:
             Device("gpu1", "target", "GPU 1 · target", "virtual"),
         )
         shared = (Device("gpu0", "drafter+target", "GPU 0 · drafter and target", "virtual"),)
-        devices = {"autoregressive": both[1:], "shared": shared}.get(kind, both)
+        devices = both[1:] if kind in NO_DRAFTER else {"shared": shared}.get(kind, both)
         return Header(
             run_id=f"sample-{kind}",
             created="2025-01-02T03:04:05.678+00:00",
             method=self.method,
             title=TITLES[self.method],
-            config={} if kind == "autoregressive" else {"gamma": self.gamma},
+            config={"llma": {"copy": self.gamma}, "autoregressive": {}}.get(kind, {"gamma": self.gamma}),
             prompts=("Tell me about the <cat> & the mat.",),
             prompt_ids=(PROMPT,),
             sampling={"temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 7},
@@ -90,7 +102,7 @@ class _Simulation:
             profile="sample-2xGPU",
             devices=devices,
             target_path="pairs/sample/target",
-            drafter_path="" if kind == "autoregressive" else "pairs/sample/drafter",
+            drafter_path="" if kind in NO_DRAFTER else "pairs/sample/drafter",
             environment={"specscope": "0.1.0", "pair": "sample", "tokens": "scripted"},
             group=group,
         )
@@ -112,7 +124,7 @@ class _Simulation:
         target = Span(next(self.ids), self.target, "prefill", 0, 15 * MS, "target", 0, 0, 4, 0, "done")
         self.events.append(target)
         self.now = target.end
-        if self.method != "autoregressive":
+        if self.method not in NO_DRAFTER:
             start = target.end if self.drafter == self.target else 0
             drafter = Span(
                 next(self.ids), self.drafter, "prefill", start, start + 6 * MS, "drafter", 0, 0, 4, 0, "done"
@@ -172,7 +184,7 @@ class _Simulation:
 
     def decide(self, node: int, position: int, d: _Draft, outcome: str, verify: int) -> None:
         self.name(d.token)
-        tested = outcome in ("accepted", "rejected")
+        tested, copied = outcome in ("accepted", "rejected"), d.span < 0 and node >= 0
         p = (
             round(d.q * (1.05 if outcome == "accepted" else 0.3), 4)
             if tested
@@ -180,7 +192,13 @@ class _Simulation:
             if d.span >= 0
             else 0.625
         )
-        rule = "ratio" if tested else "target" if outcome in ("corrected", "bonus", "plain") else ""
+        rule = (
+            ("match" if copied else "ratio")
+            if tested
+            else "target"
+            if outcome in ("corrected", "bonus", "plain")
+            else ""
+        )
         other = d.token % (len(WORDS) - 1) + 1
         self.name(other)
         top = ((d.token, 0.5), (other, 0.25))
@@ -232,11 +250,29 @@ class _Simulation:
             every = self.judge([*pending, *ahead[:1]], ahead[1:], span, mode, False)
             pending = ahead[1:] if every else []
 
+    def llma(self) -> None:
+        """Copy from the prompt, the output and a document; a token matches where one like it stands."""
+        for token in (*PROMPT, *DOCUMENT):
+            self.name(token)
+        self.events.append(Document(0, DOCUMENT))
+        copier = Copier([DOCUMENT], 1, self.gamma)
+        while not self.done:
+            out = [e.token for e in self.events if isinstance(e, Commit)]
+            ids, source = copier.find(np.array([*PROMPT, *out]))
+            drafted = [_Draft(t, -1, self.random.random() < self.acceptance, 0.5) for t in ids]
+            span = self.verify(self.now, len(drafted) + 1)
+            self.now = span.end
+            if source:
+                self.events.append(Copied(self.step, 0, *source, length=len(drafted)))
+            self.judge(drafted, [], span, "verify" if drafted else "plain", True)
+
     def measure(self) -> None:
-        """Add what a device would report of itself every 20 ms."""
+        """Add what a device would report of itself every 20 ms; the second one has a power sensor."""
         for time in range(0, self.now, 20 * MS):
             for device in self.devices:
-                self.events.append(Occupancy(device.name, time, round(self.random.random(), 3), 2**30 + time))
+                share = round(self.random.random(), 3)
+                power = 100 + 250 * share if device.name == "gpu1" else None
+                self.events.append(Occupancy(device.name, time, share, 2**30 + time, power))
 
     def finish(self) -> list[Event]:
         last = max(

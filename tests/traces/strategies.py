@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from engine.runtime.events import (
     Commit,
+    Copied,
     Decision,
     Device,
+    Document,
     Footer,
     Header,
     Occupancy,
@@ -37,6 +39,7 @@ plain = st.recursive(
     max_leaves=6,
 )
 settings = st.dictionaries(names, plain, max_size=3)
+DOCUMENTS = 2
 DEVICES = ("gpu0", "gpu1", "cpu:0")
 
 
@@ -101,9 +104,19 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
     commits = st.builds(
         Commit, numbers, sequence, numbers, tokens, st.sampled_from(schema.OUTCOMES), texts, times
     )
+    copies = st.builds(
+        lambda step, sequence, document, start, match, length: Copied(
+            step, sequence, document, start + match, match, length
+        ),
+        *(st.integers(0, 3), sequence, st.integers(-1, DOCUMENTS - 1), st.integers(0, 2**40)),
+        *(st.integers(0, 9), st.integers(0, 2**40)),
+    )
     pieces = st.builds(Piece, tokens, texts)
-    samples = st.builds(Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50))
-    return rounds | decisions | commits | pieces | samples
+    power = st.none() | st.floats(0, 2000)
+    samples = st.builds(
+        Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
+    )
+    return rounds | decisions | commits | copies | pieces | samples
 
 
 @st.composite
@@ -111,6 +124,8 @@ def traces(draw: st.DrawFn, ended: bool | None = True) -> Trace:
     """Return a trace with any values; with a footer, without (False), or either (None)."""
     sequences = draw(st.integers(1, 3))
     trace = Trace(draw(headers(sequences)), spans=draw(spans(sequences)))
+    for number in range(DOCUMENTS):
+        trace.add(Document(number, tuple(draw(st.lists(tokens, max_size=4)))))
     for row in draw(st.lists(rows(sequences), max_size=10)):
         trace.add(row)
     if ended or (ended is None and draw(st.booleans())):

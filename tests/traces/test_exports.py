@@ -139,11 +139,23 @@ def test_tables_hold_every_row():
     assert float(accepted["p"]) > 0
 
 
+def test_the_table_of_copies_tells_what_became_of_each():
+    trace = sample_trace("llma")
+    rows = table(trace, "copies")
+    assert [int(r["start"]) for r in rows] == [c.start for c in trace.copies]
+    accepted = {r.step: r.accepted for r in trace.rounds}
+    assert [int(r["accepted"]) for r in rows] == [accepted[c.step] for c in trace.copies]
+    first = [d for d in trace.decisions if d.step == trace.copies[0].step and d.node >= 0]
+    assert rows[0]["text"] == "".join(trace.pieces[d.token] for d in first)
+
+
 def test_a_table_of_nothing_has_its_header_line():
     text = io.StringIO()
     write_csv(Trace(sample_trace().header), "tokens", text)
     assert text.getvalue().startswith("step,sequence,position,token,origin,text,time,p,q,u,rule\n")
-    with pytest.raises(UsageError, match="there is no table 'pets'; choose one of tokens, decisions, spans"):
+    with pytest.raises(
+        UsageError, match="there is no table 'pets'; choose one of tokens, decisions, copies, spans"
+    ):
         write_csv(sample_trace(), "pets", text)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
+from engine.runtime.events import SCHEMA
 from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
 from traces.export.assets import FOLDER, SCRIPTS, plotly_script, viewer_script
@@ -88,7 +89,7 @@ def test_the_summary_comes_before_the_scripts_and_says_everything(page):
     for word in (
         "Tell me about the <cat> & the mat.",
         "seed = 7",
-        "schema 1",
+        f"schema {SCHEMA}",
         "sample-pearl",
         "virtual · sample-2xGPU",
     ):

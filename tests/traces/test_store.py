@@ -1,18 +1,19 @@
 import json
 import sqlite3
 from dataclasses import asdict, replace
+from typing import get_args
 from uuid import uuid4
 
 import pytest
 from hypothesis import given
 
 from engine.errors import StoreError, UsageError
-from engine.runtime.events import Commit, Footer, Header, Occupancy, Piece, Round, Span, Trace
+from engine.runtime.events import Footer, Header, Row, Span, Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.store import Store
 
-TABLES = ("span", "round", "decision", "token", "piece", "occupancy", "run")
+TABLES = ("span", "round", "decision", "token", "document", "copied", "piece", "occupancy", "run")
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_search_and_filters(store):
 def test_delete_takes_all_rows_along(store):
     for kind in KINDS:
         store.insert(sample_trace(kind))
-    assert store.delete(["sample-pearl", "sample-shared", "never was"]) == 2
+    assert store.delete(["sample-llma", "sample-pearl", "sample-shared", "never was"]) == 3
     assert {s.header.method for s in store.runs()[0]} == {"autoregressive", "speculative"}
     store.delete([s.header.run_id for s in store.runs()[0]])
     connection = sqlite3.connect(store.path)
@@ -231,13 +232,14 @@ def test_a_store_closed_takes_nothing_more(tmp_path):
 
 
 def test_every_kind_of_row_is_stored(store):
-    trace = sample_trace("pearl")
-    kinds = {type(row) for row in trace.rows()}
-    assert kinds >= {Span, Round, Commit, Piece, Occupancy}
+    trace = sample_trace("llma")
+    assert {type(row) for row in trace.rows()} == set(get_args(Row))
     assert isinstance(trace.header, Header)
     store.insert(trace)
     connection = sqlite3.connect(store.path)
     counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}
     connection.close()
-    rows = (trace.spans, trace.rounds, trace.decisions, trace.commits, trace.pieces, trace.occupancy, [1])
+    rows = [trace.spans, trace.rounds, trace.decisions, trace.commits, trace.documents, trace.copies]
+    rows += [trace.pieces, trace.occupancy, [1]]
     assert list(counts.values()) == [len(part) for part in rows]
+    assert all(counts.values())

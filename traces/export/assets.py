@@ -9,6 +9,7 @@ FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
 SCRIPTS = (
     "model.js",
     "dom.js",
+    "sources.js",
     "card.js",
     "tokens.js",
     "figure.js",

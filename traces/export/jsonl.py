@@ -86,9 +86,15 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, trace.occupancy):
         if row.device not in devices:
             yield f"device {row.device!r} is not among the header's"
-    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits):
+    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies):
         if not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
+    documents = {d.document for d in trace.documents}
+    for copy in trace.copies:
+        if copy.document != -1 and copy.document not in documents:
+            yield f"document {copy.document} of a copy is not in the trace"
+        if min(copy.start - copy.match, copy.match, copy.length) < 0:
+            yield f"a copy has start {copy.start}, match {copy.match} and length {copy.length}"
     for span in trace.spans:
         if not 0 <= span.start <= span.end:
             yield f"span {span.id} lasts from {span.start} to {span.end}"

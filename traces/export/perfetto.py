@@ -125,3 +125,5 @@ def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
         at = {"pid": pids[sample.device], "ts": _us(sample.time)}
         yield {"ph": "C", "name": "measured load", **at, "args": {"share": sample.busy}}
         yield {"ph": "C", "name": "memory", **at, "args": {"bytes": sample.memory}}
+        if sample.power is not None:
+            yield {"ph": "C", "name": "power", **at, "args": {"watts": sample.power}}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from traces.export.assets import FOLDER, plotly_script, viewer_script, viewer_style
-from traces.view import view_model
+from traces.view import shown_config, view_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
 
     Args:
         traces: The runs compared, in the order shown; at least one.
-        redact_prompt: Leave the prompts out. The answers stay, and may repeat a prompt.
+        redact_prompt: Leave prompts and texts in settings out. The answers stay, and may repeat a prompt.
 
     Raises:
         UsageError: There is no run.
@@ -115,7 +115,7 @@ def _section(trace: Trace, run: Mapping[str, Any]) -> str:
         "time": header.clock,
         "who waited": shares or "nothing was decoded",
         "speculation": run["note"],
-        "method": f"{header.method} {_settings(header.config)}",
+        "method": f"{header.method} {_settings(shown_config(header, run['redacted']))}",
         "sampling": _settings(header.sampling),
         "limits": _settings(header.limits),
         "devices": ", ".join(f"{d.name} ({d.label})" for d in header.devices),

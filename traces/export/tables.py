@@ -1,4 +1,4 @@
-"""The rows of a trace as CSV, for a spreadsheet: tokens, decisions or spans."""
+"""The rows of a trace as CSV, for a spreadsheet: tokens, decisions, copies or spans."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from engine.errors import UsageError
-from engine.runtime.events import Commit, Decision, Span, Top
+from engine.runtime.events import Commit, Copied, Decision, Span, Top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.runtime.events import Trace
 
-Table = Literal["tokens", "decisions", "spans"]
+Table = Literal["tokens", "decisions", "copies", "spans"]
 _WHY = ("p", "q", "u", "rule")
 
 
@@ -26,7 +26,7 @@ def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
     Raises:
         UsageError: There is no such table.
     """
-    makers = {"tokens": _tokens, "decisions": _decisions, "spans": _spans}
+    makers = {"tokens": _tokens, "decisions": _decisions, "copies": _copies, "spans": _spans}
     if table not in makers:
         raise UsageError(f"there is no table {table!r}; choose one of {', '.join(get_args(Table))}")
     rows = makers[table](trace)
@@ -62,6 +62,18 @@ def _decisions(trace: Trace) -> Iterator[list[Any]]:
     for decision in trace.decisions:
         *values, top_p, top_q = _values(decision)
         yield [*values, _top(top_p), _top(top_q), trace.pieces.get(decision.token, "")]
+
+
+def _copies(trace: Trace) -> Iterator[list[Any]]:
+    yield [*_names(Copied), "accepted", "text"]
+    tokens: dict[tuple[int, int], list[Decision]] = {}
+    for decision in trace.decisions:
+        if decision.node >= 0:
+            tokens.setdefault((decision.step, decision.sequence), []).append(decision)
+    for copy in trace.copies:
+        copied = tokens.get((copy.step, copy.sequence), [])
+        accepted = sum(d.outcome == "accepted" for d in copied)
+        yield [*_values(copy), accepted, "".join(trace.pieces.get(d.token, "") for d in copied)]
 
 
 def _top(top: Top) -> str:

@@ -16,6 +16,7 @@ from tests.engine.methods.pairs import DRAFTERS, make_pair
 
 CONFIGS = {
     "speculative": [{"gamma": 1}, {"gamma": 5}],
+    "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
     "pearl": [
         {"gamma": 1},
         {"gamma": 4},
@@ -87,7 +88,7 @@ def test_tiny_models_of_every_family(tiny_cluster, method, config):
         trace = cluster.run(method, prompt, config=config, limits=Limits(new))
         assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
         tested = [d.outcome for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"]
-        if kind != "other" and tested:
+        if kind != "other" and tested and "drafter" in METHODS[method].uses:
             assert set(tested) == {"accepted" if kind == "right" else "rejected"}
 
 

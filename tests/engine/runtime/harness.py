@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.errors import UsageError
 from engine.model.pair import Pair
-from engine.placement import Placement
+from engine.model.slots import LanguageModel
+from engine.placement import Loader, Placement, Seat
 from engine.runtime.events import Device
-from engine.runtime.slab import Slab
 from engine.runtime.virtual import VirtualLoop, VirtualWorker
 from engine.session import Cluster
 from engine.simulate.oracle import scripted_pair
-from engine.types import Limits
+from engine.types import Layout, Limits
 
 NextToken = Callable[[np.ndarray], int]
 
@@ -28,6 +29,7 @@ class Flat:
     sample_us: int = 0
     communicate_us: int = 0
     pair: str = "flat"
+    preempts: bool = False
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         return self.target_us if model == "target" else self.drafter_us
@@ -50,25 +52,42 @@ class TestCluster(Cluster):
         return limits
 
 
+@dataclass(frozen=True)
+class Racks:
+    """As many virtual devices as a layout asks for: `gpu-drafter`, `gpu-target`, then `gpu-target-1` and so on."""
+
+    models: dict[str, LanguageModel]
+    latency: Flat
+    devices: int = 64
+
+    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+        if layout.targets + layout.drafters > self.devices:
+            raise UsageError(
+                f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
+            )
+        counts = {"drafter": layout.drafters, "target": layout.targets}
+        return {model: [_seat(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()}
+
+    def servers(self, drafters: int) -> int:
+        return self.devices - drafters
+
+    def hire(self, seat: Seat) -> VirtualWorker:
+        return VirtualWorker(seat.name, seat.devices, self.latency, self.latency.preempts)
+
+    def loader(self, model: str, seat: Seat) -> Loader:
+        return lambda: self.models[model]
+
+
+def _seat(name: str, number: int) -> Seat:
+    name += f"-{number}" if number else ""
+    return Seat(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
+
+
 def scripted_cluster(target: NextToken, drafter: NextToken, latency: Flat | None = None) -> TestCluster:
     """A virtual cluster whose target and drafter are functions of the token path."""
     latency = latency or Flat()
     models = dict(zip(("target", "drafter"), scripted_pair(target, drafter), strict=True))
-    devices = {m: Device(f"gpu-{m}", m, f"GPU · {m}", "virtual") for m in models}
-    workers = {m: VirtualWorker(devices[m], {m: lambda m=m: models[m]}, latency) for m in models}
-    slab = Slab("gpu-drafter", workers["target"].facts["target"].vocab_size, shared=False)
-    for worker in workers.values():
-        worker.host.connect({slab.name: slab.array})
+    site = Racks(models, latency)
     return TestCluster(
-        Pair.find("bundled"),
-        Placement(
-            "virtual",
-            dict(workers),
-            tuple(devices.values()),
-            slab.shape[1],
-            slab,
-            VirtualLoop,
-            "flat",
-            latency.c,
-        ),
+        Pair.find("bundled"), Placement("virtual", site, Layout(), VirtualLoop, "flat", latency.c)
     )

@@ -39,6 +39,7 @@ def reference():
             ("autoregressive", {}),
             ("speculative", {"gamma": 4}),
             ("pearl", {"gamma": 3}),
+            ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
                 trace = opened.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(40))
@@ -56,7 +57,8 @@ def _facts(trace: Trace) -> tuple[list[object], ...]:
         replace(d, p=d.p and round(d.p, 3), q=d.q and round(d.q, 3), top_p=(), top_q=())
         for d in map(strip, trace.decisions)
     ]
-    return list(map(strip, trace.rounds)), rounded, list(map(strip, trace.commits))
+    told = (trace.rounds, trace.commits, trace.documents, trace.copies)
+    return rounded, *(list(map(strip, rows)) for rows in told)
 
 
 def test_same_rows_on_every_runtime(cluster, reference):

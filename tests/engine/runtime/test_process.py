@@ -19,7 +19,8 @@ PROMPT = "Tell me a story about a lighthouse."
 
 
 def _workers(cluster):
-    return cluster.placement.workers
+    workers = cluster.placement.crew(cluster.placement.base).workers
+    return {model: worker for model, (worker,) in workers.items()}
 
 
 def test_a_killed_worker_ends_its_run_with_an_error_that_names_it():
@@ -33,9 +34,7 @@ def test_a_killed_worker_ends_its_run_with_an_error_that_names_it():
                 os.kill(worker.pid, signal.SIGKILL)
 
         start = time.perf_counter()
-        with pytest.raises(
-            WorkerDied, match=rf"CPU core \d+ · drafter \(process {worker.pid}\) was killed by SIGKILL"
-        ):
+        with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {worker.pid}\) was killed by SIGKILL"):
             cluster.run("speculative", PROMPT, limits=Limits(2000), listener=listen)
         assert time.perf_counter() - start < 10
         assert isinstance(events[-1], Footer)

@@ -8,10 +8,12 @@ from statistics import median
 import pytest
 
 from engine.errors import UsageError
-from engine.simulate.latency import Hardware, Latency, Model
+from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile, profiles
+from engine.simulate.roofline import Hardware, Model
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
+PEARL = [(name, pair) for name, pair in ALL if name.startswith("pearl-")]
 # c = T(target) / T(drafter), from Table 10 by hand
 C = {
     "codellama-7-34": 49.34 / 18.58,  # 2.66
@@ -36,11 +38,21 @@ def codellama() -> Latency:
     return Profile.load("pearl-3xA100").latency("codellama-7-34")
 
 
+def models(latency: Latency) -> list[str]:
+    return ["target", "drafter"] if latency.drafter else ["target"]
+
+
 @pytest.mark.parametrize(("name", "pair"), ALL)
-def test_one_row_costs_what_table_10_measured(name: str, pair: str):
+def test_one_row_costs_what_was_published(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
     assert latency("target", 1, 0) == round(1e6 / latency.target.speed)
-    assert latency("drafter", 1, 0) == round(1e6 / latency.drafter.speed)
+    if latency.drafter:
+        assert latency("drafter", 1, 0) == round(1e6 / latency.drafter.speed)
+
+
+@pytest.mark.parametrize(("name", "pair"), PEARL)
+def test_c_is_that_of_table_10(name: str, pair: str):
+    latency = Profile.load(name).latency(pair)
     assert latency.c == pytest.approx(C[pair], rel=1e-12)
     assert round(latency.c) == GAMMA[pair]
 
@@ -82,7 +94,7 @@ def test_a_small_model_by_hand():
 @pytest.mark.parametrize(("name", "pair"), ALL)
 def test_more_work_never_takes_less_time(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
-    for model in ("target", "drafter"):
+    for model in models(latency):
         by_rows = [latency(model, rows, 256) for rows in (1, 2, 5, 12, 64, 128, 160, 200, 512, 2048)]
         by_context = [latency(model, 4, context) for context in (0, 1, 100, 1000, 4000, 100_000)]
         by_batch = [latency(model, 2048, 0, batch) for batch in (64, 8, 2, 1)]
@@ -94,7 +106,9 @@ def test_more_work_never_takes_less_time(name: str, pair: str):
 @pytest.mark.parametrize(("name", "pair"), ALL)
 def test_verifying_a_draft_costs_little_more_than_one_row(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
-    assert latency("target", 9, 500) < 1.001 * latency("target", 1, 500)
+    assert latency("target", 9, 500) < (1.001 if name.startswith("pearl-") else 1.005) * latency(
+        "target", 1, 500
+    )
 
 
 def test_section_3_1_six_drafts_take_twice_a_verification():
@@ -103,9 +117,14 @@ def test_section_3_1_six_drafts_take_twice_a_verification():
     assert 2 < 6 * latency("drafter", 1, 300) / latency("target", 7, 300) < 2.5
 
 
+def table_10() -> dict[str, tuple[Model, Hardware]]:
+    pearl = [Profile.load(name) for name in profiles() if name.startswith("pearl-")]
+    return {key: (model, profile.hardware) for profile in pearl for key, model in profile.models.items()}
+
+
 def test_what_one_launch_cost_for_all_models_would_miss():
     """The figures of the module's docstring."""
-    shapes = {key: (m, p.hardware) for p in map(Profile.load, profiles()) for key, m in p.models.items()}
+    shapes = table_10()
     launch = {key: model.launch_us(hardware) for key, (model, hardware) in shapes.items()}
     assert len(launch) == 10
     assert sum(405 <= round(us) <= 474 for us in launch.values()) == 6
@@ -122,7 +141,7 @@ def test_what_one_launch_cost_for_all_models_would_miss():
 
 
 def test_a_pure_roofline_misses_table_10():
-    shapes = {key: (m, p.hardware) for p in map(Profile.load, profiles()) for key, m in p.models.items()}
+    shapes = table_10()
     short = {key: 1 - m.roofline_us(hardware, 1, 0) * m.speed / 1e6 for key, (m, hardware) in shapes.items()}
     assert min(short.values()) == pytest.approx(0.38, abs=0.005)
     assert max(short.values()) == pytest.approx(0.92, abs=0.005)

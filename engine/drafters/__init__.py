@@ -1,0 +1,1 @@
+"""Drafts that no model makes."""

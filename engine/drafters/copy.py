@@ -1,0 +1,89 @@
+"""Drafts by copying: what followed the last tokens where they stood before, in the text itself or in a document.
+
+Source: LLMA (Yang et al. 2023, arXiv:2304.04487), as EMS-SD uses it (section 4.1: match length 2, copy length 7).
+The papers do not say which of several matches is copied. Here the longest one wins, up to `LONGER` tokens more than
+asked for, and among equally long ones the latest: documents are read in order, then the sequence as it grows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.types import Draft, DraftToken, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+LONGER = 3
+"""A match may be this much longer than the shortest one that counts; LLMA's public code looks for 5 tokens first."""
+
+
+class Copier:
+    """Copies for one growing sequence; its answer is a function of the sequence and the documents.
+
+    Every n-gram keeps the place after its latest occurrence, so a call costs what the sequence has grown by, however
+    long the texts are.
+
+    Args:
+        documents: Token ids of the texts to copy from besides the sequence itself.
+        match: How many of the last tokens must stand together elsewhere; at least 1.
+        copy: Tokens to copy at most; at least 1.
+    """
+
+    def __init__(self, documents: Sequence[Sequence[int]] = (), match: int = 2, copy: int = 7) -> None:
+        self.match, self.copy = match, copy
+        self._documents = [[int(token) for token in document] for document in documents]
+        self._text: list[int] = []
+        self._places: dict[int, dict[tuple[int, ...], tuple[int, int]]] = {
+            n: {} for n in range(match + LONGER, match - 1, -1)
+        }
+        for number, document in enumerate(self._documents):
+            self._index(number, document, 0)
+
+    def find(self, tokens: np.ndarray) -> tuple[tuple[int, ...], Source | None]:
+        """Return the tokens to copy and where they stand; nothing and None when the last tokens match nowhere.
+
+        A copy that reaches the end of the sequence goes on with what it has copied so far, so a text that repeats
+        itself is copied on; one that reaches the end of a document ends there.
+
+        Args:
+            tokens: The sequence, (L,) int64; it begins with the sequence of the call before.
+
+        Raises:
+            ValueError: It is another sequence.
+        """
+        self._grow(tokens)
+        for n, places in self._places.items():
+            place = places.get(tuple(self._text[-n:])) if n <= len(self._text) else None
+            if place is not None:
+                return self._copy(*place), Source(*place, n)
+        return (), None
+
+    def draft(self, tokens: np.ndarray, most: int) -> Draft:
+        """Return what `find` copies as a draft of at most `most` tokens; empty when nothing matches."""
+        ids, source = self.find(tokens)
+        ids = ids[: max(most, 0)]
+        return Draft(tuple(DraftToken(t, i - 1) for i, t in enumerate(ids)), source=source if ids else None)
+
+    def _grow(self, tokens: np.ndarray) -> None:
+        known = len(self._text)
+        if len(tokens) < known or (known and tokens[known - 1] != self._text[-1]):
+            raise ValueError(f"a copier follows one growing sequence; it knows {known} tokens of another one")
+        self._text += tokens[known:].tolist()
+        self._index(-1, self._text, known)
+
+    def _index(self, number: int, text: list[int], known: int) -> None:
+        """Note the n-grams before every token from index `known` on: only what is followed by a token can be copied."""
+        for n, places in self._places.items():
+            for end in range(max(known, n), len(text)):
+                places[tuple(text[end - n : end])] = (number, end)
+
+    def _copy(self, number: int, start: int) -> tuple[int, ...]:
+        if number >= 0:
+            return tuple(self._documents[number][start : start + self.copy])
+        copied: list[int] = self._text[start : start + self.copy]
+        while len(copied) < self.copy:
+            copied.append(copied[start + len(copied) - len(self._text)])
+        return tuple(copied)

@@ -1,0 +1,204 @@
+"""Models and scores as a method sees them; where they live and what is cached is not the method's business."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
+
+from engine.runtime.jobs import Judge, Prefill, Propose, Proposed, Score, Tokens
+from engine.types import Draft, DraftToken, Prefix, RowRef, Verdict
+
+if TYPE_CHECKING:
+    from engine.runtime.run import Run
+    from engine.runtime.worker import Worker
+
+
+class Model:
+    """One model on one worker.
+
+    Args:
+        run: The run it serves.
+        name: `target` or `drafter`.
+        worker: Where it lives.
+    """
+
+    def __init__(self, run: Run, name: str, worker: Worker) -> None:
+        self._run = run
+        self.name = name
+        self.worker = worker
+
+    @property
+    def busy(self) -> bool:
+        """Whether work of this run is under way on its worker, stopped work that has not ended yet included."""
+        return self._run.busy(self.worker)
+
+    async def prefill(self, prefixes: Sequence[Prefix]) -> None:
+        """Cache the prefixes but for their last tokens."""
+        if any(len(prefix) > 1 for prefix in prefixes):
+            job = Prefill(self.name, tuple(prefixes))
+            await self._run.call(self, job, self._run.reserve(len(self.worker.devices)))
+
+    @overload
+    async def propose(self, prefix: Prefix, n: int, *, sampled: bool = True) -> Draft: ...
+    @overload
+    async def propose(self, prefix: Sequence[Prefix], n: int, *, sampled: bool = True) -> list[Draft]: ...
+    async def propose(
+        self, prefix: Prefix | Sequence[Prefix], n: int, *, sampled: bool = True
+    ) -> Draft | list[Draft]:
+        """Draft up to n tokens after the prefix, or after each of several, each from its own forward.
+
+        Args:
+            prefix: The tokens so far, drafted ones included.
+            n: How many; fewer, or none, where the output would end before.
+            sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, take the argmax (rule 2).
+        """
+        run = self._run
+        prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
+        counts = tuple(max(0, min(n, run.sequences[p.sequence].room - len(p))) for p in prefixes)
+        slab = run.slabs.get(self.worker.name) if sampled else None
+        leases = [slab.lease(count) for count in counts] if slab else []
+        lanes = len(self.worker.devices)
+        spans = run.reserve(max(counts, default=0) * lanes)
+        proposed: Sequence[tuple[Proposed, ...]] = [()] * len(prefixes)
+        if any(counts):
+            job = Propose(self.name, prefixes, counts, sampled, tuple(lease.rows for lease in leases))
+            proposed = (await run.call(self, job, spans)).value
+        drafts = list[Draft]()
+        for i, each in enumerate(proposed):
+            q = [RowRef(self.worker.name, row) for row in leases[i].rows] if leases else [None] * len(each)
+            tokens = tuple(
+                run.teller.drafted(
+                    prefixes[i].sequence,
+                    len(prefixes[i]) + at,
+                    DraftToken(t.id, at - 1, q[at], t.probability, t.top, spans[at * lanes]),
+                )
+                for at, t in enumerate(each)
+            )
+            drafts.append(Draft(tokens, (leases[i],) if leases else ()))
+        return drafts[0] if isinstance(prefix, Prefix) else drafts
+
+    def score(self, prefix: Prefix, draft: Draft) -> Scores:
+        """Start one forward over prefix and draft; the logits stay on the device. Await the scores to wait for it."""
+        return Scores(self._run, self, prefix, draft)
+
+    @overload
+    async def verify(self, prefix: Prefix, draft: Draft) -> Verdict: ...
+    @overload
+    async def verify(self, prefix: Sequence[Prefix], draft: Sequence[Draft]) -> list[Verdict]: ...
+    async def verify(
+        self, prefix: Prefix | Sequence[Prefix], draft: Draft | Sequence[Draft]
+    ) -> Verdict | list[Verdict]:
+        """Score a draft and judge it, or one draft for each of several prefixes, in one job."""
+        prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
+        drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
+        spans = self._run.reserve(3 * len(self.worker.devices))
+        judges = tuple(_judge(spans[0], d) for d in drafts)
+        job = Score(self.name, prefixes, tuple((d.ids, d.parents) for d in drafts), spans[0], judges)
+        reply = await self._run.call(self, job, spans)
+        verdicts = [
+            replace(verdict, draft=d, mode=_mode(len(d), len(d)), span=spans[0], forward=len(d))
+            for verdict, d in zip(reply.value, drafts, strict=True)
+        ]
+        return verdicts[0] if isinstance(prefix, Prefix) else verdicts
+
+
+class Forward:
+    """A forward whose span is shown once its kind is known, or nobody will judge it any more."""
+
+    def __init__(self, run: Run, model: Model, job: Score) -> None:
+        self.number = job.scores
+        self._run = run
+        self._model = model
+        self._sequence = job.prefixes[0].sequence
+        self._step = run.step
+        self._stopped = False
+        self.shown = False
+        self.ticket = run.submit(model, job)
+
+    def stop(self) -> None:
+        """Ask the worker to stop; the span comes as cancelled work once it has."""
+        self._stopped = True
+        self.ticket.stop()
+        self.let_go()
+
+    def show(self, kind: Any = "verify") -> None:
+        """Emit the span, if that has not happened; the forward must be over."""
+        failed = self.ticket.reply.cancelled() or self.ticket.reply.exception() is not None
+        if self.shown or failed:
+            return
+        self.shown = True
+        reply = self.ticket.reply.result()
+        reply = reply._replace(stamps=tuple(stamp._replace(kind=kind) for stamp in reply.stamps))
+        spans = range(self.number, self.number + len(reply.stamps))
+        outcome = "cancelled" if self._stopped else "done"
+        self._run.show(self._model, reply, spans, self._step, self._sequence, outcome)
+
+    def let_go(self) -> None:
+        """Nobody will judge it: show it when it is over, and let the device forget it."""
+        if self.ticket.reply.done():
+            self.show()
+        else:
+            self.ticket.reply.add_done_callback(lambda _: self.show())
+        self._run.drop(self._model, self.number)
+
+
+class Scores:
+    """Logits of one forward, left on the target's device; forgotten there once nobody refers to this.
+
+    Await it to wait until the forward is over.
+    """
+
+    def __init__(self, run: Run, model: Model, prefix: Prefix, draft: Draft) -> None:
+        self.number = run.reserve(len(model.worker.devices))[0]
+        self._run = run
+        self._model = model
+        self._rows = len(draft)
+        job = Score(model.name, (prefix,), ((draft.ids, draft.parents),), self.number)
+        self._forward = run.watch(Forward(run, model, job))
+        weakref.finalize(self, self._forward.let_go).atexit = False
+
+    def __await__(self) -> Generator[Any, None, Scores]:
+        """Wait until the forward is over; when the waiting is cancelled, the forward is asked to stop."""
+        try:
+            yield from asyncio.shield(self._forward.ticket.reply)
+        except asyncio.CancelledError:
+            self._forward.stop()
+            raise
+        return self
+
+    async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0) -> Verdict:
+        """Decide the draft with these scores, as soon as they are there.
+
+        Args:
+            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond what was scored.
+            bonus: Draw a token of the target's own after a fully accepted draft.
+            skip: Scored draft tokens decided before.
+        """
+        run, mode = self._run, _mode(len(draft), self._rows - skip)
+        deciding = run.submit(self._model, _judge(self.number, draft, bonus, skip))
+        await self
+        self._forward.show("pre-verify" if mode == "pre-verify" else "verify")
+        reply = await run.finish(self._model, deciding, run.reserve(2 * len(self._model.worker.devices)))
+        return replace(reply.value, draft=draft, mode=mode, span=self.number, forward=self._rows)
+
+    async def tokens(self, rows: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the target's own draw at these rows; 0 is the prefix's last token."""
+        reply = await self._run.call(self._model, Tokens(self.number, rows), range(0))
+        return reply.value
+
+
+def _judge(scores: int, draft: Draft, bonus: bool = True, skip: int = 0) -> Judge:
+    """Return the job, without what only the trace needs of a draft."""
+    return Judge(scores, Draft(tuple(replace(t, top=()) for t in draft.tokens)), bonus, skip)
+
+
+def _mode(judged: int, scored: int) -> str:
+    """What a verification was: it may judge one token more than its forward had seen."""
+    if judged == 0:
+        return "plain"
+    if judged <= scored:
+        return "verify"
+    return "post-verify" if scored else "pre-verify"

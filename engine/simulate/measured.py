@@ -1,0 +1,87 @@
+"""Times that were measured on a grid, and what is said between its points.
+
+The grid is over three numbers of a forward: rows per sequence, cached rows per sequence, sequences. Between two
+points of an axis the time is on the straight line that joins them, one axis after the other. Below the first point of an
+axis the time is that point's; above the last one the line through the last two goes on, unless it falls: a time measured
+with noise must not promise that more work takes less time than was ever seen. Nothing is smoothed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import Any
+
+from engine.errors import UsageError
+
+Axis = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Microseconds of a forward at every combination of three axes, each ascending."""
+
+    rows: Axis
+    """New rows per sequence."""
+    contexts: Axis
+    """Cached rows per sequence."""
+    batches: Axis
+    """Sequences."""
+    times: Mapping[tuple[float, float, float], float]
+    """By (rows, context, batch) of the axes."""
+
+    @classmethod
+    def of(cls, points: Sequence[Any]) -> Grid:
+        """Return the grid of a list of (rows, context, batch, microseconds), rows and context per sequence.
+
+        Raises:
+            UsageError: A point is no four numbers in range, appears twice, or is missing from the grid.
+        """
+        times: dict[tuple[float, float, float], float] = {}
+        for point in points:
+            rows, context, batch, us = _point(point)
+            if (rows, context, batch) in times:
+                raise UsageError(f"{point} is measured twice")
+            times[rows, context, batch] = us
+        rows, contexts, batches = (tuple(sorted({key[i] for key in times})) for i in range(3))
+        if missing := sorted(set(product(rows, contexts, batches)) - set(times)):
+            raise UsageError(f"there is no time for rows, context, batch = {list(missing[0])}")
+        return cls(rows, contexts, batches, times)
+
+    def __call__(self, rows: float, context: float, batch: float) -> float:
+        """Return microseconds of a forward; rows and context are per sequence, and may lie between whole numbers."""
+
+        def at_rows(c: float, b: float) -> float:
+            return _line(self.rows, [self.times[r, c, b] for r in self.rows], rows)
+
+        def at_context(b: float) -> float:
+            return _line(self.contexts, [at_rows(c, b) for c in self.contexts], context)
+
+        return _line(self.batches, [at_context(b) for b in self.batches], batch)
+
+    @property
+    def one_row(self) -> float:
+        """Microseconds of one row of one sequence: the median over the contexts measured."""
+        return median(self(1, context, 1) for context in self.contexts)
+
+
+def _point(point: Any) -> tuple[float, float, float, float]:
+    numbers = point if isinstance(point, list) else []
+    if len(numbers) != 4 or not all(type(n) in (int, float) for n in numbers):
+        raise UsageError(f"{point} is no point; it must be [rows, context, batch, microseconds]")
+    rows, context, batch, us = numbers
+    if rows < 1 or context < 0 or batch < 1 or not 0 < us < float("inf"):
+        raise UsageError(f"{point} is out of range; rows, batch and time must be above 0")
+    return rows, context, batch, us
+
+
+def _line(xs: Axis, ys: Sequence[float], x: float) -> float:
+    if len(xs) == 1 or x <= xs[0]:
+        return ys[0]
+    right = min(bisect_right(xs, x), len(xs) - 1)
+    left = right - 1
+    y = ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+    return max(y, ys[right]) if x > xs[-1] else y

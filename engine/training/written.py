@@ -1,0 +1,133 @@
+"""Text that the target itself writes: what a drafter meets when it is used, and so what it should learn from.
+
+Prompts are cut from the corpus: a chat after one of its `<|assistant|>` markers, any other document somewhere near
+its begin. Every second prompt is answered greedily, the others at temperature 1. Many answers are written at once,
+each in a slot of one cache; a slot whose answer ends takes the next prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model.decoder import Decoder
+from engine.model.slots import Rows
+from engine.training.data import Corpus, Stream
+
+FILE = "written.safetensors"
+LONGEST_PROMPT = 96
+"""Tokens of a prompt at most."""
+SLOTS = 64
+"""Answers written at once."""
+
+
+def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield prompts without end: documents in the corpus's own mixture and a random order, cut short.
+
+    Args:
+        corpus: The documents.
+        assistant: Id of the marker after which a chat's answer begins; None where there is none.
+        longest: Tokens of a prompt at most; a chat whose first answer begins later is left out.
+        seed: Fixes the order and the cuts.
+
+    Raises:
+        UsageError: No document can be cut.
+    """
+    rng, lengths = np.random.default_rng([seed, 1]), np.diff(corpus.starts)
+    documents, missed = np.repeat(np.arange(len(lengths)), corpus.repeats), 0
+    while missed < 100 * len(documents):
+        document = rng.choice(documents)
+        ids = corpus.ids[corpus.starts[document] :][
+            : lengths[document] - 1
+        ]  # its end is the target's to write
+        places = np.arange(min(8, len(ids)), len(ids) + 1)
+        if assistant is not None and assistant in ids:
+            places = np.flatnonzero(ids == assistant) + 1
+        places = places[(places > 0) & (places <= longest)]
+        missed = 0 if len(places) else missed + 1
+        if len(places):
+            yield ids[: rng.choice(places)].astype(np.int64)
+    raise UsageError(
+        f"no document of the corpus gives a prompt of at most {longest} tokens; give it other text"
+    )
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer in the making, in its slot."""
+
+    ids: list[int]
+    greedy: bool
+    fed: int = 0
+    """Tokens in the cache."""
+    end: int = field(init=False)
+    """Length at which it is cut off."""
+
+
+def write(
+    target: Decoder,
+    prompts: Iterator[np.ndarray],
+    eos: tuple[int, ...],
+    tokens: int,
+    longest: int,
+    seed: int,
+    heard: Callable[[int], None],
+    cancel: threading.Event,
+) -> list[np.ndarray]:
+    """Let the target answer prompts until it has written `tokens` tokens; return each prompt with its answer.
+
+    Args:
+        target: The model.
+        prompts: Where prompts come from.
+        eos: Ids after which an answer has ended.
+        tokens: Tokens to write; the answers then in the making are cut off.
+        longest: Tokens of an answer at most.
+        seed: Fixes the draws at temperature 1.
+        heard: Hears how many tokens are written.
+        cancel: Set it to stop.
+
+    Raises:
+        RunCancelled: `cancel` was set; nothing is kept.
+    """
+    slots = min(SLOTS, tokens)
+    cache = target.new_cache(slots, LONGEST_PROMPT + longest)
+    draws = torch.Generator().manual_seed(seed)
+    done, made, active = list[np.ndarray](), 0, list[_Answer]()
+
+    def start(number: int) -> _Answer:
+        answer = _Answer(next(prompts).tolist(), greedy=number % 2 == 0)
+        answer.end = len(answer.ids) + longest
+        return answer
+
+    begun = slots
+    active = [start(i) for i in range(slots)]
+    while made < tokens:
+        if cancel.is_set():
+            raise RunCancelled(
+                "stopped while the target wrote; its text is not kept: add --resume to write it anew"
+            )
+        parts = [Rows.chain(i, a.ids[a.fed :], a.fed) for i, a in enumerate(active)]
+        last = np.cumsum([len(part) for part in parts]) - 1
+        logits = target.forward(cache, Rows.join(parts), last).logits.cpu()
+        drawn = torch.multinomial(logits.softmax(-1), 1, generator=draws)[:, 0]
+        greedy = torch.tensor([a.greedy for a in active])
+        for i, token in enumerate(torch.where(greedy, logits.argmax(-1), drawn).tolist()):
+            answer = active[i]
+            answer.fed = len(answer.ids)
+            answer.ids.append(token)
+            if token in eos or len(answer.ids) == answer.end:
+                done.append(np.array(answer.ids, dtype=np.uint16))
+                active[i], begun = start(begun), begun + 1
+                cache.reset(i)
+        made += slots
+        heard(min(made, tokens))
+    return done + [np.array(a.ids, dtype=np.uint16) for a in active]

@@ -1,0 +1,142 @@
+"""The copier against a plain search through all texts, and its decisions one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafters.copy import LONGER, Copier
+from engine.types import Draft, Source
+
+
+def array(tokens) -> np.ndarray:
+    return np.asarray(tokens, dtype=np.int64)
+
+
+def find(tokens, documents=(), match=2, copy=7):
+    return Copier([array(d) for d in documents], match, copy).find(array(tokens))
+
+
+def naive(text: list[int], documents: list[list[int]], match: int, copy: int):
+    """Look at every place of every text, from the latest to the earliest, for the longest match first."""
+    texts = [*enumerate(documents), (-1, text)]
+    for n in range(match + LONGER, match - 1, -1):
+        for number, other in reversed(texts):
+            for start in range(len(other) - 1, n - 1, -1):
+                if n <= len(text) and other[start - n : start] == text[len(text) - n :]:
+                    ids: list[int] = []
+                    for i in range(copy):
+                        more = other + ids if number == -1 else other
+                        ids += more[start + i : start + i + 1]
+                    return tuple(ids), Source(number, start, n)
+    return (), None
+
+
+texts = st.lists(st.integers(0, 3), max_size=30)
+
+
+@given(texts, st.lists(texts, max_size=3), st.integers(1, 4), st.integers(1, 9), st.data())
+def test_it_finds_what_a_plain_search_finds(text, documents, match, copy, data):
+    copier = Copier([array(d) for d in documents], match, copy)
+    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths asked about")):
+        assert copier.find(array(text[:length])) == naive(text[:length], documents, match, copy)
+
+
+@given(texts, texts, st.integers(1, 3), st.integers(1, 9))
+def test_what_it_says_of_a_source_is_true(text, document, match, copy):
+    ids, source = find(text, [document], match, copy)
+    if source is None:
+        assert ids == ()
+        return
+    where = text if source.document == -1 else document
+    assert match <= source.match <= match + LONGER
+    assert where[source.start - source.match : source.start] == text[len(text) - source.match :]
+    assert list(ids[: len(where) - source.start]) == where[source.start : source.start + copy]
+    assert 1 <= len(ids) <= copy
+
+
+def test_the_tokens_after_the_match_are_copied():
+    assert find([1, 2, 3, 4, 5, 6, 1, 2], copy=3) == ((3, 4, 5), Source(-1, 2, 2))
+
+
+def test_no_match_is_no_copy():
+    assert find([1, 2, 3, 4, 5]) == ((), None)
+    assert find([]) == ((), None)
+    assert find([1]) == ((), None)
+    assert find([1, 1]) == ((), None), "the last two tokens do not match themselves"
+
+
+def test_the_longest_match_wins():
+    assert find([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], copy=2) == ((5, 6), Source(-1, 3, 3))
+
+
+def test_a_match_counts_up_to_three_tokens_more_than_asked_for():
+    long = [1, 2, 3, 4, 5, 6]
+    assert find([*long, 7, 0, *long[1:], 8, *long], copy=1) == ((8,), Source(-1, 13, 5))
+
+
+def test_the_latest_of_equal_matches_wins():
+    assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), Source(-1, 7, 2))
+
+
+def test_the_sequence_is_later_than_the_documents_and_they_come_in_order():
+    documents = [[1, 2, 30], [1, 2, 31]]
+    assert find([1, 2, 32, 1, 2], documents, copy=1) == ((32,), Source(-1, 2, 2))
+    assert find([1, 2], documents, copy=1) == ((31,), Source(1, 2, 2))
+    assert find([9, 1, 2, 32, 8, 1, 2], [[8, 1, 2, 30]], copy=1) == ((30,), Source(0, 3, 3))
+
+
+def test_a_copy_ends_where_its_document_ends():
+    assert find([1, 2], [[1, 2, 3, 4]]) == ((3, 4), Source(0, 2, 2))
+    assert find([3, 4], [[1, 2, 3, 4]]) == ((), None), "nothing follows the match"
+
+
+def test_a_copy_goes_on_into_itself_where_the_sequence_ends():
+    assert find([7, 7, 7], copy=5) == ((7,) * 5, Source(-1, 2, 2))
+    assert find([4, 5, 6, 4, 5], copy=8) == ((6, 4, 5, 6, 4, 5, 6, 4), Source(-1, 2, 2))
+
+
+def test_a_match_across_two_documents_is_none():
+    assert find([2, 3], [[1, 2], [3, 4]]) == ((), None)
+
+
+def test_a_draft_is_the_copy_cut_to_the_room():
+    copier = Copier(match=2, copy=7)
+    text = array([1, 2, 3, 4, 5, 6, 1, 2])
+    draft = copier.draft(text, 3)
+    assert (draft.ids, draft.parents, draft.source) == ((3, 4, 5), (-1, 0, 1), Source(-1, 2, 2))
+    assert {(t.q, t.span) for t in draft.tokens} == {(None, -1)}, "rule 2, by no forward"
+    assert copier.draft(text, 0) == Draft.empty()
+    assert Copier().draft(array([1, 2, 3]), 5) == Draft.empty()
+
+
+def test_parts_of_a_copied_draft_have_no_source():
+    draft = Copier().draft(array([1, 2, 3, 1, 2]), 7)
+    assert draft.source is not None
+    assert draft[:1].source is None
+    assert (draft + draft).source is None
+
+
+def test_a_copier_follows_one_sequence():
+    copier = Copier()
+    copier.find(array([1, 2, 3]))
+    for other in ([1, 2], [1, 2, 4, 5]):
+        with pytest.raises(ValueError, match="one growing sequence; it knows 3 tokens"):
+            copier.find(array(other))
+
+
+def test_a_call_costs_what_the_sequence_grew_by(monkeypatch):
+    looked = []
+    index = Copier._index
+    monkeypatch.setattr(
+        Copier,
+        "_index",
+        lambda self, n, text, known: looked.append(len(text) - known) or index(self, n, text, known),
+    )
+    copier = Copier([list(range(50))])
+    text = [i % 9 for i in range(400)]
+    for length in range(100, 401, 4):
+        copier.find(array(text[:length]))
+    assert looked == [50, 100, *[4] * 75]

@@ -1,0 +1,148 @@
+import json
+import sqlite3
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import UsageError
+from engine.runtime.events import SCHEMA, Copied, Document, to_json
+from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
+from traces import migrations
+from traces.export.jsonl import read_file
+from traces.export.report import render_report
+from traces.replay import state_at
+from traces.sources import copies, sources
+from traces.store import Store
+from traces.tokens import decoding_clock
+from traces.view import view_model
+
+
+@pytest.fixture
+def trace():
+    return sample_trace("llma", tokens=60, acceptance=0.7)
+
+
+def test_every_copied_token_stood_where_its_source_says(trace):
+    texts = {-1: [*PROMPT, *trace.token_ids()], 0: list(DOCUMENT)}
+    drafted = {}
+    for d in trace.decisions:
+        if d.node >= 0:
+            drafted.setdefault(d.step, []).append(d)
+    assert {c.step for c in trace.copies} == set(drafted)
+    seen = set()
+    for copy in copies(trace):
+        seen.add(copy["document"])
+        text, ids = texts[copy["document"]], [d.token for d in drafted[copy["step"]]]
+        start, position = copy["start"], copy["position"]
+        assert position == drafted[copy["step"]][0].position
+        assert copy["length"] == len(ids)
+        end = min(start + copy["length"], position) if copy["document"] == -1 else start + copy["length"]
+        assert text[start:end] == ids[: end - start]
+        before = [*PROMPT, *trace.token_ids()][:position]
+        assert text[start - copy["match"] : start] == before[-copy["match"] :]
+    assert seen == {-1, 0}, "the sample copies from both"
+
+
+def test_sources_are_prompts_and_documents_as_their_tokens_read(trace):
+    assert sources(trace) == [
+        {"sequence": 0, "document": -1, "texts": [WORDS[t] for t in PROMPT]},
+        {"sequence": -1, "document": 0, "texts": [WORDS[t] for t in DOCUMENT]},
+    ]
+
+
+def test_a_run_that_does_not_copy_has_no_sources():
+    assert sources(sample_trace("speculative")) == []
+    (run,) = view_model([sample_trace("speculative")])["runs"]
+    assert (run["copies"], run["sources"]) == ([], [])
+
+
+def test_a_text_with_an_unknown_token_is_left_out(trace):
+    trace.add(Document(1, (1, 99)))
+    assert [s["document"] for s in sources(trace)] == [-1, 0]
+
+
+def test_a_character_of_several_tokens_comes_with_the_last(trace):
+    pieces = {50: " x", 51: r"\xe2\x80", 52: r"\x99", 53: "s", 54: r"\xff", 55: r"C:\new"}
+    trace.pieces |= pieces
+    trace.documents = [Document(0, tuple(pieces))]
+    assert sources(trace)[1]["texts"] == [" x", "", "\u2019", "s", r"\xff", r"C:\new"]
+
+
+def test_replay_tells_the_copies_of_the_last_round(trace):
+    clock = decoding_clock(trace)
+    by_step = {c["step"]: [c] for c in copies(trace)}
+    assert state_at(trace, -1e9)["copies"] == []
+    for r in trace.rounds:
+        assert state_at(trace, clock(r.time))["copies"] == by_step.get(r.step, [])
+
+
+def test_a_redacted_view_tells_nothing_of_prompt_and_reference(trace):
+    header = replace(trace.header, config={"copy": 4, "reference": "my secret text"})
+    trace.header = header
+    (run,) = view_model([trace], redact_prompt=True)["runs"]
+    assert run["sources"] == []
+    assert "secret" not in json.dumps(run)
+    assert {(g["id"], g["text"]) for g in run["ghosts"]} == {(None, "▒")}
+    assert "secret" not in render_report([trace], redact_prompt=True)
+    assert "my secret text" in render_report([trace])
+    (run,) = view_model([trace])["runs"]
+    assert {g["text"] for g in run["ghosts"]} <= set(WORDS)
+
+
+def test_a_long_text_among_the_settings_is_cut_in_the_heading(trace):
+    trace.header = replace(trace.header, config={"reference": "a long  text\n" * 20})
+    (run,) = view_model([trace])["runs"]
+    assert run["config"] == "reference a long text a long text a long…"
+
+
+def test_without_a_drafter_nobody_waits_for_one(trace):
+    (run,) = view_model([trace])["runs"]
+    assert [part["label"] for part in run["headline"]] == ["target busy", "target idle"]
+    assert run["note"] == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"document": 3}, "document 3 of a copy is not in the trace"),
+        ({"document": -2}, "document -2 of a copy is not in the trace"),
+        ({"start": 1, "match": 2}, "a copy has start 1, match 2 and length 4"),
+        ({"match": -1}, "a copy has start 5, match -1"),
+        ({"length": -4}, "length -4"),
+        ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+    ],
+)
+def test_a_copy_that_cannot_be_is_refused(tmp_path, trace, fields, message):
+    values = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4, **fields}
+    trace.copies = [Copied(**values)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(to_json(e) for e in trace.events()))
+    with pytest.raises(UsageError, match=message):
+        read_file(path)
+
+
+def test_a_file_of_schema_1_is_read(tmp_path):
+    old = sample_trace("pearl")
+    old.header = replace(old.header, schema=1)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(to_json(e) for e in old.events()))
+    assert read_file(path) == old
+    assert SCHEMA == 2
+
+
+def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
+    path, old = tmp_path / "traces.db", sample_trace("pearl")
+    old.header = replace(old.header, schema=1)
+    with Store(path) as store:
+        store.insert(old)
+    with sqlite3.connect(path) as connection:  # as revision 0001 left it
+        connection.execute("DROP TABLE document")
+        connection.execute("DROP TABLE copied")
+        connection.execute("ALTER TABLE occupancy DROP COLUMN power")
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    connection.close()
+    assert migrations.known("0001")
+    with Store(path) as store:
+        assert store.load("sample-pearl") == old
+        store.insert(sample_trace("llma"))
+        assert store.load("sample-llma") == sample_trace("llma")
