@@ -113,6 +113,7 @@ class Cluster:
                 min(layout.batch, len(ids)),
                 max(map(len, ids)) + limits.max_new_tokens + SLACK,
                 self.placement.vocab_size,
+                layout.packing,
             )
             self._execute(found, cfg, recording, crew, begin, limits, cancel or threading.Event())
             return recording.trace
@@ -308,9 +309,7 @@ class _Recording:
 
 async def _through(method: Method, cfg: Any, run: Run, slots: int) -> None:
     first = [sequence.x for sequence in run.sequences[:slots]]
-    async with asyncio.TaskGroup() as prefills:
-        for model in (*run.drafters, *run.targets):
-            prefills.create_task(model.prefill(first))
+    await run.prefill(first)
     run.step = 1
     await method.decode(run, cfg)
 

@@ -81,6 +81,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """How a forward packs several sequences (EMS-SD, section 3); both off is what the paper calls the vanilla method."""
+
+    unpad_inputs: bool = True
+    """Only true rows are fed; otherwise padding rows make all sequences' new rows as many as those of the longest."""
+    unpad_kv: bool = True
+    """Each sequence's KV rows end where its tokens do; otherwise padding brings all of them to one length."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Which workers a method runs on; a placement finds devices for them."""
 
@@ -92,6 +102,8 @@ class Layout:
     """Sequences decoded at once."""
     turns: bool = False
     """Whether drafter and target take turns: they may then share devices where there are too few."""
+    packing: Packing = Packing()
+    """How their forwards are packed."""
 
 
 class RowRef(NamedTuple):

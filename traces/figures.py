@@ -81,8 +81,10 @@ def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, s
         labels: How each device is called; others are left out of the occupancies.
     """
     values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
-    for key in ("occupancy", "measured_occupancy"):
-        shares = values[key]
+    for key, shares in (
+        ("occupancy", metrics.occupancy),
+        ("measured_occupancy", metrics.measured_occupancy),
+    ):
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
     if not metrics.draft_forwards:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}

@@ -1,6 +1,6 @@
 """One file per command: `add_arguments(parser)` and `run(args) -> exit code`; its docstring is its help."""
 
-from app.cli import bench, compare, export, imports, methods, play, report, run, train
+from app.cli import bench, calibrate, compare, export, imports, methods, play, report, run, train
 
 COMMANDS = {
     "play": play,
@@ -11,6 +11,7 @@ COMMANDS = {
     "export": export,
     "import": imports,
     "train": train,
+    "calibrate": calibrate,
     "bench": bench,
 }
 """By the word on the command line."""

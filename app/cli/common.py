@@ -69,7 +69,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="local-process, local-thread, or virtual (local-process; virtual with --profile)",
     )
-    parser.add_argument("--profile", metavar="NAME", help="latency profile of a virtual cluster")
+    parser.add_argument(
+        "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name, or a file .toml"
+    )
     parser.add_argument("--profile-pair", metavar="NAME", help="one of the profile's pairs")
     parser.add_argument(
         "--tokens", default="pair", metavar="SOURCE", help="virtual only: pair, or bernoulli:RATE (pair)"

@@ -224,7 +224,7 @@ function stripLabel(run, row) {
   const spans = row.type === "strip";
   const share = spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy;
   const title = spans ? "share of decoding in which it works" : "mean load of the whole device while decoding, whoever used it";
-  return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)} %`}`);
+  return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)}\u202f%`}`);
 }
 
 function headOf(run) {

@@ -57,7 +57,7 @@ function runTables(run) {
     el("h4", {}, runName(run)),
     el("p", { class: "ss-headline" }, run.headline.map((part) => el("span", {}, `${part.label} ${part.percent} %`))),
     table(`Work and waiting per device, ${runName(run)}`, ["device", "what", "times", "total", "mean", "longest"], work),
-    loadTable(run),
+    ...loadTable(run),
     el("details", { class: "ss-fold" }, el("summary", {}, `${run.rounds.length} rounds`),
       table(`Rounds, ${runName(run)}`, columns, rounds),
       more > 0 ? el("p", { class: "ss-hint" }, `The first ${MOST_ROUNDS} are shown; ${more} follow.`) : null),
@@ -67,10 +67,10 @@ function runTables(run) {
 /** What the devices said of themselves; nothing where none was asked. */
 function loadTable(run) {
   const tracks = run.tracks.filter((track) => track.measured);
-  if (!tracks.length) return null;
-  return table(`Measured load per device, ${runName(run)}`, ["device", "source", "samples", "mean load", "most memory", "mean power"],
+  if (!tracks.length) return [];
+  return [table(`Measured load per device, ${runName(run)}`, ["device", "source", "samples", "mean load", "most memory", "mean power"],
     tracks.map(({ label, measured: m }) => [label, m.label, number(m.samples.length, 0), m.busy === null ? "–" : `${Math.round(100 * m.busy)} %`,
-      `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]));
+      `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]))];
 }
 
 function summary(label, what, lengths) {
@@ -113,5 +113,5 @@ function legend(model) {
     outcomes.has("corrected") || outcomes.has("bonus") ? ink("bonus", "from the target") : null,
     model.runs.some((run) => run.ghosts.length) ? ink("rejected", "rejected draft") : null,
     ...(model.runs.some((run) => run.copies.length)
-      ? [el("li", {}, el("span", { class: "ss-match" }, "matched"), el("span", { class: "ss-source" }, " and copied"))] : []));
+      ? [el("li", {}, el("span", {}, el("span", { class: "ss-match" }, "matched"), el("span", { class: "ss-source" }, " and copied")))] : []));
 }

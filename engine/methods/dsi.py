@@ -107,8 +107,10 @@ class _Turn:
         self.drafted = Draft.empty()
         self.start = run.x
         self.decided = 0
-        self.blocks = 0
-        """Whole blocks of the turn that were sent to a server."""
+        self.sent = 0
+        """Drafted tokens that some server has."""
+        self.over = False
+        """Whether the output has no room for more drafts."""
         self.running: list[_Task] = []
         self.ready: list[_Task] = []
 
@@ -125,6 +127,8 @@ class _Turn:
                     elif result:
                         self.drafted += result
                         self.draft(race)
+                    else:
+                        self.over = True
                 if await self.judge():
                     return
                 self.dispatch(race)
@@ -136,13 +140,14 @@ class _Turn:
 
     def dispatch(self, race: Race) -> None:
         """Send what is not decided to free servers: at every block's end, and at once when nothing covers the next position."""
-        while not self.covered or self.blocks < len(self.drafted) // self.cfg.lookahead:
+        blocks = len(self.drafted) // self.cfg.lookahead * self.cfg.lookahead
+        while not self.covered or self.sent < (len(self.drafted) if self.over else blocks):
             server = self.server()
             if server is None:
                 return
             scores = server.score(self.run.x, self.drafted[self.decided :])
             task = _Task(scores, self.decided, len(self.drafted))
-            self.blocks = len(self.drafted) // self.cfg.lookahead
+            self.sent = len(self.drafted)
             self.running.append(task)
             race.start(_finished(task))
 

@@ -1,4 +1,7 @@
-"""Attention of the new rows of one slot: to their ancestors, within the layer's sliding window, and nothing else."""
+"""Attention of the new rows of one slot: to their ancestors, within the layer's sliding window, and nothing else.
+
+Where slots are padded to one length (`Slots.align`) the padding is read too, and a mask hides it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from engine.model.slots import PAD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +51,13 @@ class Attention:
         """Rows cached before."""
         self.chained = cache.chain(slot) == self.stop
         """Whether all rows of the slot are one chain: then a row's position is its index."""
+        self.count = count
+        self.reads = cache.read(slot, count)
+        """Rows read: all those of the slot, and padding behind them."""
+        self.causal = self.chained or self._padded_chain(cache)
+        """Whether a causal mask will do: what a padding row behind the chain sees does not matter."""
         self._cache = cache
-        self._count = count
-        self._single = count == 1 and self.chained
+        self._single = count == 1 and self.chained and self.reads == self.stop
         self._held = cache.tensor.select(1, slot)
         self._fill = self._held.narrow(2, self.start, count).unbind(0)
         self._new = buffers.kv.narrow(1, first, count)
@@ -63,6 +72,18 @@ class Attention:
         else:
             self._queries = queries.transpose(0, 1).unsqueeze(0)
             self._read = read.view(queries.shape).transpose(0, 1).unsqueeze(0)
+
+    def _padded_chain(self, cache: Cache) -> bool:
+        behind = cache.flags[self.slot, cache.chain(self.slot) : self.stop]
+        return bool((behind & PAD).all()) and cache.chain(self.slot) > self.start
+
+    def _low(self, window: int | None) -> int:
+        """Return the first row that is read."""
+        return max(0, self.start + 1 - window) if window is not None and self.causal else 0
+
+    def cells(self, window: int | None) -> int:
+        """Return how many query-key cells a layer of this window computes in one head, masked ones included."""
+        return self.count * (self.reads - self._low(window))
 
     def run(self, layer: int, window: int | None) -> None:
         """Take the buffers' keys and values into the cache and write what each row reads into `buffers.read`.
@@ -91,17 +112,17 @@ class Attention:
             self._read.copy_(read)
 
     def _look(self, window: int | None) -> Seen:
-        low = max(0, self.start + 1 - window) if window is not None and self.chained else 0
-        keys, values = self._held.narrow(2, low, self.stop - low).chunk(2, 1)
+        low = self._low(window)
+        keys, values = self._held.narrow(2, low, self.reads - low).chunk(2, 1)
         if self._single:
             return Seen(keys.transpose(2, 3).unbind(0), values.unbind(0), None, causal=False)
         wide = window is None or self.stop - low <= window
-        causal = self.chained and self.start == 0 and wide
-        mask = None if causal else self._chain_mask(low, window) if self.chained else self._tree_mask(window)
+        causal = self.causal and self.start == 0 and wide and self.reads == self.stop
+        mask = None if causal else self._chain_mask(low, window) if self.causal else self._tree_mask(window)
         return Seen(keys.unsqueeze(1).unbind(0), values.unsqueeze(1).unbind(0), mask, causal)
 
     def _chain_mask(self, low: int, window: int | None) -> Tensor:
-        hidden = self._held.new_full((self._count, self.stop - low), -torch.inf)
+        hidden = self._held.new_full((self.count, self.reads - low), -torch.inf)
         mask = hidden.triu(self.start - low + 1)
         return mask if window is None else mask + hidden.tril(self.start - low - window)
 
@@ -111,4 +132,6 @@ class Attention:
             positions = self._cache.positions[self.slot, : self.stop]
             seen &= positions > positions[self.start :, None] - window
         hidden = torch.from_numpy(~seen).to(self._held.device)
-        return self._held.new_zeros(seen.shape).masked_fill_(hidden, -torch.inf)
+        mask = self._held.new_full((self.count, self.reads), -torch.inf)
+        mask[:, : self.stop].zero_().masked_fill_(hidden, -torch.inf)
+        return mask

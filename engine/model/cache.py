@@ -40,6 +40,17 @@ class Cache(Slots):
         """Keys, then values: (layers, slots, 2 x kv_heads, capacity, head_dim)."""
         self._buffers: dict[int, Buffers] = {}
 
+    def align(self, length: int, more: int = 0) -> None:
+        """Let attention read padding (see `Slots.align`); the tensor grows where that lies beyond its rows."""
+        super().align(length, more)
+        rows = self.tensor.shape[3]
+        if length + more > rows:
+            grown = self.tensor.new_zeros(
+                (*self.tensor.shape[:3], length + more + rows // 2, self.shape.head_dim)
+            )
+            grown[:, :, :, :rows] = self.tensor
+            self.tensor = grown
+
     def keep(self, slot: int, path: np.ndarray) -> None:
         """Make the rows of a path the trunk, tensors included, and drop all others."""
         n = len(path)

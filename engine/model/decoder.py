@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from engine.errors import UsageError
+from engine.model.aligned import Aligned, attend
 from engine.model.attention import Attention
 from engine.model.cache import Buffers, Cache
 from engine.model.slots import Output
@@ -72,8 +73,8 @@ class Decoder:
         try:
             index = cache.append(rows)
             buffers = cache.buffers(len(rows))
-            parts = [Attention(cache, buffers, slot, first, end - first) for slot, first, end in segments]
-            if len(parts) == 1 and parts[0].chained:
+            parts = list(attend(cache, buffers, segments))
+            if len(parts) == 1 and isinstance(parts[0], Attention) and parts[0].chained:
                 rotation = self._rotations[parts[0].start : parts[0].stop]
             else:
                 rotation = self._rotations[
@@ -83,7 +84,8 @@ class Decoder:
             states = self._run(x, rotation * self._scales, buffers, parts, hidden)
             if picked is not None:
                 x = x.index_select(0, picked)
-            return Output(self.head(self.norm(x)).float(), states)
+            cells = sum(part.cells(self.layers[0].window) for part in parts)
+            return Output(self.head(self.norm(x)).float(), states, cells)
         except BaseException:
             for slot, length in before:  # keys and values behind it were not all written
                 cache.truncate(slot, length)
@@ -107,7 +109,7 @@ class Decoder:
         x: Tensor,
         rotation: Tensor,
         buffers: Buffers,
-        parts: Sequence[Attention],
+        parts: Sequence[Attention | Aligned],
         hidden: tuple[int, ...],
     ) -> dict[int, Tensor]:
         """Run the layers on x, (T, D), in place and return the hidden states asked for."""

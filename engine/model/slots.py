@@ -92,6 +92,8 @@ class Output(NamedTuple):
     """(W, V) float32, one line for each wanted row, in the order asked for."""
     hidden: dict[int, Tensor]
     """(T, D) for each layer asked for: 0 is the embeddings, i the state after layer i, -1 the final normed state."""
+    cells: int = 0
+    """Query-key cells that attention computed in one layer and one head, masked ones included."""
 
 
 class Slots:
@@ -112,6 +114,10 @@ class Slots:
         self.parents = np.zeros(shape, dtype=np.int64)
         self.positions = np.zeros(shape, dtype=np.int64)
         self.flags = np.zeros(shape, dtype=np.uint8)
+        self.sequences = list(range(slots))
+        """The sequence that each slot holds."""
+        self.aligned = 0
+        """Rows that attention takes for cached in every slot: those behind a slot's own are padding. 0 for none."""
         self._extents = [_EMPTY] * slots
 
     def length(self, slot: int) -> int:
@@ -139,9 +145,23 @@ class Slots:
         """Forget all rows from `length` on."""
         self._extents[slot] = _Extent(*(min(length, n) for n in self._extents[slot]))
 
-    def reset(self, slot: int) -> None:
-        """Forget all rows."""
+    def reset(self, slot: int, sequence: int | None = None) -> None:
+        """Forget all rows; from now on the slot holds this sequence, by default the one of its own number."""
         self._extents[slot] = _EMPTY
+        self.sequences[slot] = slot if sequence is None else sequence
+
+    def align(self, length: int, more: int = 0) -> None:  # noqa: ARG002 - tensors need it
+        """Let attention take each slot's cached rows for that many: it reads the padding behind them, and masks it.
+
+        Args:
+            length: At least what every slot of the next forward holds; 0 ends it.
+            more: New rows per slot that the next forward brings at most.
+        """
+        self.aligned = length
+
+    def read(self, slot: int, count: int) -> int:
+        """Return how many rows attention reads for the last `count` rows of a slot, themselves included."""
+        return max(self._extents[slot].length, self.aligned + count)
 
     def match(self, slot: int, prefix: np.ndarray, limit: int) -> np.ndarray:
         """Return the rows of the longest path from the root whose tokens begin `prefix[:limit]`, (n,) int64.

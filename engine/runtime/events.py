@@ -101,6 +101,8 @@ class Span:
     """Rows already cached."""
     outcome: str
     """done, or cancelled."""
+    cells: int = 0
+    """Query-key cells its attention computed, in one layer and one head, masked and padding ones included."""
 
 
 @dataclass(frozen=True, slots=True)

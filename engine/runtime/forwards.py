@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ import torch
 from engine.errors import SpecScopeError
 from engine.model.slots import LanguageModel, Rows, Slots
 from engine.runtime.jobs import Stamp
-from engine.types import Prefix
+from engine.runtime.packing import Alignment, padded
+from engine.types import Packing, Prefix
 
 Tree = tuple[tuple[int, ...], tuple[int, ...]]
 """Ids and parents of a draft; parents are indices into it, -1 for the prefix's last token."""
@@ -27,13 +29,16 @@ class Forwards:
         self._room = (0, 0)
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
+        self._packing = Packing()
+        self._alignment = Alignment()
 
-    def begin(self, slots: int, capacity: int) -> None:
+    def begin(self, slots: int, capacity: int, packing: Packing) -> None:
         """Empty all slots; make more or longer ones where these are not enough."""
         if slots > self._room[0] or capacity > self._room[1]:
             self._room = (max(slots, self._room[0]), max(capacity, self._room[1]))
             self._caches = {}
         self._slots, self._free = {}, list(range(slots))[::-1]
+        self._packing, self._alignment = packing, Alignment()
         for cache in self._caches.values():
             for slot in range(slots):
                 cache.reset(slot)
@@ -42,11 +47,14 @@ class Forwards:
         """Give the slot of a sequence to the next one that comes."""
         if (slot := self._slots.pop(sequence, None)) is not None:
             self._free.append(slot)
+            self._alignment.leave(sequence)
 
     def cache(self, model: str) -> Slots:
         """Return a model's cache, made at its first use in a run."""
         if model not in self._caches:
             self._caches[model] = self.models[model].new_cache(*self._room)
+            for sequence, slot in self._slots.items():
+                self._caches[model].reset(slot, sequence)
         return self._caches[model]
 
     def slot(self, sequence: int) -> int:
@@ -62,8 +70,12 @@ class Forwards:
                 )
             slot = self._slots[sequence] = self._free.pop()
             for cache in self._caches.values():
-                cache.reset(slot)
+                cache.reset(slot, sequence)
         return self._slots[sequence]
+
+    def follow(self, prefixes: Sequence[Prefix]) -> None:
+        """Take note of how far each sequence has come since the last round; padding the KV cache depends on it."""
+        self._alignment.follow(prefixes)
 
     def extend(
         self,
@@ -90,24 +102,85 @@ class Forwards:
         """
         start = time.perf_counter_ns()
         cache = self.cache(name)
-        parts, wants, kept, rows = list[Rows](), list[np.ndarray](), 0, 0
-        for prefix, (ids, parents) in zip(prefixes, drafts, strict=True):
-            slot, length = self.slot(prefix.sequence), len(prefix)
-            path = cache.match(slot, prefix.tokens, length - 1 if logits else length)
-            cache.keep(slot, path)
-            have = len(path)
-            tokens = np.concatenate([prefix.tokens[have:], np.asarray(ids, dtype=np.int64)])
-            after = np.arange(have - 1, length - 1, dtype=np.int64)
-            tree = np.asarray(parents, dtype=np.int64) + length
-            parts.append(Rows.of(slot, tokens, np.concatenate([after, tree])))
-            wants.append(np.arange(rows + length - 1 - have, rows + len(tokens)) if logits else _NOTHING)
-            kept, rows = kept + have, rows + len(tokens)
-        want = wants[0] if len(wants) == 1 else np.concatenate(wants)
-        out = self.models[name].forward(cache, Rows.join(parts), want).logits
-        if out.is_cuda:
-            torch.cuda.current_stream(out.device).synchronize()
-        stamps.append(Stamp(kind, start, time.perf_counter_ns(), rows, kept))
-        return [out] if len(wants) == 1 else list(out.split([len(w) for w in wants]))
+        each = zip(prefixes, drafts, strict=True)
+        parts = [self._part(cache, i, prefix, draft, logits) for i, (prefix, draft) in enumerate(each)]
+        return self._forward(name, parts, stamps, kind, start)
+
+    def branch(self, name: str, prefix: Prefix, level: Tree, stamps: list[Stamp], kind: str) -> torch.Tensor:
+        """Hang the nodes of one level on the tree that grows after a prefix; nothing of it is dropped.
+
+        Args:
+            name: The model's.
+            prefix: The tokens before the tree; `extend` has forwarded them, and all levels above hang on them.
+            level: The level's N nodes; their parents are indices into the whole tree.
+            stamps: Takes the forward's stamp.
+            kind: The span's kind.
+
+        Returns:
+            The logits after each node, (N, V).
+        """
+        start = time.perf_counter_ns()
+        slot, (ids, parents) = self.slot(prefix.sequence), level
+        rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix))
+        part = _Part(0, prefix.sequence, slot, rows, self.cache(name).length(slot), len(ids))
+        return self._forward(name, [part], stamps, kind, start)[0]
+
+    def _forward(
+        self, name: str, parts: list[_Part], stamps: list[Stamp], kind: str, start: int
+    ) -> list[torch.Tensor]:
+        """Run one forward over all parts; return the logits that each wants."""
+        cache = self.cache(name)
+        parts.sort(key=lambda part: part.slot)  # neighbours in the cache stand next to each other
+        rows, want, context = self._pack(cache, parts)
+        out = self.models[name].forward(cache, rows, want)
+        if out.logits.is_cuda:
+            torch.cuda.current_stream(out.logits.device).synchronize()
+        stamps.append(Stamp(kind, start, time.perf_counter_ns(), len(rows), context, cells=out.cells))
+        if len(parts) == 1:
+            return [out.logits]
+        found = zip(parts, out.logits.split([part.wanted for part in parts]), strict=True)
+        return [lines for _, lines in sorted(found, key=lambda item: item[0].number)]
+
+    def _part(self, cache: Slots, number: int, prefix: Prefix, draft: Tree, logits: bool) -> _Part:
+        """Bring a sequence's slot back to what fits the prefix, and return what is still to be forwarded."""
+        slot, length = self.slot(prefix.sequence), len(prefix)
+        path = cache.match(slot, prefix.tokens, length - 1 if logits else length)
+        cache.keep(slot, path)
+        have, (ids, parents) = len(path), draft
+        tokens = np.concatenate([prefix.tokens[have:], np.asarray(ids, dtype=np.int64)])
+        after = np.arange(have - 1, length - 1, dtype=np.int64)
+        tree = np.asarray(parents, dtype=np.int64) + length
+        rows = Rows.of(slot, tokens, np.concatenate([after, tree]))
+        return _Part(number, prefix.sequence, slot, rows, have, 1 + len(ids) if logits else 0)
+
+    def _pack(self, cache: Slots, parts: Sequence[_Part]) -> tuple[Rows, np.ndarray, int]:
+        """Return the packed rows, which of them have their logits wanted, and how many rows are cached before them."""
+        context = sum(part.cached for part in parts)
+        cache.align(0)
+        if not self._packing.unpad_kv:
+            length = self._alignment.length({part.sequence: part.cached for part in parts})
+            cache.align(length, max(len(part.rows) for part in parts))
+            context = length * len(parts)
+        counts = [len(part.rows) for part in parts]
+        if not self._packing.unpad_inputs:
+            counts = [max(counts)] * len(parts)
+        rows = [padded(part.rows, count) for part, count in zip(parts, counts, strict=True)]
+        want, first = list[np.ndarray](), 0
+        for part, count in zip(parts, counts, strict=True):
+            last = first + len(part.rows)
+            want.append(np.arange(last - part.wanted, last))
+            first += count
+        return Rows.join(rows), want[0] if len(want) == 1 else np.concatenate(want), context
 
 
-_NOTHING = np.empty(0, dtype=np.int64)
+class _Part(NamedTuple):
+    """What a forward does for one sequence."""
+
+    number: int
+    """Its place in the call."""
+    sequence: int
+    slot: int
+    rows: Rows
+    cached: int
+    wanted: int
+    """Its last rows, whose logits are wanted."""

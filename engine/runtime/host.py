@@ -17,11 +17,13 @@ from engine.accept import judge
 from engine.draws import Draws, Key, facts, propose_token, warp
 from engine.model.slots import Rows
 from engine.runtime.forwards import NO_DRAFT, Forwards
+from engine.runtime.growing import Drafting, grow
 from engine.runtime.jobs import (
     Begin,
     Connect,
     Drop,
     Facts,
+    Grow,
     Job,
     Judge,
     Load,
@@ -70,6 +72,8 @@ class Host:
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
         """Execute one job; `stopped` is asked between forwards."""
         stamps: list[Stamp] = []
+        if isinstance(job, Prefill | Propose | Grow | Score):
+            self.forwards.follow(job.prefixes)
         match job:
             case Load():
                 value = self._load(job)
@@ -83,6 +87,8 @@ class Host:
                 value = self._prefill(job, stamps)
             case Propose():
                 value = self._propose(job, stamps, stopped)
+            case Grow():
+                value = grow(self.forwards, job, self._drafting(job), stamps, stopped)
             case Score():
                 value = self._score(job, stamps)
             case Judge():
@@ -106,7 +112,7 @@ class Host:
         self._sampling = job.sampling
         self._vocab_size = job.vocab_size
         self._scores.clear()
-        self.forwards.begin(job.slots, job.capacity)
+        self.forwards.begin(job.slots, job.capacity, job.packing)
 
     def _draws(self, sequence: int) -> Draws:
         """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
@@ -143,6 +149,10 @@ class Host:
                 logits[i].append(row)
                 prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
         return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
+
+    def _drafting(self, job: Grow) -> Drafting:
+        draws = self._draws(job.prefixes[0].sequence)
+        return Drafting(self._sampling, draws, self._vocab_size, self._write)
 
     def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
         if not ids:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from engine.model.slots import LanguageModel
-from engine.types import Draft, Prefix, Sampling
+from engine.types import Draft, Packing, Prefix, Sampling
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Begin:
     """KV rows per slot."""
     vocab_size: int
     """The target's; a drafter never proposes an id beyond it."""
+    packing: Packing
+    """How forwards of several sequences are packed."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,21 @@ class Propose:
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
     """Slab rows to write q to, per prefix; empty for greedy drafts."""
+
+
+@dataclass(frozen=True)
+class Grow:
+    """Draft a tree after a prefix, one forward for each level. Value: a tuple of `Grown`, level by level."""
+
+    model: str
+    prefixes: tuple[Prefix]
+    width: int
+    """Nodes per level at most."""
+    depth: int
+    """Levels."""
+    sampled: bool
+    rows: tuple[int, ...]
+    """Slab rows to write q to, one for each node with children at most; empty for greedy drafts."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,9 @@ class Measure:
     repeats: int
 
 
-Job: TypeAlias = Load | Connect | Begin | Retire | Prefill | Propose | Score | Judge | Tokens | Drop | Measure
+Job: TypeAlias = (
+    Load | Connect | Begin | Retire | Prefill | Propose | Grow | Score | Judge | Tokens | Drop | Measure
+)
 CONTROL = (Begin, Retire, Judge, Tokens, Drop)
 """Jobs answered at once, never queued behind another run's or round's forward."""
 
@@ -142,6 +161,20 @@ class Proposed(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class Grown(NamedTuple):
+    """One node of a drafted tree as the worker reports it."""
+
+    id: int
+    parent: int
+    """Index of its parent in the tree; -1 is the prefix's last token."""
+    level: int
+    """Nodes above it."""
+    row: int
+    """The slab row it was drawn from; -1 when it was not."""
+    probability: float
+    top: tuple[tuple[int, float], ...]
+
+
 class Stamp(NamedTuple):
     """When a worker did a piece of work: nanoseconds on its clock."""
 
@@ -152,6 +185,8 @@ class Stamp(NamedTuple):
     context: int
     lane: int = 0
     """Which of the worker's devices did it."""
+    cells: int = 0
+    """Query-key cells its attention computed, in one layer and one head."""
 
 
 class Reply(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from engine.runtime.jobs import Judge, Prefill, Propose, Proposed, Score, Tokens
+from engine.runtime.jobs import Grow, Grown, Judge, Prefill, Propose, Proposed, Score, Tokens
 from engine.types import Draft, DraftToken, Prefix, RowRef, Verdict
 
 if TYPE_CHECKING:
@@ -79,6 +79,38 @@ class Model:
             )
             drafts.append(Draft(tokens, (leases[i],) if leases else ()))
         return drafts[0] if isinstance(prefix, Prefix) else drafts
+
+    async def grow(self, prefix: Prefix, width: int, depth: int, *, sampled: bool = True) -> Draft:
+        """Draft a tree after the prefix, one forward over all nodes of a level (see `engine.drafters.tree`).
+
+        Args:
+            prefix: The tokens so far.
+            width: Nodes per level at most.
+            depth: Levels; fewer, or none, where the output would end before.
+            sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, the most probable paths (rule 2).
+        """
+        run, start = self._run, len(prefix)
+        levels = max(0, min(depth, run.sequences[prefix.sequence].room - start))
+        if not levels:
+            return Draft.empty()
+        slab = run.slabs.get(self.worker.name) if sampled else None
+        lease = slab.lease(1 + width * (levels - 1)) if slab else None
+        lanes = len(self.worker.devices)
+        spans = run.reserve(levels * lanes)
+        job = Grow(self.name, (prefix,), width, levels, sampled, lease.rows if lease else ())
+        grown: Sequence[Grown] = (await run.call(self, job, spans)).value
+        tokens = tuple(
+            run.teller.drafted(
+                prefix.sequence,
+                start + t.level,
+                DraftToken(t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.level * lanes]),
+            )
+            for t in grown
+        )
+        return Draft(tokens, (lease,) if lease else ())
+
+    def _q_row(self, row: int) -> RowRef | None:
+        return None if row < 0 else RowRef(self.worker.name, row)
 
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
         """Start one forward over prefix and draft; the logits stay on the device. Await the scores to wait for it."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, cast
 
+from engine.runtime.batch import Batch
 from engine.runtime.events import Event, Span, SpanKind
-from engine.runtime.jobs import Drop, Job, Reply
+from engine.runtime.jobs import Drop, Job, Reply, Retire
 from engine.runtime.models import Forward, Model
 from engine.runtime.race import Race
 from engine.runtime.sequence import Sequence as Decoded
@@ -96,6 +97,22 @@ class Run:
         """Return a race; see there."""
         return Race()
 
+    def batch(self, size: int, *, dynamic: bool = False) -> Batch:
+        """Return the batch of the run's sequences; see there."""
+        return Batch(self, size, dynamic=dynamic)
+
+    async def prefill(self, prefixes: Sequence[Prefix]) -> None:
+        """Cache prefixes on all models at once, but for their last tokens."""
+        async with asyncio.TaskGroup() as prefills:
+            for model in (*self.drafters, *self.targets):
+                prefills.create_task(model.prefill(prefixes))
+
+    async def retire(self, sequences: Sequence[int]) -> None:
+        """Free the KV slots of sequences that ended, on every worker."""
+        for model in (*self.drafters, *self.targets):
+            for sequence in sequences:
+                await self.submit(model, Retire(sequence)).reply
+
     def document(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a reference document, and record it."""
         tokens = self._encode(text)
@@ -176,7 +193,7 @@ class Run:
         for number, stamp in zip(spans, reply.stamps, strict=False):
             device, kind = model.worker.devices[stamp.lane].name, cast("SpanKind", stamp.kind)
             start, end = stamp.start - self._origin, stamp.end - self._origin
-            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome)
+            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells)
             self._emit(Span(number, device, kind, start, end, *work))
 
     def busy(self, worker: Worker) -> bool:

@@ -18,7 +18,7 @@ from engine.runtime.events import Decision, Trace
 from engine.types import check_range
 
 NextToken = Callable[[np.ndarray, int], int]
-"""From all token ids so far, (L,) int64, and the slot (the sequence's number) to the next token."""
+"""From all token ids so far, (L,) int64, and the sequence's number to the next token."""
 
 IMPOSSIBLE = -1e4
 """Logit of every token that is not said: its probability is 0 in float32 up to temperature 95."""
@@ -65,13 +65,14 @@ class Scripted:
         logits = torch.full((len(want), self.vocab_size), IMPOSSIBLE)
         for line, row in enumerate(want):
             slot = int(rows.slots[row])
-            token = self._next_token(cache.path(slot, int(inside[row])), slot)
+            token = self._next_token(cache.path(slot, int(inside[row])), cache.sequences[slot])
             if not 0 <= token < self.vocab_size:
                 raise UsageError(
                     f"{self.name} said token {token}; its vocabulary is 0 to {self.vocab_size - 1}"
                 )
             logits[line, token] = 0
-        return Output(logits, {})
+        each = [(slot, end - first) for slot, first, end in rows.segments()]
+        return Output(logits, {}, sum(count * cache.read(slot, count) for slot, count in each))
 
 
 def scripted_pair(
@@ -111,18 +112,18 @@ def bernoulli_pair(
         position = len(path) - prompt_length
         return position, int(path[-1]) if position > 0 else -1
 
-    def say(path: np.ndarray, slot: int) -> int:
-        return _number("say", seed, slot, *place(path)) % len(words)
+    def say(path: np.ndarray, sequence: int) -> int:
+        return _number("say", seed, sequence, *place(path)) % len(words)
 
-    def propose(path: np.ndarray, slot: int) -> int:
+    def propose(path: np.ndarray, sequence: int) -> int:
         position, last = place(path)
-        right = say(path, slot)
-        if _agrees(rate, seed, slot, position):
+        right = say(path, sequence)
+        if _agrees(rate, seed, sequence, position):
             return int(words[right])
-        return int(words[_another(right, len(words), "other", seed, slot, position, last)])
+        return int(words[_another(right, len(words), "other", seed, sequence, position, last)])
 
     return (
-        Scripted("target", lambda path, slot: int(words[say(path, slot)]), vocab_size),
+        Scripted("target", lambda path, sequence: int(words[say(path, sequence)]), vocab_size),
         Scripted("drafter", propose, vocab_size),
     )
 
@@ -171,32 +172,32 @@ class _Recording:
             )
         self._rate = sum(agreed) / len(agreed)
 
-    def say(self, path: np.ndarray, slot: int) -> int:
+    def say(self, path: np.ndarray, sequence: int) -> int:
         """Return the target's token after the path."""
-        token = self._sequence(path, slot).after(path)
-        return self._stray("say", path, slot) if token is None else token
+        token = self._sequence(path, sequence).after(path)
+        return self._stray("say", path, sequence) if token is None else token
 
-    def propose(self, path: np.ndarray, slot: int) -> int:
+    def propose(self, path: np.ndarray, sequence: int) -> int:
         """Return the drafter's token after the path."""
-        sequence, position = self._sequence(path, slot), len(path)
-        token = sequence.after(path)
+        text, position = self._sequence(path, sequence), len(path)
+        token = text.after(path)
         if token is None:
-            return self._stray("propose", path, slot)
-        if position in sequence.drafts:
-            return sequence.drafts[position]
-        if _agrees(self._rate, self._seed, slot, position):
+            return self._stray("propose", path, sequence)
+        if position in text.drafts:
+            return text.drafts[position]
+        if _agrees(self._rate, self._seed, sequence, position):
             return token
-        return _another(token, self.vocab_size, "other", self._seed, slot, position)
+        return _another(token, self.vocab_size, "other", self._seed, sequence, position)
 
-    def _sequence(self, path: np.ndarray, slot: int) -> _Sequence:
-        if slot >= len(self._sequences) or not self._sequences[slot].knows(path):
+    def _sequence(self, path: np.ndarray, sequence: int) -> _Sequence:
+        if sequence >= len(self._sequences) or not self._sequences[sequence].knows(path):
             raise UsageError(
-                f"sequence {slot} has another prompt than {self._run}; replay it with the recorded prompt"
+                f"sequence {sequence} has another prompt than {self._run}; replay it with the recorded prompt"
             )
-        return self._sequences[slot]
+        return self._sequences[sequence]
 
-    def _stray(self, purpose: str, path: np.ndarray, slot: int) -> int:
-        return _number(purpose, self._seed, slot, len(path), path[-1]) % self.vocab_size
+    def _stray(self, purpose: str, path: np.ndarray, sequence: int) -> int:
+        return _number(purpose, self._seed, sequence, len(path), path[-1]) % self.vocab_size
 
 
 class _Sequence:
@@ -239,8 +240,8 @@ def _number(*key: object) -> int:
     return int.from_bytes(blake2b(" ".join(map(str, key)).encode(), digest_size=8).digest(), "big")
 
 
-def _agrees(rate: float, seed: int, slot: int, position: int) -> bool:
-    return (_number("agree", seed, slot, position) >> 11) * 2.0**-53 < rate
+def _agrees(rate: float, seed: int, sequence: int, position: int) -> bool:
+    return (_number("agree", seed, sequence, position) >> 11) * 2.0**-53 < rate
 
 
 def _another(index: int, size: int, *key: object) -> int:

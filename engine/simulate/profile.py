@@ -192,7 +192,7 @@ def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]
     if ("devices" in document) == ("gpus" in document):
         raise UsageError("devices is missing, or gpus; a profile has one of them")
     if "gpus" in document:
-        return [], tuple(f"gpu{i}" for i in range(value(document["gpus"], int, "gpus")))
+        return [], _listed(document["gpus"])
     rows = value(document["devices"], list, "devices")
     places = [record(_Place, row, f"devices.{i}.") for i, row in enumerate(rows)]
     roles = sorted(place.role for place in places)
@@ -201,6 +201,16 @@ def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]
             f"devices have the roles {', '.join(roles)}; there must be one drafter and one target"
         )
     return places, tuple(_names(places))
+
+
+def _listed(gpus: Any) -> tuple[str, ...]:
+    """Return the names of plain GPUs: a number of them, or a list of names where they are not GPUs but cores."""
+    if not isinstance(gpus, list):
+        return tuple(f"gpu{i}" for i in range(value(gpus, int, "gpus")))
+    names = [value(name, str, f"gpus.{i}") for i, name in enumerate(value(gpus, list, "gpus"))]
+    if len(set(names)) < len(names):
+        raise UsageError(f"gpus is {names}; each name may appear once")
+    return tuple(names)
 
 
 def _names(places: list[_Place]) -> Iterator[str]:

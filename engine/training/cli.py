@@ -1,4 +1,4 @@
-"""`train pair` and `train card` on the command line; nothing heavy is imported before one of them runs."""
+"""`train pair`, `train drafter` and `train card` on the command line; nothing heavy is imported before one of them runs."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import dataclasses
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from engine.training.options import CardSettings, PairOptions, Shape
+from engine.training.options import CardSettings, DrafterOptions, PairOptions, Recipe, Shape
 
 CARD = "README.md"
 
 if TYPE_CHECKING:
     from engine.model.pair import Pair
-    from engine.training.pair import Progress
+    from engine.training.steps import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the commands `pair` and `card` with their options."""
+    """Add the commands `pair`, `drafter` and `card` with their options."""
     words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     doc = "train a target and its drafter from text, and measure them"
     pair = words.add_parser("pair", help=doc, description=doc, allow_abbrev=False)
     _add_pair(pair)
     pair.set_defaults(train=_train_pair)
+    doc = "make a pair's drafter thinner, and distil it on text the target itself writes"
+    drafter = words.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
+    _add_drafter(drafter)
+    drafter.set_defaults(train=_train_drafter)
     doc = "measure a pair and write its model card"
     card = words.add_parser("card", help=doc, description=doc, allow_abbrev=False)
     _add_card(card)
@@ -45,12 +50,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_pair(parser: argparse.ArgumentParser) -> None:
+    _add_recipe(parser, PairOptions)
+    _add_prompts(parser)
+
+
+def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="written.safetensors of an earlier training with this target",
+    )
+    _add_recipe(parser, DrafterOptions)
+
+
+def _add_recipe(parser: argparse.ArgumentParser, options: type[Recipe]) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of NAME.txt.xz files")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the pair")
     parser.add_argument("--resume", action="store_true", help="go on with the training that --out holds")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (all)")
-    _add_prompts(parser)
-    for field in dataclasses.fields(PairOptions):
+    for field in dataclasses.fields(options):
         if field.metadata:
             _add_setting(parser, field)
         elif isinstance(field.default, Shape):
@@ -96,22 +116,43 @@ def _add_card(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_pair(args: argparse.Namespace) -> int:
-    names = {f.name for f in dataclasses.fields(PairOptions)}
-    given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names}
+    given = _given(args, PairOptions)
     given |= {role: Shape.parse(given[role]) for role in ("target", "drafter")}
     options = PairOptions(**given)
-    import torch
-
     from engine.training.pair import train_pair
+
+    _train(train_pair, options, args)
+    card = CardSettings(data=options.data, prompts=tuple(args.prompts), window=options.sequence)
+    return _write_card(*_find_pair(str(options.out)), card, options.out / CARD)
+
+
+def _train_drafter(args: argparse.Namespace) -> int:
+    _, folder = _find_pair(args.pair)
+    given = _given(args, DrafterOptions)
+    given["pair"] = folder
+    options = DrafterOptions(**given)
+    from engine.training.drafter import train_drafter
+
+    _train(train_drafter, options, args)
+    sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
+    return 0
+
+
+def _given(args: argparse.Namespace, options: type[Recipe]) -> dict[str, Any]:
+    names = {f.name for f in dataclasses.fields(options)}
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> None:
+    """Train with a progress bar, until the end or Ctrl-C."""
+    import torch
 
     if args.threads is not None:
         if args.threads < 1:
             raise UsageError(f"threads is {args.threads}; it must be at least 1")
         torch.set_num_threads(args.threads)
     with _cancel_on_interrupt() as cancel, _Bar() as bar:
-        train_pair(options, bar.show, cancel, resume=args.resume)
-    card = CardSettings(data=options.data, prompts=tuple(args.prompts), window=options.sequence)
-    return _write_card(*_find_pair(str(options.out)), card, options.out / CARD)
+        train(options, bar.show, cancel, resume=args.resume)
 
 
 def _train_card(args: argparse.Namespace) -> int:
@@ -192,5 +233,6 @@ class _Bar:
                 total=progress.steps, initial=progress.step - 1, desc=progress.phase, unit="step"
             )
             self._phase = progress.phase
-        self._bar.set_postfix(loss=f"{progress.loss:.3f}", refresh=False)
+        if not isnan(progress.loss):
+            self._bar.set_postfix(loss=f"{progress.loss:.3f}", refresh=False)
         self._bar.update(progress.step - self._bar.n)

@@ -8,6 +8,7 @@ each in a slot of one cache; a slot whose answer ends takes the next prompt.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,10 +22,10 @@ from safetensors.numpy import save_file
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
-from engine.training.data import Corpus, Stream
+from engine.training.data import Corpus
 
 FILE = "written.safetensors"
-LONGEST_PROMPT = 96
+LONGEST_PROMPT = 160
 """Tokens of a prompt at most."""
 SLOTS = 64
 """Answers written at once."""
@@ -131,3 +132,37 @@ def write(
         made += slots
         heard(min(made, tokens))
     return done + [np.array(a.ids, dtype=np.uint16) for a in active]
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a digest of a model's weights: text belongs to the target that wrote it."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def save_text(path: Path, texts: list[np.ndarray], target: Path) -> None:
+    """Store what a target wrote, whole or not at all."""
+    ids, starts = np.concatenate(texts), np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    part = path.with_suffix(".part")
+    save_file({"ids": ids, "starts": starts}, part, {"target": fingerprint(target)})
+    os.replace(part, path)
+
+
+def read_text(path: Path, target: Path) -> Corpus:
+    """Return stored text; an epoch holds each answer once.
+
+    Raises:
+        ModelError: The file is missing or broken.
+        UsageError: Another target wrote it.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            writer = (file.metadata() or {}).get("target")
+            ids, starts = file.get_tensor("ids"), file.get_tensor("starts")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} does not hold text of a target ({error}); let it be written anew") from None
+    if writer != fingerprint(target):
+        raise UsageError(f"{path} was written by another target than {target}; leave out --text")
+    return Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64))

@@ -123,7 +123,8 @@ def centre_of(page, run, span):
             const track = model.runs[run].tracks.findIndex((t) => t.spans.id.includes(span));
             const spans = model.runs[run].tracks[track].spans;
             const at = spans.id.indexOf(span);
-            const labels = [...document.querySelectorAll(".ss-row-label")].filter((n) => n.querySelector(".ss-busy"));
+            const names = new Set(model.runs.flatMap((r) => r.tracks.map((t) => t.label)));
+            const labels = [...document.querySelectorAll(".ss-row-label")].filter((n) => names.has(n.title));
             const before = model.runs.slice(0, run).reduce((sum, r) => sum + r.tracks.length, 0);
             const box = labels[before + track].getBoundingClientRect();
             return [frame.x + axis.l2p((spans.start[at] + spans.end[at]) / 2), box.top + 12];

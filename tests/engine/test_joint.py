@@ -37,8 +37,17 @@ METHODS = {
     "pearl-3": ("pearl", {"gamma": 3}),
     "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
     "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
+    "dsi": ("dsi", {"lookahead": 2, "sp": 1}),
+    "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
     "llma": ("llma", {"match": 1, "copy": 3}),
     "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),
+    "tree-1x3": ("tree", {"width": 1, "depth": 3}),
+    "tree-2x1": ("tree", {"width": 2, "depth": 1}),
+    "tree-2x2": ("tree", {"width": 2, "depth": 2}),
+    "tree-2x3": ("tree", {"width": 2, "depth": 3}),
+    "tree-3x1": ("tree", {"width": 3, "depth": 1}),
+    "tree-greedy-2x2": ("tree", {"width": 2, "depth": 2, "drafts": "greedy"}),
+    "tree-greedy-3x3": ("tree", {"width": 3, "depth": 3, "drafts": "greedy"}),
     "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
 }
 SAMPLINGS = [
@@ -155,6 +164,23 @@ TREES = {
     "two wide, then below the first": (sampled_tree(2, 2, wide=False), Table(47), Table(48, banned=1), 2),
     "two wide, three tokens": (sampled_tree(2), Table(49), Table(50, banned=2), 3),
     "drafter is the target": (sampled_tree(3, 1, wide=False), Table(51), Table(51), 2),
+    "the method, 2 x 2": (method("tree", width=2, depth=2), Table(63, banned=1), Table(64), 2),
+    "the method, 2 x 2, p and q with zeros": (
+        method("tree", width=2, depth=2),
+        Table(65, banned=2),
+        Table(66, banned=2),
+        3,
+    ),
+    "the method, 3 x 2": (method("tree", width=3, depth=2), Table(67, banned=1), Table(68, banned=1), 2),
+    "the method, 3 x 3, of two tokens": (
+        method("tree", width=3, depth=3),
+        Table(69, banned=1),
+        Table(70, banned=2),
+        3,
+    ),
+    "the method, wider than q": (method("tree", width=5, depth=1), Table(71), Table(72, banned=1), 2),
+    "the method, always wrong": (method("tree", width=3, depth=2), MIXED, always_wrong(MIXED), 2),
+    "the method, drafter is the target": (method("tree", width=2, depth=2), Table(73), Table(73), 2),
     "most probable": (top_tree(2, 2), Table(52), Table(53), 3),
     "most probable, three wide": (top_tree(3, 1), Table(54, 5), Table(55, 5), 3),
 }
@@ -193,6 +219,13 @@ class SiblingsShare(Enumerated):
         return key._replace(node=0) if key.purpose == "accept" else key
 
 
+class SiblingsDrawnAlike(Enumerated):
+    """One number for drawing all nodes of a level."""
+
+    def number(self, key: Key) -> Key:
+        return key._replace(node=0) if key.purpose == "draft" else key
+
+
 class DraftDecides(Enumerated):
     """One number for drafting a token and testing it."""
 
@@ -204,6 +237,8 @@ ERRORS = {
     "adjacent tests, speculative": (AdjacentShare, method("speculative", gamma=2), 3),
     "accept and residual": (ResidualShares, method("speculative", gamma=1), 1),
     "siblings": (SiblingsShare, sampled_tree(3), 1),
+    "siblings of the method": (SiblingsShare, method("tree", width=3, depth=1), 1),
+    "siblings drawn alike": (SiblingsDrawnAlike, method("tree", width=3, depth=1), 1),
     "draft and accept": (DraftDecides, method("speculative", gamma=1), 1),
 }
 
@@ -246,7 +281,8 @@ def test_a_method_of_rule_2_gives_the_very_text_of_autoregressive(seed, sampling
     copied = [
         method("llma", match=m, copy=k, reference=text) for m, k, text in ((1, 7, ""), (2, 3, "0123456701"))
     ]
-    for decode in [*drafted, *copied, top_tree(3), top_tree(2, 2, 2)]:
+    trees = [method("tree", width=w, depth=d, drafts="greedy") for w, d in ((1, 4), (4, 3), (8, 2))]
+    for decode in [*drafted, *copied, *trees, top_tree(3), top_tree(2, 2, 2)]:
         assert text(decode, seed, sampling) == plain
 
 
@@ -255,7 +291,9 @@ def test_another_seed_gives_another_text():
 
 
 def test_the_text_of_sampled_drafts_is_a_function_of_the_seed():
-    for decode in (method("speculative", gamma=3), method("pearl", gamma=3)):
+    for decode in (
+        method("speculative", gamma=3), method("pearl", gamma=3), method("tree", width=3, depth=3)
+    ):  # fmt: skip
         assert text(decode, 5, ONE) == text(decode, 5, ONE)
 
 

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from engine.accept import Draws, Key, judge, propose_token
+from engine.drafters.tree import next_level, root
+from engine.runtime.race import Race
 from engine.types import Draft, DraftToken, Prefix, RowRef, Sampling, Verdict
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
@@ -121,6 +123,7 @@ class ToyRun:
         self.x = Prefix(0, np.asarray(prompt, dtype=np.int64))
         self.drafter = ToyDrafter(self, q)
         self.target = ToyTarget(self, p)
+        self.targets = [self.target]
         self.draws, self.sampling = draws, sampling
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
@@ -138,6 +141,10 @@ class ToyRun:
     def document(self, text: str) -> tuple[int, ...]:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
+
+    def race(self) -> Race:
+        """Race as the real run does."""
+        return Race()
 
     def commit(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
@@ -168,11 +175,34 @@ class ToyDrafter:
             context.append(token)
         return Draft(tuple(tokens))
 
+    async def grow(self, prefix: Prefix, width: int, depth: int, sampled: bool = True) -> Draft:
+        run, tokens, above = self.run, list[DraftToken](), [root(self.run.sampling, sampled)]
+        contexts = {-1: tuple(prefix.tokens.tolist())}
+        for level in range(min(depth, run.sequences[0].room - len(prefix))):
+            first = len(tokens) - len(above)
+            nodes, q = next_level(
+                torch.stack([self.logits(contexts[first + i]) for i in range(len(above))]),
+                above,
+                width,
+                position=len(prefix) + level,
+                sampling=run.sampling,
+                draws=run.draws,
+                sampled=sampled,
+            )
+            drawn = sampled and not run.sampling.greedy
+            kept = {node.parent: run.keep(q[node.parent]) for node in nodes} if drawn else {}
+            for node in nodes:
+                contexts[len(tokens)] = (*contexts[first + node.parent], node.token)
+                tokens.append(DraftToken(node.token, first + node.parent, kept.get(node.parent)))
+            above = nodes
+        return Draft(tuple(tokens))
+
 
 @dataclass
 class ToyTarget:
     run: ToyRun
     logits: Logits
+    busy: bool = False
 
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
         assert prefix.tokens.tolist() == self.run.x.tokens.tolist(), (

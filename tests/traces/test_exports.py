@@ -214,7 +214,9 @@ def test_perfetto_shows_a_sample(kind):
     assert len(phases["s"]) == len(judged)
     labels = [e["args"]["name"] for e in phases["M"] if e["name"] == "process_name"]
     assert labels == [d.label for d in trace.header.devices]
-    assert {e["name"] for e in phases["C"]} == {"works", "measured load", "memory"}
+    assert {e["name"] for e in phases["C"]} - {"power"} == {"works", "measured load", "memory"}
+    watts = [e["args"]["watts"] for e in phases["C"] if e["name"] == "power"]
+    assert watts == [o.power for o in trace.occupancy if o.power is not None]
     text = io.StringIO()
     write_perfetto(trace, text)
     assert json.loads(text.getvalue())["otherData"]["clock"] == "virtual · sample-2xGPU"

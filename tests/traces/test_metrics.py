@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 
-from engine.runtime.events import Commit, Decision, Device, Footer, Header, Round, Span, Trace
+from engine.runtime.events import Commit, Decision, Device, Footer, Header, Occupancy, Round, Span, Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
 from traces.metrics import DEFINITIONS, Metrics, Slot, measure, speedup
@@ -91,6 +91,16 @@ def test_every_figure_by_hand():
             "target_waits": 10 / 35,
         }
     )
+
+
+def test_measured_occupancy_is_the_mean_of_the_samples_while_decoding():
+    trace = hand_made()
+    assert measure(trace).measured_occupancy == {}
+    # decoding lasts from 10 to 45 ms; the target has no sample in it
+    for device, ms, share in (("d", 5, 1.0), ("d", 10, 0.2), ("d", 30, 0.6), ("d", 46, 1.0), ("t", 2, 0.5)):
+        trace.add(Occupancy(device, ms * MS, share, 0))
+    assert measure(trace).measured_occupancy == pytest.approx({"d": 0.4})
+    assert measure(trace).occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
 
 
 def test_a_run_of_accepted_tokens_goes_on_over_verifications():

@@ -133,6 +133,7 @@ def test_a_file_of_schema_1_is_read(tmp_path):
 def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
     path, old = tmp_path / "traces.db", sample_trace("pearl")
     old.header = replace(old.header, schema=1)
+    old.occupancy = [replace(sample, power=None) for sample in old.occupancy]
     with Store(path) as store:
         store.insert(old)
     with sqlite3.connect(path) as connection:  # as revision 0001 left it

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runtime.events import Commit, Footer, Span, Trace
+from engine.runtime.events import Commit, Footer, Occupancy, Span, Trace
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
 from traces import metrics, waiting
@@ -231,6 +231,44 @@ def test_a_device_that_only_prefilled_gets_no_track():
     trace.header = replace(trace.header, devices=(drafter, *trace.header.devices))
     trace.spans.append(Span(9999, drafter.name, "prefill", 0, 5 * MS, "drafter", 0, 0, 4, 0, "done"))
     assert [t["device"] for t in run_of(trace)["tracks"]] == ["gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"), [("cpu", "measured (psutil)"), ("cuda", "measured (NVML)"), ("virtual", "measured")]
+)
+def test_what_a_device_says_of_itself_is_labelled_with_who_asked(kind, label):
+    trace = sample_trace("pearl")
+    first, second = (replace(d, kind=kind) for d in trace.header.devices)
+    trace.header = replace(trace.header, devices=(first, second))
+    start, end = waiting.decode_window(trace)
+    trace.occupancy = [
+        Occupancy(second.name, start - 2 * MS, 1.0, 900, 90.0),
+        Occupancy(second.name, start + MS, 0.25, 700, 100.0),
+        Occupancy(second.name, end, 0.75, 800, 200.0),
+    ]
+    run = view_model([trace])["runs"][0]
+    assert run["tracks"][0]["measured"] is None
+    assert run["tracks"][1]["measured"] == {
+        "label": label,
+        "samples": [
+            [-2.0, 1.0, 900, 90.0],
+            [1.0, 0.25, 700, 100.0],
+            [pytest.approx((end - start) / MS), 0.75, 800, 200.0],
+        ],
+        "busy": 0.5,
+        "memory": 900,
+        "power": 130.0,
+    }
+    assert run["figures"]["measured_occupancy"] == f"{second.label} 50 %"
+    assert run["metrics"]["occupancy"][second.name] != 0.5
+
+
+def test_a_run_without_samples_shows_none():
+    trace = sample_trace("pearl")
+    trace.occupancy = []
+    run = view_model([trace])["runs"][0]
+    assert [track["measured"] for track in run["tracks"]] == [None, None]
+    assert run["figures"]["measured_occupancy"] == "–"
 
 
 def test_every_metric_is_shown_and_explained():

@@ -17,6 +17,7 @@ from tests.engine.methods.pairs import DRAFTERS, make_pair
 CONFIGS = {
     "speculative": [{"gamma": 1}, {"gamma": 5}],
     "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
+    "dsi": [{}, {"lookahead": 8, "sp": 1}, {"acceptance": "rejection"}],
     "pearl": [
         {"gamma": 1},
         {"gamma": 4},

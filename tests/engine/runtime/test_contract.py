@@ -70,11 +70,24 @@ def test_same_rows_on_every_runtime(cluster, reference):
         assert trace.text == expected.text
 
 
-def test_the_trace_tells_the_whole_story(cluster):
-    trace = cluster.run("pearl", PROMPT, config={"gamma": 3}, limits=Limits(40))
+@pytest.mark.parametrize("config", [{}, {"acceptance": "rejection"}], ids=str)
+def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
+    for sampling in (Sampling(), WARM):
+        trace = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=Limits(40))
+        assert trace.status == "done"
+        if not config:
+            assert trace.text == reference["autoregressive", sampling.temperature][2].text
+        elif sampling is WARM:
+            again = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=Limits(40))
+            assert again.text == trace.text
+
+
+@pytest.mark.parametrize(("method", "config"), [("pearl", {"gamma": 3}), ("dsi", {})])
+def test_the_trace_tells_the_whole_story(cluster, method, config):
+    trace = cluster.run(method, PROMPT, config=config, limits=Limits(40))
     spans = {s.id: s for s in trace.spans}
     assert len(spans) == len(trace.spans), "span ids are unique"
-    drafts = [s for s in trace.spans if s.kind == "draft"]
+    drafts = [s for s in trace.spans if s.kind == "draft" and s.outcome == "done"]
     fates = {d.draft_span for d in trace.decisions if d.draft_span >= 0}
     assert {s.id for s in drafts} == fates, "every drafted token has its fate"
     for decision in trace.decisions:

@@ -23,25 +23,29 @@ def _workers(cluster):
     return {model: worker for model, (worker,) in workers.items()}
 
 
-def test_a_killed_worker_ends_its_run_with_an_error_that_names_it():
+@pytest.mark.parametrize(
+    ("method", "model"), [("speculative", "drafter"), ("pearl", "target"), ("dsi", "target")]
+)
+def test_a_killed_worker_ends_its_run_with_an_error_that_names_it(method, model):
     events: list[object] = []
     with engine.open(device="cpu") as cluster:
-        worker = _workers(cluster)["drafter"]
+        assert cluster.c > 1  # measured before the worker dies
+        worker = _workers(cluster)[model]
 
         def listen(event: object) -> None:
             events.append(event)
-            if sum(isinstance(e, Span) for e in events) == 8:
+            if isinstance(event, Span) and sum(isinstance(e, Span) for e in events) == 8:
                 os.kill(worker.pid, signal.SIGKILL)
 
         start = time.perf_counter()
         with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {worker.pid}\) was killed by SIGKILL"):
-            cluster.run("speculative", PROMPT, limits=Limits(2000), listener=listen)
+            cluster.run(method, PROMPT, limits=Limits(2000), listener=listen)
         assert time.perf_counter() - start < 10
         assert isinstance(events[-1], Footer)
         assert events[-1].status == "failed"
         assert "SIGKILL" in events[-1].error
         with pytest.raises(WorkerDied):
-            cluster.run("speculative", PROMPT, limits=Limits(4))
+            cluster.run(method, PROMPT, limits=Limits(4))
     with engine.open(device="cpu") as cluster:
         assert cluster.run("speculative", PROMPT, limits=Limits(4)).status == "done"
 

@@ -98,6 +98,15 @@ def test_gpus_are_listed_in_order():
     assert Profile.load("8xA100").devices == Profile.load("A100-OPT").devices == ()
 
 
+def test_gpus_may_have_names(tmp_path: Path):
+    text = (FOLDER / "8xA100.toml").read_text(encoding="utf-8")
+    path = tmp_path / "8xA100.toml"
+    path.write_text(
+        text.replace("gpus = 8", 'gpus = ["a", "b", "c", "d", "e", "f", "g", "h"]', 1), encoding="utf-8"
+    )
+    assert Profile.read(path).gpus == tuple("abcdefgh")
+
+
 def test_models_are_those_of_table_10():
     found = {key: model for name in PAIRS for key, model in Profile.load(name).models.items()}
     assert {k: (m.layers, m.dim, m.ffn, m.speed) for k, m in found.items()} == TABLE_10
@@ -230,6 +239,9 @@ BROKEN_GPUS = {
         "# none",
         "drafter_speed is missing; the model llama-3-8b has no speed",
     ),
+    "twice": ("gpus = 8", 'gpus = ["cpu:0", "cpu:0"]', "each name may appear once"),
+    "unnamed": ("gpus = 8", 'gpus = ["cpu:0", 1]', "gpus.1 is 1; it must be of type str"),
+    "none": ("gpus = 8", "gpus = []", "gpus is empty"),
     "split": ('split = "tensor"', 'split = "rows"', "split is 'rows'; choose one of layers, tensor"),
     "collective": ("collective_us = 93", "collective_us = -1", "hardware.collective_us is -1"),
     "default": ('default = "llama-3-8-70-tp2"', 'default = "x"', "default is 'x'; choose one of llama-3-8"),

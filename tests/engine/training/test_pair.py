@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.load import load
 from engine.model.slots import Rows
-from engine.training import pair as recipe
 from engine.training.data import Corpus, Stream, find_sources
 from engine.training.fit import learning_rate, losses, plan, train_step
 from engine.training.options import PairOptions, Shape
-from engine.training.pair import Progress, new_model, read_log, save_model, train_pair
+from engine.training.pair import new_model, train_pair
+from engine.training.steps import Progress, pick_device, read_log, save_model
 from engine.training.tokenizer import Encoder
 from tests.engine.training.tiny import stories, write_source
 
@@ -240,7 +240,7 @@ def test_folder_in_use(options: Options, tmp_path: Path, trained: Path) -> None:
 
 
 def test_resume_with_other_settings(options: Options, trained: Path) -> None:
-    with pytest.raises(UsageError, match=r"has steps 24, not 30; seed 0, not 7: use the same settings"):
+    with pytest.raises(UsageError, match=r"has seed 0, not 7; steps 24, not 30: use the same settings"):
         train_pair(options(out=trained, steps=30, seed=7), resume=True)
 
 
@@ -272,7 +272,7 @@ def test_cuda_that_is_not_there(options: Options, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device is cuda, but torch finds no CUDA device; use cpu or auto"):
         train_pair(options(out=tmp_path / "pair", device="cuda"))
-    assert recipe.pick_device("auto") == torch.device("cpu")
+    assert pick_device("auto") == torch.device("cpu")
 
 
 def test_missing_data_is_named_and_nothing_is_written(options: Options, tmp_path: Path) -> None:

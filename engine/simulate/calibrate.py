@@ -1,0 +1,280 @@
+"""Measure this machine into a profile: forwards of both models on a grid, a hop to a worker, judging, a copy.
+
+Forwards are timed as a worker runs them: one core with one intra-op thread, or a GPU, on the engine's own decoder. The
+cells of the grid take turns, so that whatever else the machine does hits all of them alike; the first turn warms up
+and does not count. A cell's time is the median of its turns, its smallest and largest stand in the file's comments.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.accept import Draws, judge
+from engine.environment import processor
+from engine.errors import UsageError
+from engine.model.cache import Cache
+from engine.model.decoder import Decoder
+from engine.model.load import load
+from engine.model.pair import Pair
+from engine.model.shape import Shape
+from engine.model.slots import Rows
+from engine.runtime.events import Device
+from engine.runtime.jobs import Connect
+from engine.runtime.process import ProcessWorker, Setup
+from engine.types import Draft, DraftToken, RowRef, Sampling
+
+READ = 32
+"""Forwards of up to so many rows a sequence return the logits of all rows, as a verification; longer ones none, as prefill."""
+KV_LIMIT = 2**31
+"""Bytes of KV cache to measure with at most; batches that need more are left out."""
+DRAFTS = 4
+"""Tokens whose judging is timed, at temperature 1."""
+
+Tell = Callable[[str], None]
+
+
+class Cell(NamedTuple):
+    """One forward of the grid; rows and context per sequence."""
+
+    rows: int
+    context: int
+    batch: int
+
+
+class Times(NamedTuple):
+    """Microseconds of what was timed several times."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, turns: Sequence[float]) -> Times:
+        """Return the three of a list."""
+        return cls(median(turns), min(turns), max(turns))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    turns: int
+
+    def within(self, models: Sequence[Decoder]) -> Plan:
+        """Return the part that the models' positions and the memory allow; short forwards of one sequence always fit."""
+        positions = min(model.context for model in models)
+        rows = tuple(n for n in self.rows if n <= positions)
+        contexts = tuple(n for n in self.contexts if n + max(rows) <= positions)
+        row = max(_row_bytes(model) for model in models)
+        fits = KV_LIMIT // (row * (max(contexts) + max(rows)))
+        return Plan(rows, contexts, tuple(n for n in self.batches if n == 1 or n <= fits), self.turns)
+
+
+FULL = Plan((1, 2, 4, 8, 16, 32, 128), (0, 128, 512), (1, 4, 16), 7)
+QUICK = Plan((1, 4, 16), (0, 128), (1, 4), 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured of a pair on this machine."""
+
+    pair: Pair
+    devices: tuple[str, ...]
+    processor: str
+    date: str
+    shapes: Mapping[str, Shape]
+    """Of `target`, and `drafter` where there is one."""
+    dtype: str
+    forwards: Mapping[str, Mapping[Cell, Times]]
+    hop: Times
+    """A job without work to a worker process and back."""
+    sample: Times
+    """Judging `DRAFTS` drafted tokens."""
+    link_gb_s: float
+    """A copy in memory, 10^9 bytes per second."""
+
+
+def calibrate(pair: Pair, plan: Plan, device: str = "auto", tell: Tell = print) -> Calibration:
+    """Measure a pair on this machine.
+
+    Args:
+        pair: A target, with or without a drafter.
+        plan: What to measure.
+        device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
+        tell: Takes lines of progress.
+
+    Raises:
+        UsageError: There is no such device.
+        ModelError: A model cannot be loaded.
+    """
+    names, place, dtype = _place(device)
+    with _one_thread(names):
+        tell(f"loading {pair.name} on {names[0]}")
+        paths = {"target": pair.target_path, "drafter": pair.drafter_path}
+        models = {name: load(path, place, dtype, name) for name, path in paths.items() if path is not None}
+        plan = plan.within([*models.values()])
+        forwards = _forwards(models, plan, tell)
+        tell("timing a hop to a worker, judging and a copy")
+        return Calibration(
+            pair=pair,
+            devices=names,
+            processor=torch.cuda.get_device_name(0) if place == "cuda" else processor(),
+            date=datetime.now(UTC).date().isoformat(),
+            shapes={name: model.shape for name, model in models.items()},
+            dtype=str(dtype).removeprefix("torch."),
+            forwards=forwards,
+            hop=_hop(names),
+            sample=_sample(pair.vocab_size, place),
+            link_gb_s=_link(place),
+        )
+
+
+def _place(device: str) -> tuple[tuple[str, ...], str, torch.dtype]:
+    """Return the devices there are, where to load, and the dtype a worker there would use."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
+    gpus = torch.cuda.device_count()
+    if device == "cuda" and not gpus:
+        raise UsageError("device is cuda, but this machine has no CUDA device; use cpu")
+    if device != "cpu" and gpus:
+        return tuple(f"gpu{i}" for i in range(gpus)), "cuda", torch.bfloat16
+    return tuple(f"cpu:{core}" for core in _cores()), "cpu", torch.float32
+
+
+def _cores() -> list[int]:
+    return (
+        sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+    )
+
+
+@contextmanager
+def _one_thread(names: Sequence[str]) -> Generator[None]:
+    """Run as a worker does: on a CPU, one thread on the first core."""
+    threads, cores = torch.get_num_threads(), _cores()
+    pinned = names[0].startswith("cpu:") and hasattr(os, "sched_setaffinity")
+    torch.set_num_threads(1)
+    if pinned:
+        os.sched_setaffinity(0, {int(names[0].removeprefix("cpu:"))})
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if pinned:
+            os.sched_setaffinity(0, cores)
+
+
+def _forwards(models: Mapping[str, Decoder], plan: Plan, tell: Tell) -> dict[str, dict[Cell, Times]]:
+    turns: dict[str, dict[Cell, list[float]]] = {name: {} for name in models}
+    for turn in range(plan.turns + 1):
+        tell(f"turn {turn} of {plan.turns}" if turn else "warming up")
+        for name, model in models.items():
+            for cell, us in _turn(model, plan):
+                if turn:
+                    turns[name].setdefault(cell, []).append(us)
+    return {name: {cell: Times.of(us) for cell, us in cells.items()} for name, cells in turns.items()}
+
+
+def _turn(model: Decoder, plan: Plan) -> Iterator[tuple[Cell, float]]:
+    """Time every cell once: contexts grow in one cache per batch, a cell's own rows are taken back."""
+    for batch in plan.batches:
+        cache, held = model.new_cache(batch, max(plan.contexts) + max(plan.rows)), 0
+        for context in plan.contexts:
+            if context > held:
+                model.forward(cache, _rows(batch, context - held, held), np.empty(0, dtype=np.int64))
+                held = context
+            for rows in plan.rows:
+                yield Cell(rows, context, batch), _forward(model, cache, Cell(rows, context, batch))
+
+
+def _forward(model: Decoder, cache: Cache, cell: Cell) -> float:
+    """Time one forward after the cached rows and take its own rows back."""
+    job = _rows(cell.batch, cell.rows, cell.context)
+    want = np.arange(len(job) if cell.rows <= READ else 0)
+    us = _timed(lambda: model.forward(cache, job, want), model)
+    for slot in range(cell.batch):
+        cache.truncate(slot, cell.context)
+    return us
+
+
+def _rows(batch: int, count: int, start: int) -> Rows:
+    return Rows.join([Rows.chain(slot, np.ones(count, dtype=np.int64), start) for slot in range(batch)])
+
+
+def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
+    """Return microseconds of wall time, until the GPU is done too."""
+    wait = torch.cuda.synchronize if model is not None and model.device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter_ns()
+    work()
+    wait()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def _hop(names: Sequence[str], turns: int = 50) -> Times:
+    """Time a job that asks for nothing: to a worker process (on the last core) and back."""
+    name = names[-1]
+    core = int(name.removeprefix("cpu:")) if name.startswith("cpu:") else None
+    worker = ProcessWorker(Setup(name, Device(name, "", name, "cpu"), 1, core))
+    try:
+        nothing = Connect(())
+        worker.prepare(nothing)()  # the process starts
+        return Times.of([_timed(lambda: worker.prepare(nothing)()) for _ in range(turns)])
+    finally:
+        worker.close()
+
+
+def _sample(vocab: int, place: str, turns: int = 20) -> Times:
+    """Time the judging of a chain of drafts whose q is near p, so that most are accepted."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(DRAFTS + 1, vocab, generator=generator).to(place)
+    q = (logits[:DRAFTS].cpu() * 0.9).softmax(-1)
+    best = [int(row.argmax()) for row in q]
+    draft = Draft(tuple(DraftToken(token, i - 1, RowRef("q", i)) for i, token in enumerate(best)))
+
+    def work() -> None:
+        judge(
+            logits,
+            draft,
+            lambda token: q[token.q.row] if token.q else None,
+            sequence=0,
+            position=1,
+            sampling=Sampling(temperature=1.0),
+            draws=Draws(0, 0),
+        )
+
+    work()
+    return Times.of([_timed(work) for _ in range(turns)])
+
+
+def _link(place: str, size: int = 2**25) -> float:
+    """Return 10^9 bytes per second of a copy in memory (between two GPUs where there are two)."""
+    source = torch.zeros(size, dtype=torch.uint8, device=place)
+    other = torch.empty_like(
+        source, device="cuda:1" if torch.cuda.device_count() > 1 and place == "cuda" else place
+    )
+
+    def work() -> None:
+        other.copy_(source)
+        if place == "cuda":
+            torch.cuda.synchronize()
+
+    work()
+    return size / median(_timed(work) for _ in range(10)) / 1e3
+
+
+def _row_bytes(model: Decoder) -> int:
+    shape = model.shape
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize

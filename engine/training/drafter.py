@@ -1,0 +1,190 @@
+"""A drafter made thinner and better aligned: pruned, then distilled on text the target itself wrote.
+
+    train_drafter(DrafterOptions(data=Path("corpus"), out=Path("better"), pair=Path("pair"), feed_forward=384))
+
+A drafter is asked about the target's own answers, which differ from the corpus; the same loss, KL(p || q), on those
+answers brings it closer where it counts (on-policy for the target).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.errors import UsageError
+from engine.model.load import load, read_config
+from engine.model.pair import Pair
+from engine.model.shape import Shape
+from engine.training import checkpoint
+from engine.training.card import read_facts
+from engine.training.checkpoint import State
+from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture
+from engine.training.fit import Phase
+from engine.training.options import DrafterOptions
+from engine.training.prune import prune
+from engine.training.steps import (
+    FACTS,
+    LOG,
+    Listener,
+    Progress,
+    Training,
+    ignore,
+    load_teacher,
+    open_training,
+    phase_facts,
+    pick_device,
+    read_log,
+    same_text,
+    save_model,
+    trim_log,
+)
+from engine.training.tokenizer import ROLES, Encoder
+from engine.training.written import FILE, LONGEST_PROMPT, cut_prompts, read_text, save_text, write
+
+_CALIBRATION = 8192
+"""Tokens of the corpus that say which units matter."""
+
+
+def train_drafter(
+    options: DrafterOptions,
+    progress: Listener = ignore,
+    cancel: threading.Event | None = None,
+    *,
+    resume: bool = False,
+) -> Path:
+    """Prune a pair's drafter, distil it on the target's own text, and write the pair with the new drafter to `out`.
+
+    Args:
+        options: The settings.
+        progress: Hears of every step.
+        cancel: Set it to end the training after the present step, with a checkpoint.
+        resume: Go on with the training that `out` holds.
+
+    Returns:
+        `out`: `target` as it was, the new `drafter`, and what the target wrote in `written.safetensors`.
+
+    Raises:
+        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
+        RunCancelled: `cancel` was set; the training can be resumed.
+        ModelError: A model or the checkpoint is broken.
+    """
+    device, cancel = pick_device(options.device), cancel or threading.Event()
+    pair = _check(options)
+    sources = find_sources(options.data)
+    mixture = read_mixture(options.weights, sources)
+    state, out = open_training(options, resume), options.out
+    if not state.tokenizer:
+        for role in ("target", "drafter"):
+            shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
+        state.tokenizer = True
+        checkpoint.save(out, state, options)
+    progress(Progress("text", 0, 0, nan))
+    corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
+    same_text(options, state, len(corpus.ids))
+    written = _written(options, pair, corpus, state, progress, cancel)
+    stream = Stream(corpus, options.seed)
+    model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
+    if options.feed_forward:
+        prune(model, options.feed_forward, stream.batch(0, _CALIBRATION // 256, 256)[0])
+    phase = Phase(
+        "distil", "drafter", options.steps, options.batch, options.sequence, options.learning_rate, 0
+    )
+    trim_log(out / LOG, (phase,), state)
+    mixed = Mixed(Stream(written, options.seed), stream, options.share)
+    teacher = load_teacher(out / "target", device)
+    Training(options, device, mixed, progress, cancel).fit(phase, model.to(device), teacher, state)
+    save_model(model, out / "drafter")
+    _write_facts(options, state, phase, mixture)
+    return out
+
+
+def _check(options: DrafterOptions) -> Pair:
+    """Return the pair, if it can be trained with these settings."""
+    for role in ("target", "drafter"):
+        if not (options.pair / role).is_dir():
+            raise UsageError(f"pair is {options.pair}; it must be a folder with target and drafter in it")
+    pair = Pair.of(options.pair / "target", options.pair / "drafter")
+    target, drafter = (_shape(options.pair / role) for role in ("target", "drafter"))
+    if not target.vocab == drafter.vocab <= 65536:
+        raise UsageError(
+            f"{options.pair} has vocabularies of {target.vocab} and {drafter.vocab}; "
+            "training takes pairs with the same, at most 65536"
+        )
+    if options.feed_forward > drafter.inner:
+        raise UsageError(
+            f"feed_forward is {options.feed_forward}; it must be at most the {drafter.inner} of the drafter"
+        )
+    for name, most in (("sequence", pair.context), ("answer", pair.context - 1)):
+        if getattr(options, name) > most:
+            raise UsageError(
+                f"{name} is {getattr(options, name)}; it must be at most {most}: "
+                f"the pair knows {pair.context} positions"
+            )
+    return pair
+
+
+def _shape(folder: Path) -> Shape:
+    return Shape.of(read_config(folder), folder / "config.json")
+
+
+def _written(
+    options: DrafterOptions,
+    pair: Pair,
+    corpus: Corpus,
+    state: State,
+    progress: Listener,
+    cancel: threading.Event,
+) -> Corpus:
+    """Return the target's own text: stored in `out`, given, or written now."""
+    path, folder = options.out / FILE, options.out / "target"
+    if not path.is_file() and options.text is not None:
+        read_text(options.text, folder)
+        shutil.copyfile(options.text, path)
+    if not path.is_file():
+        begun = time.monotonic()
+        longest = min(LONGEST_PROMPT, pair.context - options.answer)
+        prompts = cut_prompts(corpus, pair.tokenizer.get_added_vocab().get(ROLES[1]), longest, options.seed)
+        target = load(folder, pick_device(options.device))
+        texts = write(
+            target,
+            prompts,
+            pair.eos,
+            options.written,
+            options.answer,
+            options.seed,
+            lambda made: progress(Progress("written", made, options.written, nan)),
+            cancel,
+        )
+        save_text(path, texts, folder)
+        state.seconds["written"] = time.monotonic() - begun
+        checkpoint.save(options.out, state, options)
+    return read_text(path, folder)
+
+
+def _write_facts(options: DrafterOptions, state: State, phase: Phase, mixture: dict[str, int]) -> None:
+    """Write what the model card says of the training: what the pair's says, and this."""
+    facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
+    rows = [row["loss"] for row in read_log(options.out / LOG)]
+    cut = (
+        f"was cut from {before} to {options.feed_forward} units in each feed-forward layer"
+        if options.feed_forward
+        else ""
+    )
+    shares = ", ".join(f"{name} {count}x" for name, count in mixture.items() if count)
+    facts["method"] = (
+        f"{facts.get('method', '')} Then (phase {phase.name}) the drafter {cut}{' and ' * bool(cut)}was distilled further, "
+        f"{options.share:.0%} of the sequences on text the target itself wrote (half of it greedily, half at "
+        f"temperature 1, after prompts cut from the corpus), the rest on corpus text ({shares}): {options.optimizer}, "
+        f"learning rate {options.learning_rate:g}, linear decay over the last {options.decay:.0%}, seed {options.seed}."
+    ).strip()
+    facts["phases"] = [*facts.get("phases", []), phase_facts(phase, state, rows)]
+    facts["drafter_options"] = options.fixed()
+    (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,89 @@
+"""`specscope calibrate`: the file, the JSON, what a wrong argument says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.main import main
+from engine.simulate.profile import Profile
+from tests.engine.methods.pairs import make_pair
+
+
+def call(capsys, *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["calibrate", *argv])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[str]:
+    pair, _ = make_pair(tmp_path_factory.mktemp("pairs"), "llama", "other")
+    return ["--target", str(pair.target_path), "--drafter", str(pair.drafter_path), "--device", "cpu"]
+
+
+def test_it_writes_a_profile_that_a_virtual_run_can_use(capsys, models, tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    code, out, err = call(capsys, *models, "--quick", "-o", str(path))
+    assert code == 0
+    assert out.splitlines()[-1] == f"wrote {path}; use it with --profile {path}"
+    assert all(line.startswith("specscope: ") for line in err.splitlines())
+    assert "turn 3 of 3" in err
+    assert Profile.load(str(path)).name == "mine"
+    run = [
+        "run",
+        "--method",
+        "pearl",
+        "--set",
+        "gamma=2",
+        "--prompt",
+        "Hi",
+        "--max-new-tokens",
+        "4",
+        "--json",
+    ]
+    assert main([*run, "--profile", str(path), "--db", str(tmp_path / "t.db")]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"] == "virtual"
+
+
+def test_json_holds_every_cell(capsys, models, tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    code, out, _ = call(capsys, *models, "--quick", "--json", "-o", str(path))
+    assert code == 0
+    result = json.loads(out)
+    assert result["file"] == str(path)
+    assert result["c"] == pytest.approx(Profile.read(path).latency().c)
+    cells = result["forwards"]["target"]
+    assert len(cells) == 3 * 2  # three row counts, one context of a model of 64 positions, two batches
+    assert set(cells[0]) == {"rows", "context", "batch", "us", "least", "most"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-o", "x.json"], "the output is x.json; it must end in .toml"),
+        (["-o", "/nowhere/at/all/x.toml"], "there is no folder /nowhere/at/all; make it first"),
+        (["--drafter", "d"], "a drafter (d) without a target"),
+        (["--target", "t", "--pair", "bundled"], "both --pair bundled and --target t; give one of them"),
+        (["--pair", "none"], "there is no pair 'none'; choose one of bundled"),
+        (["--device", "tpu"], "there is no device 'tpu'; choose auto, cpu or cuda"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(
+    capsys, argv: list[str], message: str, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_model_exits_1(capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, "--target", "./no/such/model")
+    assert code == 1
+    assert "there is no such directory" in err

@@ -1,0 +1,198 @@
+"""Where copied drafts came from, as a report shows it: marks in prompt, reference and output, by mouse, keys and replay."""
+
+import pytest
+
+from tests.browser.test_report import Opened, centre_of, pane
+from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
+from traces.sources import copies
+from traces.tokens import decoding_clock
+from traces.view import view_model
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return sample_trace("llma", tokens=60, acceptance=0.7)
+
+
+@pytest.fixture(scope="module")
+def opened(chromium, tmp_path_factory, trace):
+    report = Opened(chromium, tmp_path_factory.mktemp("report"), [sample_trace("autoregressive"), trace])
+    report.ready()
+    yield report
+    assert report.complaints == []
+    report.page.close()
+
+
+@pytest.fixture
+def page(opened, trace):
+    page = opened.show(view_model([sample_trace("autoregressive"), trace]))
+    page.mouse.move(1, 1)
+    page.wait_for_selector("#viewer[data-drawn]")
+    return page
+
+
+def read(tokens):
+    return "".join(WORDS[t] for t in tokens)
+
+
+def chosen(trace, document, inside=True):
+    """Return a copy from a document (-1: the prompt; not `inside`: the output), of which a token was accepted."""
+    prompt = len(PROMPT)
+    accepted = {d.step for d in trace.decisions if d.node == 0 and d.outcome == "accepted"}
+    for copy in copies(trace):
+        where = copy["document"] == document and (document >= 0 or (copy["start"] < prompt) == inside)
+        if where and copy["step"] in accepted and copy["start"] - copy["match"] < copy["start"]:
+            return copy
+    raise AssertionError("the sample has no such copy")
+
+
+def token(page, copy):
+    """Return the first token that the copy brought."""
+    return pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(copy["position"] - len(PROMPT))
+
+
+def marks(page, name):
+    """Return what is marked in the prompt or the reference: matched, copied, and the token's own place."""
+    block = page.locator(".ss-source-text").and_(page.get_by_label(name, exact=True))
+    return [
+        block.locator(kind).all_inner_texts() for kind in ("mark.ss-match", "mark.ss-source", ".ss-exact")
+    ]
+
+
+def expected(copy, texts):
+    """Return the same from the copy; [] for what lies outside of these texts."""
+    start, end = copy["start"], min(copy["start"] + copy["length"], len(texts))
+    parts = (texts[start - copy["match"] : start], texts[start:end])
+    return [[read(part)] if part else [] for part in parts]
+
+
+@pytest.mark.parametrize("by", ["mouse", "keys"])
+@pytest.mark.parametrize(("document", "name", "texts"), [(-1, "Prompt", PROMPT), (0, "Reference", DOCUMENT)])
+def test_pointing_at_a_copied_token_marks_its_source(page, trace, by, document, name, texts):
+    copy = chosen(trace, document)
+    node = token(page, copy)
+    if by == "mouse":
+        node.hover()
+    else:
+        node.focus()
+    matched, copied, exact = marks(page, name)
+    assert [matched, copied] == expected(copy, texts)
+    assert exact == [WORDS[texts[copy["start"]]].lstrip()]
+    other = "Reference" if name == "Prompt" else "Prompt"
+    assert marks(page, other) == [[], [], []]
+    round_ = next(r for r in trace.rounds if r.step == copy["step"])
+    note = f"step {copy['step']}: {copy['match']} match, {copy['length']} copied, {round_.accepted} accepted"
+    assert page.get_by_text(note, exact=True).is_visible()
+    card = page.locator(".ss-float").inner_text()
+    place = "the prompt" if document < 0 else "the reference text"
+    assert f"Copied from {place}, token {copy['start'] + 1} on, after {copy['match']} matching token" in card
+    assert "It was copied and the target's own draw at this place was the same token" in card
+    assert "The drafter" not in card
+    page.mouse.move(1, 1)
+    node.evaluate("(node) => node.blur()")
+    assert page.locator("mark").count() == 0
+
+
+def test_a_source_in_the_output_is_marked_there(page, trace):
+    copy = chosen(trace, -1, inside=False)
+    token(page, copy).hover()
+    own = pane(page, 1).locator(".ss-token:not(.ss-ghost)")
+    positions = range(copy["start"], min(copy["start"] + copy["length"], copy["position"]))
+    assert own.locator("xpath=self::*[contains(@class,'ss-source')]").all_inner_texts() == [
+        own.nth(p - len(PROMPT)).inner_text() for p in positions
+    ]
+    assert own.locator("xpath=self::*[contains(@class,'ss-exact')]").count() == 1
+    assert "Copied from the output" in page.locator(".ss-float").inner_text()
+
+
+def test_pointing_at_a_verification_marks_the_source_of_its_round(page, trace):
+    copy = chosen(trace, 0)
+    span = next(r.span for r in trace.rounds if r.step == copy["step"])
+    page.mouse.move(*centre_of(page, 1, span))
+    assert marks(page, "Reference") == [*expected(copy, DOCUMENT), []]
+    assert "Copied from the reference text" in page.locator(".ss-float").inner_text()
+
+
+def test_a_rejected_copy_tells_its_source_too(page, trace):
+    steps = {c["step"]: c for c in copies(trace) if c["document"] == 0}
+    lost = [g for g in view_model([trace])["runs"][0]["ghosts"] if g["outcome"] == "rejected"]
+    at, ghost = next((i, g) for i, g in enumerate(lost) if g["step"] in steps)
+    page.get_by_label("rejected drafts").check()
+    node = pane(page, 1).locator(".ss-ghost.ss-rejected").nth(at)
+    assert node.get_attribute("aria-label").endswith(f"rejected draft, step {ghost['step']}")
+    node.hover()
+    assert marks(page, "Reference")[:2] == expected(steps[ghost["step"]], DOCUMENT)
+    assert "It was copied, but the target's own draw" in page.locator(".ss-float").inner_text()
+
+
+def test_replay_marks_the_source_of_the_last_round(page, trace):
+    clock = decoding_clock(trace)
+    by_step = {c["step"]: c for c in copies(trace)}
+    seen = set()
+    for r in trace.rounds[:-1]:
+        page.evaluate("(t) => view.seek(t)", clock(r.time))
+        copy = by_step.get(r.step)
+        for name, document, texts in (("Prompt", -1, PROMPT), ("Reference", 0, DOCUMENT)):
+            here = copy and copy["document"] == document and copy["start"] - copy["match"] < len(texts)
+            assert marks(page, name) == ([*expected(copy, texts), []] if here else [[], [], []]), (
+                r.step,
+                name,
+            )
+            seen.add((name, bool(here)))
+    assert len(seen) == 4, "each is marked at times, and at times not"
+    page.evaluate("view.seek(1e9)")
+    assert page.locator("mark").count() == 0, "at the end nothing is marked"
+
+
+def test_a_long_prompt_scrolls_to_the_mark(page, trace):
+    model = view_model([trace])
+    model["runs"][0]["sources"][1]["texts"][:0] = [f" word{i}" for i in range(400)]
+    for copy in model["runs"][0]["copies"]:
+        copy["start"] += 400 * (copy["document"] == 0)
+    page.evaluate("(model) => view.update(model)", model)
+    text = page.locator(".ss-source-text").nth(1)
+    assert text.evaluate("(node) => node.scrollTop") == 0
+    top = page.evaluate("scrollY")
+    pane(page, 0).locator(".ss-token:not(.ss-ghost)").nth(chosen(trace, 0)["position"] - len(PROMPT)).focus()
+    box, mark = text.bounding_box(), text.locator("mark").first.bounding_box()
+    assert box["y"] <= mark["y"] <= box["y"] + box["height"] - mark["height"]
+    assert page.evaluate("scrollY") == top
+
+
+def test_a_run_without_copies_or_with_its_prompt_left_out_shows_no_sources(page, opened, trace):
+    assert pane(page, 0).locator(".ss-sources").is_hidden()
+    assert pane(page, 1).locator(".ss-sources").is_visible()
+    page = opened.show(view_model([trace], redact_prompt=True))
+    assert pane(page, 0).locator(".ss-sources").is_hidden()
+    pane(page, 0).locator(".ss-token").nth(chosen(trace, -1)["position"] - len(PROMPT)).hover()
+    assert page.locator(".ss-quote").count() == 0, "the prompt's words stay out of the card"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_marks_can_be_told_from_their_ground_without_colour(chromium, tmp_path, trace, theme):
+    report = Opened(chromium, tmp_path, [sample_trace("autoregressive"), trace], theme=theme)
+    page = report.ready()
+    token(page, chosen(trace, 0)).hover()
+    styles = page.locator("mark").evaluate_all(
+        """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
+            return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
+    )
+    assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
+    ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
+    assert all(contrast(style[2], ground) >= 3 for style in styles)
+    assert report.complaints == []
+    page.close()
+
+
+def contrast(one, other):
+    """Return the contrast of two colours `rgb(r, g, b)`, 1 to 21."""
+
+    def light(colour):
+        parts = [int(c) / 255 for c in colour.strip("rgb()").split(",")[:3]]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

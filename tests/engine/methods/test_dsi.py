@@ -1,0 +1,199 @@
+"""DSI in virtual time, under the paper's assumptions 1 to 3: constant latencies, a faster drafter, free preemption."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from engine.methods.dsi import Config, plan, servers
+from engine.runtime.events import Trace
+from tests.engine.runtime.harness import Flat, TestCluster, scripted_cluster
+
+PROMPT = [1, 2, 3]
+T = 840  # microseconds of a target forward; divisible by 1 to 8
+FORWARDS = ("verify", "pre-verify")
+
+
+def say(path) -> int:
+    return (int(path[-1]) * 7 + len(path)) % 500 + 10
+
+
+def pair(right: list[bool]):
+    """A target, and a drafter that is right where the list says so (counted from the first output token)."""
+
+    def draft(path) -> int:
+        position = len(path) - len(PROMPT)
+        return say(path) if position < len(right) and right[position] else 5
+
+    return say, draft
+
+
+def cluster(right: list[bool], drafter_us: int, preempts: bool = True) -> TestCluster:
+    return scripted_cluster(*pair(right), Flat(T, drafter_us, preempts=preempts))
+
+
+def run(there: TestCluster, method: str, new: int, **config: object) -> Trace:
+    return there.run(method, PROMPT, config=config, limits=there.limits(new))
+
+
+def times(trace: Trace) -> list[int]:
+    """When each token was there, in microseconds after prefill."""
+    return [commit.time // 1000 - T for commit in trace.commits]
+
+
+patterns = st.lists(st.booleans(), min_size=1, max_size=14)
+speeds = st.sampled_from([T // 8, T // 7, T // 5, T // 4, T // 3, T // 2, 2 * T // 3, T - 1, T])
+
+
+@settings(deadline=None, max_examples=60)
+@given(patterns, speeds, st.integers(1, 9))
+def test_never_slower_than_autoregressive_or_speculative(right, drafter_us, lookahead):
+    new = len(right) + lookahead  # at the end of the output blocks are shorter and would need more servers
+    with cluster(right, drafter_us) as there:
+        sp = servers(lookahead, T / drafter_us)
+        trace = run(there, "dsi", new, lookahead=lookahead, sp=sp)
+        plain = run(there, "autoregressive", new)
+        serial = run(there, "speculative", new, gamma=lookahead)
+    mine = times(trace)
+    assert trace.token_ids() == plain.token_ids() == serial.token_ids()
+    assert all(a <= b for a, b in zip(mine, times(plain), strict=True)), "later than autoregressive"
+    whole = list(zip(mine, times(serial), strict=True))[: len(right)]
+    assert all(a <= b for a, b in whole), "later than speculative"
+
+
+def test_table_1():
+    """Tokens there at t0 to t4 with a drafter of 1/7 and lookahead 1, in units of a target forward."""
+    t, new = [0, 2, 32 / 7, 8, 64 / 7], 60
+    worst, best = [False] * new, [True] * new
+    expected = {
+        ("autoregressive", "worst"): [0, 2, 4, 8, 9],
+        ("speculative", "worst"): [0, 1, 4, 7, 8],
+        ("dsi", "worst"): [0, 2, 4, 8, 9],
+        ("autoregressive", "best"): [0, 2, 4, 8, 9],
+        ("speculative", "best"): [0, 2, 8, 14, 16],
+        ("dsi", "best"): [0, 8, 26, 50, 58],
+    }
+    config = {"autoregressive": {}, "speculative": {"gamma": 1}, "dsi": {"lookahead": 1, "sp": 7}}
+    for (method, case), counts in expected.items():
+        with cluster(worst if case == "worst" else best, T // 7) as there:
+            done = times(run(there, method, new, **config[method]))
+        assert [sum(time <= at * T for time in done) for at in t] == counts, (method, case)
+
+
+@settings(deadline=None, max_examples=25)
+@given(patterns, speeds, st.integers(1, 4), st.integers(1, 9))
+def test_never_slower_than_autoregressive_with_too_few_servers(right, drafter_us, sp, more):
+    lookahead = ceil(T / drafter_us / sp) + more - 1
+    with cluster(right, drafter_us) as there:
+        mine = times(run(there, "dsi", len(right), lookahead=lookahead, sp=sp))
+        plain = times(run(there, "autoregressive", len(right)))
+    assert all(a <= b for a, b in zip(mine, plain, strict=True))
+
+
+@settings(deadline=None, max_examples=25)
+@given(patterns, speeds)
+def test_proposition_1_bounds_the_time_of_every_text(right, drafter_us):
+    """t1 p (N - 1) + t2 ((1 - p)(N - 1) + 1), with p the share of right drafts: it holds without the expectation."""
+    new = len(right)
+    with cluster(right, drafter_us) as there:
+        mine = times(run(there, "dsi", new, lookahead=1, sp=servers(1, T / drafter_us)))
+    hits = sum(right[: new - 1])
+    assert mine[-1] <= drafter_us * hits + T * (new - 1 - hits + 1)
+
+
+def test_a_drafter_that_is_always_wrong_costs_nothing():
+    with cluster([], T // 4) as there:
+        trace = run(there, "dsi", 10, lookahead=2, sp=3)
+    assert times(trace) == [T * (i + 1) for i in range(10)]
+    cancelled = [s for s in trace.spans if s.outcome == "cancelled"]
+    assert {s.model for s in cancelled} == {"drafter", "target"}, (
+        "later servers and the drafter are preempted"
+    )
+
+
+def test_a_drafter_that_is_always_right_hides_all_verification():
+    # after the first forward a token comes with every draft: the drafts of T / 4 each, behind one target forward
+    with cluster([True] * 40, T // 4) as there:
+        trace = run(there, "dsi", 24, lookahead=1, sp=servers(1, 4))
+    assert times(trace) == [T + i * T // 4 for i in range(24)]
+    assert {s.device for s in trace.spans if s.kind in FORWARDS} == {
+        "gpu-target", "gpu-target-1", "gpu-target-2", "gpu-target-3"
+    }  # fmt: skip
+
+
+def test_without_free_preemption_a_server_stays_busy_until_its_forward_ends():
+    with cluster([], T // 4, preempts=False) as there:
+        trace = run(there, "dsi", 6, lookahead=2, sp=3)
+    for device in {s.device for s in trace.spans}:
+        work = sorted((s.start, s.end) for s in trace.spans if s.device == device and s.kind != "sample")
+        assert all(a[1] <= b[0] for a, b in pairwise(work)), "one forward at a time"
+    assert all(s.end - s.start == 1000 * T for s in trace.spans if s.kind in FORWARDS)
+
+
+@settings(deadline=None, max_examples=25)
+@given(patterns, speeds, st.integers(1, 6))
+def test_whenever_the_verified_prefix_grows_something_covers_the_next_position(right, drafter_us, lookahead):
+    with cluster(right, drafter_us) as there:
+        sp = servers(lookahead, T / drafter_us)
+        trace = run(there, "dsi", len(right), lookahead=lookahead, sp=sp)
+    prompt = len(PROMPT)
+    forwards = [s for s in trace.spans if s.kind in FORWARDS]
+    for commit in trace.commits[:-1]:
+        position = commit.position + 1
+        covering = [
+            s for s in forwards
+            # rows fed = those not cached; its last row sees everything up to context + rows
+            if s.start <= commit.time < s.end and s.context + s.rows >= position
+        ]  # fmt: skip
+        decided = [c for c in trace.commits if c.position == position and c.time == commit.time]
+        assert covering or decided, f"nothing runs for position {position - prompt} at {commit.time}"
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "c", "needed"), [(1, 7, 7), (7, 7, 1), (8, 7, 2), (3, 7, 3), (2, 3.05, 2), (4, 3.05, 2)]
+)
+def test_servers_needed(lookahead, c, needed):
+    assert servers(lookahead, c) == needed
+
+
+class Room:
+    def __init__(self, c: float, room: int) -> None:
+        self.c, self._room = c, room
+
+    def servers(self, drafters: int) -> int:
+        return self._room
+
+
+@pytest.mark.parametrize(
+    ("c", "room", "asked", "planned"),
+    [
+        (14.8, 7, {}, (3, 5)),
+        (7, 7, {}, (1, 7)),
+        (3.05, 1, {}, (4, 1)),  # too few for a guarantee over speculative: the least that keeps up
+        (3.05, 1, {"lookahead": 6}, (6, 1)),
+        (5, 7, {"sp": 2}, (3, 2)),
+        (5, 7, {"lookahead": 2}, (2, 3)),
+    ],
+)
+def test_the_plan_is_the_smallest_feasible_lookahead(c, room, asked, planned):
+    cfg = plan(Config(**asked), Room(c, room))
+    assert (cfg.lookahead, cfg.sp) == planned
+
+
+def test_an_infeasible_lookahead_says_which_is_feasible():
+    with pytest.raises(
+        UsageError, match=r"lookahead is 1; with 2 target server\(s\) .* at least 3 \(or sp at least 5\)"
+    ):
+        plan(Config(lookahead=1, sp=2), Room(5, 7))
+
+
+def test_more_servers_than_there_are_is_refused():
+    with cluster([True], T // 4) as there:
+        object.__setattr__(there.placement.site, "devices", 3)
+        with pytest.raises(UsageError, match="5 devices are needed; there are 3"):
+            run(there, "dsi", 4, lookahead=1, sp=4)

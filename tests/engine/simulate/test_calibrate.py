@@ -1,0 +1,136 @@
+"""Measuring a machine: every cell of the grid, a file that loads, and nothing left changed. No speed is asserted."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import UsageError
+from engine.model.pair import Pair
+from engine.simulate import calibrate as measuring
+from engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate
+from engine.simulate.profile import Profile
+from engine.simulate.writing import profile_text
+from tests.engine.methods.pairs import make_pair
+from tests.engine.model.tiny import CONTEXT
+
+PLAN = Plan((1, 3, 8), (0, 16), (1, 2), 3)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pairs"), "llama-gqa-tied-bias", "other")[0]
+
+
+@pytest.fixture(scope="module")
+def found(pair):
+    said: list[str] = []
+    result = calibrate(pair, PLAN, "cpu", said.append)
+    assert said[0].startswith(f"loading {pair.name} on cpu:")
+    assert said[1:5] == ["warming up", "turn 1 of 3", "turn 2 of 3", "turn 3 of 3"]
+    return result
+
+
+def test_every_cell_of_both_models_is_measured(found):
+    cells = {Cell(r, c, b) for r in PLAN.rows for c in PLAN.contexts for b in PLAN.batches}
+    assert found.forwards.keys() == {"target", "drafter"}
+    for times in found.forwards.values():
+        assert times.keys() == cells
+        assert all(0 < us.least <= us.median <= us.most for us in times.values())
+    for times in (found.hop, found.sample):
+        assert 0 < times.least <= times.median <= times.most
+    assert found.link_gb_s > 0
+    assert found.dtype == "float32"
+    assert found.devices == tuple(f"cpu:{core}" for core in sorted(os.sched_getaffinity(0)))
+
+
+def test_the_file_loads_and_says_what_was_measured(found, tmp_path: Path):
+    path = tmp_path / "here.toml"
+    path.write_text(profile_text(found, "here"), encoding="utf-8")
+    profile = Profile.load(str(path))
+    latency = profile.latency()
+    assert profile.gpus == found.devices
+    assert profile.source == f"measured on {found.processor} on {found.date}"
+    for model, times in found.forwards.items():
+        for (rows, context, batch), us in times.items():
+            said = latency(model, rows * batch, context * batch, batch)
+            assert said == pytest.approx(us.median, abs=0.6)
+    assert latency.communicate_us == pytest.approx(found.hop.median, rel=1e-3, abs=0.6)
+    assert latency.sample_us == pytest.approx(found.sample.median, rel=1e-3, abs=0.6)
+    assert latency.target.kv_bytes == 2 * 3 * 2 * 8 * 4
+    assert latency.c == pytest.approx(latency.drafter.speed / latency.target.speed)
+
+
+def test_smallest_and_largest_stand_in_the_comments(found):
+    text = profile_text(found, "here")
+    assert len(tomllib.loads(text)["models"]["target"]["measured"]) == 12
+    us = found.forwards["target"][Cell(3, 16, 2)]
+    assert f"[3, 16, 2, {us.median:.1f}], # {us.least:.1f} to {us.most:.1f} us" in text
+
+
+def test_a_target_alone_has_a_pair_without_a_drafter(pair, tmp_path: Path):
+    alone = replace(pair, drafter_path=None)
+    found = calibrate(alone, Plan((1,), (0,), (1,), 1), "cpu", lambda _: None)
+    path = tmp_path / "alone.toml"
+    path.write_text(profile_text(found, "alone"), encoding="utf-8")
+    assert Profile.read(path).latency().drafter is None
+
+
+def test_a_name_with_quotes_is_written_so_that_it_loads(found, tmp_path: Path):
+    path = tmp_path / "odd.toml"
+    odd = replace(found, processor='A "fast"\\one\n#', pair=replace(found.pair, name="täst"))
+    path.write_text(profile_text(odd, "odd"), encoding="utf-8")
+    assert Profile.read(path).hardware.name == odd.processor
+
+
+def test_the_process_is_left_as_it_was(found):
+    before = torch.get_num_threads(), os.sched_getaffinity(0)
+    with measuring._one_thread(found.devices):
+        assert torch.get_num_threads() == 1
+        assert len(os.sched_getaffinity(0)) == 1
+    assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before
+
+
+def test_a_plan_keeps_within_positions_and_memory(pair, monkeypatch):
+    model = measuring.load(pair.target_path)
+    assert CONTEXT == 64
+    assert FULL.within([model]) == replace(FULL, rows=(1, 2, 4, 8, 16, 32), contexts=(0,))
+    assert QUICK.within([model]).contexts == (0,)
+    # a row takes 2 * 3 layers * 2 heads * 8 * 4 bytes = 384; 16 rows of four sequences fit, sixteen do not
+    monkeypatch.setattr(measuring, "KV_LIMIT", 384 * 16 * 5)
+    assert Plan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1, 4)
+    monkeypatch.setattr(measuring, "KV_LIMIT", 1)
+    assert Plan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1,)
+
+
+def test_a_forward_takes_its_rows_back_and_reads_as_a_verification(pair, monkeypatch):
+    model = measuring.load(pair.target_path)
+    asked: list[tuple[int, int, list[int]]] = []
+    forward = type(model).forward
+
+    def watch(self, cache, rows: object, want: np.ndarray, hidden=()):
+        asked.append((len(rows), len(want), [cache.length(slot) for slot in range(cache.slots)]))
+        return forward(self, cache, rows, want, hidden)
+
+    monkeypatch.setattr(type(model), "forward", watch)
+    monkeypatch.setattr(measuring, "READ", 4)
+    cells = [cell for cell, _ in measuring._turn(model, Plan((2, 8), (0, 5), (2,), 1))]
+    assert cells == [Cell(2, 0, 2), Cell(8, 0, 2), Cell(2, 5, 2), Cell(8, 5, 2)]
+    fill = (10, 0, [0, 0])
+    assert asked == [(4, 4, [0, 0]), (16, 0, [0, 0]), fill, (4, 4, [5, 5]), (16, 0, [5, 5])]
+
+
+def test_times_are_the_median_and_the_extremes():
+    assert Times.of([5.0, 1.0, 2.0]) == (2.0, 1.0, 5.0)
+
+
+@pytest.mark.parametrize(("device", "message"), [("tpu", "no device 'tpu'; choose auto, cpu or cuda")])
+def test_an_unknown_device(pair, device: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        calibrate(pair, PLAN, device, pytest.fail)

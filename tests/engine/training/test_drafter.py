@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model.load import load
+from engine.model.pair import Pair
+from engine.training import cli
+from engine.training.data import Corpus, Mixed, Stream
+from engine.training.drafter import train_drafter
+from engine.training.fit import losses
+from engine.training.measure import LoadedPair
+from engine.training.options import DrafterOptions, Shape
+from engine.training.pair import new_model
+from engine.training.prune import prune
+from engine.training.steps import Progress, read_log
+from engine.training.tokenizer import ASSISTANT, BOS
+from engine.training.written import cut_prompts, read_text, save_text, write
+from engine.types import Sampling
+from tests.engine.training.test_pair import stop_after
+
+Options = Callable[..., DrafterOptions]
+
+
+@pytest.fixture
+def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
+    """Settings of a training of a second, from the toy pair."""
+    base = DrafterOptions(
+        data=corpus,
+        out=tmp_path / "out",
+        pair=trained,
+        batch=4,
+        sequence=32,
+        steps=12,
+        feed_forward=24,
+        written=600,
+        answer=40,
+        warmup=2,
+        learning_rate=1e-2,
+        held_out=0.1,
+        checkpoint_every=5,
+        device="cpu",
+    )
+    return lambda **changed: replace(base, **changed)
+
+
+def toy_corpus(*documents: list[int]) -> Corpus:
+    starts = np.cumsum([0, *map(len, documents)])
+    ids = np.concatenate([np.array(d, dtype=np.uint16) for d in documents])
+    return Corpus(ids, starts, np.ones(len(documents), dtype=np.int64))
+
+
+def divergence(target: Path, drafter: Path, text: Corpus) -> float:
+    """Return KL(p || q) on the first tokens of a text."""
+    p, q = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (target, drafter))
+    ids = torch.from_numpy(text.ids[:512].astype(np.int64)).reshape(-1, 64)
+    with torch.no_grad():
+        found = losses(q, p, ids, ids, 0.0).divergence
+    assert found is not None
+    return found
+
+
+def test_pruning_to_the_full_width_changes_nothing() -> None:
+    model = new_model(Shape(2, 16, 1, 32), 64, 32, seed=0)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    prune(model, 32, np.arange(64).reshape(2, 32))
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_pruning_keeps_the_units_that_write_most() -> None:
+    model = new_model(Shape(1, 16, 1, 8), 64, 32, seed=0)
+    mlp, tokens = model.model.layers[0].mlp, np.arange(64).reshape(2, 32)
+    with torch.no_grad():
+        for weight in (mlp.gate_proj.weight, mlp.up_proj.weight):
+            weight.copy_(weight[:1].expand_as(weight))  # all units give the same value ...
+        columns = torch.tensor([1, 5, 2, 8, 0, 3, 9, 4.0])  # ... and write it in these sizes
+        mlp.down_proj.weight.copy_(columns.expand_as(mlp.down_proj.weight))
+        mlp.up_proj.weight[3] *= 0.01  # a large column that hardly anything passes
+    prune(model, 4, tokens)
+    assert mlp.down_proj.weight[0].tolist() == [5, 3, 9, 4]
+    assert (mlp.gate_proj.out_features, mlp.up_proj.out_features, mlp.down_proj.in_features) == (4, 4, 4)
+    assert model.config.intermediate_size == 4
+
+
+def test_units_that_say_nothing_are_taken_out_without_a_trace() -> None:
+    model = new_model(Shape(2, 16, 1, 32), 64, 32, seed=0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight[:, 1::2] = 0
+        tokens = torch.arange(32)[None]
+        expected = model(input_ids=tokens).logits
+        prune(model, 16, tokens.numpy())
+        torch.testing.assert_close(model(input_ids=tokens).logits, expected)
+
+
+def test_drafter_is_thinner_and_closer_on_the_targets_own_text(settings: Options, trained: Path) -> None:
+    out = train_drafter(settings(steps=40))
+    config = json.loads((out / "drafter/config.json").read_text())
+    assert (config["intermediate_size"], config["max_position_embeddings"]) == (24, 128)
+    assert {t.dtype for t in load_file(out / "drafter/model.safetensors").values()} == {torch.bfloat16}
+    for file in ("target/model.safetensors", "drafter/tokenizer.json", "drafter/generation_config.json"):
+        assert json_or_bytes(out / file) == json_or_bytes(trained / file)
+    text = read_text(out / "written.safetensors", out / "target")
+    before, after = (divergence(out / "target", folder / "drafter", text) for folder in (trained, out))
+    assert after < 0.9 * before
+    log = [row["loss"] for row in read_log(out / "loss.jsonl")]
+    assert np.mean(log[-5:]) < 0.9 * np.mean(log[:5])
+    assert load(out / "drafter").context == 128
+
+
+def json_or_bytes(path: Path) -> object:
+    content = path.read_bytes()
+    return json.loads(content) if path.suffix == ".json" else content
+
+
+def test_facts_add_to_those_of_the_pair(settings: Options, trained: Path) -> None:
+    old = json.loads((trained / "training.json").read_text())
+    new = json.loads((train_drafter(settings()) / "training.json").read_text())
+    assert new["phases"][:-1] == old["phases"]
+    assert new["phases"][-1] | {"minutes": 0, "loss": 0} == {
+        "name": "distil",
+        "steps": 12,
+        "tokens": 12 * 4 * 32,
+        "length": 32,
+        "minutes": 0,
+        "loss": 0,
+    }
+    assert new["method"].startswith(old["method"])
+    assert "cut from 32 to 24 units" in new["method"]
+    assert str(trained) not in json.dumps(new)
+
+
+def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: Path) -> None:
+    straight = train_drafter(settings())
+    parts = settings(out=tmp_path / "parts")
+    for resume, (phase, step) in enumerate((("written", 64), ("distil", 3), ("distil", 9), ("distil", 12))):
+        listen, cancel = stop_after(step, phase)
+        with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
+            train_drafter(parts, listen, cancel, resume=resume > 0)
+    heard = list[Progress]()
+    train_drafter(parts, heard.append, resume=True)
+    assert not [p for p in heard if p.phase in ("written", "distil")], "all of it was done"
+    for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
+        assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
+
+
+def test_text_of_an_earlier_training_is_used_again(settings: Options, tmp_path: Path) -> None:
+    first, heard = train_drafter(settings(steps=2)), list[Progress]()
+    again = settings(steps=2, out=tmp_path / "again", text=first / "written.safetensors")
+    train_drafter(again, heard.append)
+    assert "written" not in {p.phase for p in heard}
+    assert (again.out / "drafter/model.safetensors").read_bytes() == (
+        first / "drafter/model.safetensors"
+    ).read_bytes()
+
+
+def test_target_answers_as_the_engine_does(trained: Path) -> None:
+    pair = Pair.of(trained / "target", trained / "drafter")
+    prompt = [BOS, *pair.encode_text("Once there was a")]
+    texts = write(
+        load(trained / "target"),
+        repeat(np.array(prompt)),
+        pair.eos,
+        64 * 30,
+        30,
+        seed=0,
+        heard=lambda _: None,
+        cancel=threading.Event(),
+    )
+    ids, _ = LoadedPair.load(pair).write(prompt, 30, Sampling())
+    assert sum(t.tolist() == prompt + ids for t in texts) >= 32, "every second answer is greedy"
+    assert len({tuple(t) for t in texts}) >= 32, "the others are drawn"
+
+
+def test_slots_take_new_prompts_and_answers_are_cut_off(trained: Path) -> None:
+    pair = Pair.of(trained / "target", trained / "drafter")
+    made = list[int]()
+    prompts = (np.array([BOS, 20 + i % 5]) for i in range(10_000))
+    texts = write(load(trained / "target"), prompts, pair.eos, 1000, 7, 0, made.append, threading.Event())
+    ended = [t for t in texts if t[-1] in pair.eos]
+    assert made[-1] == 1000
+    assert len(texts) > 64 + 50
+    assert sum(len(t) - 2 for t in texts) >= 1000
+    assert max(map(len, texts)) == 9
+    assert all(not set(t[2:-1]) & set(pair.eos) for t in texts)
+    assert all(len(t) == 9 or t[-1] in pair.eos for t in texts[:-64])
+    assert len(ended) < len(texts)
+
+
+def test_prompts_end_where_an_answer_begins() -> None:
+    chat = [BOS, 3, 50, 51, ASSISTANT, 60, 61, 3, 52, ASSISTANT, 62, 2]
+    prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 20, seed=0)
+    assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5]), tuple(chat[:10])}
+    prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 6, seed=0)
+    assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5])}
+
+
+def test_prompts_of_stories_are_their_begins() -> None:
+    story = [BOS, *range(20, 60), 2]
+    prompts = cut_prompts(toy_corpus(story), ASSISTANT, 16, seed=0)
+    found = [next(prompts).tolist() for _ in range(100)]
+    assert all(p == story[: len(p)] for p in found)
+    assert {len(p) for p in found} == set(range(8, 17))
+
+
+def test_corpus_without_prompts_is_an_error() -> None:
+    chat = toy_corpus([BOS, 3, *range(20, 60), ASSISTANT, 60, 2])
+    with pytest.raises(UsageError, match=r"^no document of the corpus gives a prompt of at most 16 tokens"):
+        next(cut_prompts(chat, ASSISTANT, 16, seed=0))
+
+
+def test_mixed_batches_hold_their_share_of_both() -> None:
+    streams = [Stream(toy_corpus(list(range(a, a + 100))), 0) for a in (1000, 2000)]
+    inputs, labels = Mixed(*streams, 0.75).batch(2 * 4 * 10, 4, 10)
+    assert (inputs[:3] < 2000).all()
+    assert (inputs[3] >= 2000).all()
+    for rows, (stream, n) in zip((slice(0, 3), slice(3, 4)), zip(streams, (3, 1), strict=True), strict=True):
+        theirs = stream.batch(2 * n * 10, n, 10)
+        assert np.array_equal(inputs[rows], theirs[0])
+        assert np.array_equal(labels[rows], theirs[1])
+    assert (Mixed(*streams, 1.0).batch(0, 4, 10)[0] < 2000).all()
+    assert (Mixed(*streams, 0.0).batch(0, 4, 10)[0] >= 2000).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"share": 1.5}, "share is 1.5; it must be at least 0 and at most 1"),
+        ({"written": 0}, "written is 0; it must be at least 1"),
+        ({"feed_forward": 33}, "feed_forward is 33; it must be at most the 32 of the drafter"),
+        ({"feed_forward": -1}, "feed_forward is -1; it must be at least 0"),
+        ({"sequence": 129}, "sequence is 129; it must be at most 128: the pair knows 128 positions"),
+        ({"answer": 128}, "answer is 128; it must be at most 127: the pair knows 128 positions"),
+        ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target and drafter in it"),
+    ],
+)
+def test_wrong_settings(settings: Options, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}") as error:
+        train_drafter(settings(**changed))
+    assert "\n" not in str(error.value)
+    assert not settings().out.exists()
+
+
+def test_text_of_another_target_or_none(settings: Options, trained: Path, tmp_path: Path) -> None:
+    other = tmp_path / "target"
+    shutil.copytree(trained / "drafter", other)
+    save_text(tmp_path / "text.safetensors", [np.arange(40, dtype=np.uint16)], other)
+    with pytest.raises(UsageError, match=r"text\.safetensors was written by another target"):
+        train_drafter(settings(text=tmp_path / "text.safetensors"))
+    (tmp_path / "broken.safetensors").write_bytes(b"no")
+    for name in ("broken", "missing"):
+        with pytest.raises(ModelError, match=rf"{name}\.safetensors does not hold text of a target") as error:
+            train_drafter(settings(text=tmp_path / f"{name}.safetensors", out=tmp_path / name))
+        assert "\n" not in str(error.value)
+
+
+def test_resume_with_other_settings(settings: Options) -> None:
+    train_drafter(settings(steps=1))
+    with pytest.raises(UsageError, match=r"has steps 1, not 2; feed_forward 24, not 16: use the same"):
+        train_drafter(settings(steps=2, feed_forward=16), resume=True)
+
+
+def test_command_line(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    options, parser = settings(), argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = f"drafter --pair {options.pair} --data {options.data} --out {options.out} --threads 1"
+    words += " --steps 2 --batch 2 --sequence 16 --written 100 --answer 20 --feed-forward 8 --device cpu"
+    assert cli.run(parser.parse_args(words.split())) == 0
+    assert f"train card --pair {options.out}" in capsys.readouterr().out
+    assert json.loads((options.out / "drafter/config.json").read_text())["intermediate_size"] == 8
