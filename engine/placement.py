@@ -19,6 +19,7 @@ from engine.model.slots import LanguageModel
 from engine.runtime.events import Device, Trace
 from engine.runtime.jobs import Connect, Facts, Load
 from engine.runtime.process import ProcessWorker, Setup
+from engine.runtime.sharing import Processor
 from engine.runtime.slab import Slab
 from engine.runtime.thread import ThreadWorker
 from engine.runtime.virtual import VirtualLoop, VirtualWorker
@@ -209,6 +210,12 @@ class Here:
 
     def seats(self, layout: Layout) -> dict[str, list[Seat]]:
         """Give drafters the first devices and targets those after; the first target always the second device."""
+        if layout.shared:
+            device = self.devices[min(1, len(self.devices) - 1)]
+            return {
+                "drafter": [Seat(f"{device.name}/drafter", (device,))],
+                "target": [Seat(device.name, (device,))],
+            }
         there, needed = len(self.devices), layout.targets + layout.drafters
         if (
             there == 1 and layout.targets == 1 and layout.drafters <= 1
@@ -278,7 +285,7 @@ def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trac
     site = Cloud(profile, latency, loaders)
     details = {"tokens": source, "profile_pair": latency.pair}
     base = Layout(drafters=int("drafter" in loaders))
-    return Placement("virtual", site, base, VirtualLoop, name, latency.c, details)
+    return Placement("virtual", site, base, VirtualLoop, profile.name, latency.c, details)
 
 
 @dataclass(frozen=True)
@@ -288,6 +295,7 @@ class Cloud:
     profile: Profile
     latency: Latency
     loaders: Mapping[str, Loader]
+    processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
 
     def seats(self, layout: Layout) -> dict[str, list[Seat]]:
         """Give drafters the first GPUs and targets those after."""
@@ -300,6 +308,9 @@ class Cloud:
         each = {"drafter": drafter.gpus if drafter else 0, "target": self.latency.target.gpus}
         drafting, needed = layout.drafters * each["drafter"], layout.targets * each["target"]
         there = len(self.profile.gpus)
+        if layout.shared and max(drafting, needed) <= there:
+            (target,) = self._groups(min(each["drafter"], there - needed), 1, each["target"])
+            return {"drafter": [target._replace(name=f"{target.name}/drafter")], "target": [target]}
         if layout.turns and drafting <= needed <= there < drafting + needed:
             targets = self._groups(0, layout.targets, each["target"])
             return {"drafter": targets[: layout.drafters], "target": targets}
@@ -324,8 +335,9 @@ class Cloud:
         return [_group(self.profile.gpus[start : start + width]) for start in starts]
 
     def hire(self, seat: Seat) -> Worker:
-        """Start a virtual worker."""
-        return VirtualWorker(seat.name, seat.devices, self.latency)
+        """Start a virtual worker; those that sit on one device share its speed."""
+        processor = self.processors.setdefault(seat.devices[0].name, Processor())
+        return VirtualWorker(seat.name, seat.devices, self.latency, processor=processor)
 
     def loader(self, model: str, seat: Seat) -> Loader:  # noqa: ARG002 - the same tokens everywhere
         """Return where a model's tokens come from."""

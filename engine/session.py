@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -22,7 +22,8 @@ from engine.methods import Method, find
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
 from engine.placement import Crew, Placement
-from engine.runtime.events import Event, Footer, Header, Status, Trace
+from engine.recording import Listener, Recording, sampler
+from engine.runtime.events import Header, Status, Trace
 from engine.runtime.jobs import Begin, Measure
 from engine.runtime.run import Run
 from engine.runtime.sequence import Sequence as Decoded
@@ -32,7 +33,6 @@ from engine.types import Layout, Limits, Sampling
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
 
-Listener: TypeAlias = Callable[[Event], None]
 SLACK = 96
 """KV rows beyond prompt and output, for trees."""
 
@@ -99,15 +99,17 @@ class Cluster:
         cfg = found.plan(found.configure(config or {}), self)
         limits = self._with_eos(limits or Limits())
         if len(prompts) != 1 and not (found.batched and prompts):
-            raise UsageError(f"{method} decodes one prompt in a run, not {len(prompts)}")
-        ids = tuple(self._encode(prompt, limits.max_new_tokens) for prompt in prompts)
+            raise UsageError(
+                f"{method} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
+            )
+        ids = self._encode_all(prompts, limits.max_new_tokens)
         layout = self._layout(found, cfg)
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
             crew = self.placement.crew(layout)
             header = self._header(found, cfg, crew, prompts, ids, sampling, limits, group)
-            recording = _Recording(header, listener)
+            recording = Recording(header, listener)
             begin = Begin(
                 sampling,
                 min(layout.batch, len(ids)),
@@ -128,6 +130,17 @@ class Cluster:
 
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
+
+    def _encode_all(self, prompts: tuple[Prompt, ...], new: int) -> tuple[tuple[int, ...], ...]:
+        found = list[tuple[int, ...]]()
+        for i, prompt in enumerate(prompts):
+            try:
+                found.append(self._encode(prompt, new))
+            except UsageError as error:
+                if len(prompts) == 1:
+                    raise
+                raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
+        return tuple(found)
 
     def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -181,7 +194,7 @@ class Cluster:
         self,
         method: Method,
         cfg: Any,
-        recording: _Recording,
+        recording: Recording,
         crew: Crew,
         begin: Begin,
         limits: Limits,
@@ -215,7 +228,7 @@ class Cluster:
         self,
         method: Method,
         cfg: Any,
-        recording: _Recording,
+        recording: Recording,
         crew: Crew,
         begin: Begin,
         limits: Limits,
@@ -252,11 +265,14 @@ class Cluster:
             encode=self.pair.encode_text,
             check=check,
         )
+        samples = sampler(crew, recording, loop)
+        samples.start()
         work = asyncio.ensure_future(_through(method, cfg, run, begin.slots))
         watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(_watch(cancel, work))
         try:
             await work
         finally:
+            samples.stop()
             if watch is not None:
                 watch.cancel()
             await run.settle()
@@ -270,41 +286,6 @@ class Cluster:
                 seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value
                 best[model] = min(seconds, best.get(model, seconds))
         return best["target"] / best["drafter"] if "drafter" in best else 1.0
-
-
-class _Recording:
-    """The run's trace in memory, and its listener's."""
-
-    def __init__(self, header: Header, listener: Listener | None) -> None:
-        self.trace = Trace(header)
-        self.sequences: list[Decoded] = []
-        self.clock: Callable[[], int] = lambda: 0
-        self.error: BaseException | None = None
-        """What the listener raised; it hears nothing more."""
-        self._listener = listener
-        self._tell(header)
-
-    def add(self, event: Any) -> None:
-        self.trace.add(event)
-        self._tell(event)
-
-    def end(self, status: Status, error: str) -> None:
-        reasons = tuple(s.reason for s in self.sequences)
-        texts = tuple(s.text for s in self.sequences)
-        last = max((s.end for s in self.trace.spans), default=0)
-        footer = Footer(
-            status, reasons, texts, max(last, self.trace.commits[-1].time if self.trace.commits else 0), error
-        )
-        self.trace.add(footer)
-        self._tell(footer)
-
-    def _tell(self, event: Event) -> None:
-        if self._listener is None or self.error is not None:
-            return
-        try:
-            self._listener(event)
-        except BaseException as error:  # noqa: BLE001 - it ends the run before its next job
-            self.error = error
 
 
 async def _through(method: Method, cfg: Any, run: Run, slots: int) -> None:

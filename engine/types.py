@@ -100,6 +100,8 @@ class Layout:
     """Drafters, each on a device of its own; 0 for methods that draft without a model."""
     batch: int = 1
     """Sequences decoded at once."""
+    shared: bool = False
+    """Whether drafter and target work at the same time on one device."""
     turns: bool = False
     """Whether drafter and target take turns: they may then share devices where there are too few."""
     packing: Packing = Packing()

@@ -45,6 +45,11 @@ FIGURES = (
     Figure("acceptance_rate_tested", "acceptance of tested", "share"),
     Figure("dsi_acceptance", "acceptance (DSI)", "share"),
     Figure("mean_accepted_length", "accepted per verification", "2"),
+    Figure("acceptance_length", "tokens per verification", "2"),
+    Figure("least_acceptance_length", "tokens per verification, least", "2"),
+    Figure("padding_ratio", "padding ratio", "share"),
+    Figure("padding_share", "padding share", "share"),
+    Figure("attention_cells", "query-key cells", "count"),
     Figure("run_length", "run length", "2"),
     Figure("per_position", "acceptance by place", "places"),
     Figure("draft_seconds_per_100_tokens", "draft seconds / 100 tokens", "3"),
@@ -53,7 +58,9 @@ FIGURES = (
     Figure("drafter_waits", "drafter waits for target", "share"),
     Figure("occupancy", "occupancy, from spans", "devices"),
     Figure("measured_occupancy", "occupancy, measured", "devices"),
+    Figure("sp_degree", "targets at once", "count"),
     Figure("wasted_device_seconds", "wasted device seconds", "3"),
+    Figure("preempted_device_seconds", "of them preempted", "3"),
 )
 
 _MORE = {

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from traces import waiting
+from traces import batches, pool, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,6 +48,22 @@ DEFINITIONS: dict[str, str] = {
     "mean_accepted_length": (
         "Accepted draft tokens per verification of a draft, without the target's own token."
     ),
+    "acceptance_length": (
+        "EMS-SD's average acceptance length: tokens per verification, the target's own included."
+    ),
+    "least_acceptance_length": (
+        "The acceptance length of the sequence that has the least: its batch ends when it does."
+    ),
+    "padding_ratio": (
+        "EMS-SD's average padding ratio (its figure 4): what the sequences of a round got less than the one that got most / "
+        "tokens they got. The vanilla method pads KV caches by that."
+    ),
+    "padding_share": (
+        "The same padding / what all would have got had they got as many as the one that got most."
+    ),
+    "attention_cells": (
+        "Query-key cells that target forwards computed while decoding, in one layer and one head, padding included."
+    ),
     "run_length": (
         "PEARL's mean accepted tokens: accepted between two rejections, over any number of verifications."
     ),
@@ -69,8 +85,14 @@ DEFINITIONS: dict[str, str] = {
     "measured_occupancy": (
         "Mean load of each device while decoding, as psutil or NVML measured it: of the whole device, whoever used it."
     ),
+    "sp_degree": (
+        "DSI's speculation parallelism as used: the most target devices that worked at the same time while decoding."
+    ),
     "wasted_device_seconds": (
         "Device seconds of cancelled forwards and of drafts of which no token was accepted."
+    ),
+    "preempted_device_seconds": (
+        "The part of the wasted ones that was called off because a draft was wrong or the text ended."
     ),
 }
 """What each field of `Metrics` is, as shown beside it in the playground and the report."""
@@ -112,6 +134,11 @@ class Metrics:
     dsi_acceptance: float | None
     tokens_per_target_forward: float | None
     mean_accepted_length: float | None
+    acceptance_length: float | None
+    least_acceptance_length: float | None
+    padding_ratio: float | None
+    padding_share: float | None
+    attention_cells: int
     run_length: float | None
     per_position: tuple[Slot, ...]
     draft_seconds_per_100_tokens: float | None
@@ -120,7 +147,9 @@ class Metrics:
     waiting: dict[str, float | None]
     occupancy: dict[str, float]
     measured_occupancy: dict[str, float]
+    sp_degree: int
     wasted_device_seconds: float
+    preempted_device_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain JSON values."""
@@ -140,6 +169,8 @@ def measure(trace: Trace) -> Metrics:
     decode = max(0, max(c.time for c in trace.commits) - start) if tokens else None
     run_length = _mean(_runs(trace.decisions))
     judging = [r.accepted for r in trace.rounds if r.drafted]
+    several = len(trace.header.prompts) > 1
+    padding = sum(sum(missing) for missing in batches.missing(trace).values())
     return Metrics(
         tokens=tokens,
         seconds=whole / 1e9,
@@ -159,6 +190,11 @@ def measure(trace: Trace) -> Metrics:
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
         tokens_per_target_forward=_ratio(tokens, len(verifies)),
         mean_accepted_length=_mean(judging),
+        acceptance_length=_mean([r.emitted for r in trace.rounds]),
+        least_acceptance_length=min(batches.acceptance_lengths(trace).values(), default=None),
+        padding_ratio=_ratio(padding, tokens) if several else None,
+        padding_share=_ratio(padding, padding + tokens) if several else None,
+        attention_cells=sum(s.cells for s in verifies),
         run_length=run_length,
         per_position=_per_position(trace.decisions),
         draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, tokens),
@@ -167,7 +203,9 @@ def measure(trace: Trace) -> Metrics:
         waiting={**waiting.overlap(trace), **_mutual(trace, end - start)},
         occupancy={name: row[0] for name, row in waiting.occupancy(trace, 1).items()},
         measured_occupancy=measured_occupancy(trace),
+        sp_degree=pool.sp_degree(trace),
         wasted_device_seconds=_seconds(waiting.wasted(trace)),
+        preempted_device_seconds=_seconds(pool.preempted(trace)),
     )
 
 

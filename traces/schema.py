@@ -19,7 +19,7 @@ from engine.runtime import events
 
 APPLICATION_ID = 0x53505343
 """Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-REVISION = "0003"
+REVISION = "0004"
 """The newest revision in `migrations/versions`."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -157,6 +157,7 @@ class Span(_Row, table=True):
     rows: int
     context: int
     outcome: str = _code(*SPAN_OUTCOMES)
+    cells: int = _time()
 
 
 class Round(_Row, table=True):

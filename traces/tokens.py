@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from traces.branches import OWN, by_branch
 from traces.waiting import decode_window
 
 if TYPE_CHECKING:
     from engine.runtime.events import Commit, Decision, Device, Span, Top, Trace
 
-OWN = -1
-"""Node of a decision about a token of the target's own."""
 Clock = Callable[[int], float]
 
 
@@ -93,8 +92,9 @@ def ghosts(trace: Trace) -> Iterator[dict[str, Any]]:
     """Yield the drafted tokens that were rejected or discarded.
 
     `before` is the position in front of which a ghost stood: where its branch left the text. A draft that never came
-    to a test (node -1) left it with the step's first rejection. While the run goes on, drafts of a round that is not
-    complete yet are not told.
+    to a test (node -1) left it with the step's first rejection. The branches of a tree come one after the other; `branch`
+    marks the first token of one that follows another in the same place. While the run goes on, drafts of a round that
+    is not complete yet are not told.
     """
     clock = decoding_clock(trace)
     times = {(r.sequence, r.step): r.time for r in trace.rounds}
@@ -104,7 +104,8 @@ def ghosts(trace: Trace) -> Iterator[dict[str, Any]]:
     for d in trace.decisions:
         if d.outcome == "rejected":
             forks.setdefault((d.sequence, d.step), d.position)
-    for d in trace.decisions:
+    last, where = OWN, (-1, -1, -1)
+    for d in by_branch(trace.decisions):
         undecided = trace.footer is None and (d.sequence, d.step) not in times
         if d.outcome in ("rejected", "discarded") and not undecided:
             fork = forks.get((d.sequence, d.step), d.position)
@@ -118,7 +119,10 @@ def ghosts(trace: Trace) -> Iterator[dict[str, Any]]:
                 "step": d.step,
                 "t": clock(times.get((d.sequence, d.step), ends.get(d.draft_span, 0))),
             }
-            yield row | _why(trace, d)
+            place = (d.sequence, d.step, row["before"])
+            other = OWN not in (last, d.node) and place == where and d.parent != last
+            last, where = d.node, place
+            yield row | {"branch": other} | _why(trace, d)
 
 
 def _left(decision: Decision, nodes: dict[tuple[int, int, int], Decision]) -> int:
@@ -134,9 +138,9 @@ def _why(trace: Trace, d: Decision) -> dict[str, Any]:
     greedy = trace.header.sampling.get("temperature", 0) == 0
     return {
         "node": d.node,
-        "p": _short(d.p),
-        "q": _short(d.q),
-        "u": _short(d.u),
+        "p": short(d.p),
+        "q": short(d.q),
+        "u": short(d.u),
         "chance": None if greedy else _chance(d),
         "rule": d.rule,
         "draft": d.draft_span,
@@ -151,13 +155,14 @@ def _chance(d: Decision) -> float | None:
     if d.node == OWN or d.p is None:
         return None
     if d.rule == "match":
-        return _short(d.p)
-    return _short(min(1.0, d.p / d.q)) if d.rule == "ratio" and d.q else None
+        return short(d.p)
+    return short(min(1.0, d.p / d.q)) if d.rule == "ratio" and d.q else None
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
+    """Return a probability in four digits; None for one that is not known."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
 def _top(top: Top) -> list[list[float | None]]:
-    return [[token, _short(p)] for token, p in top[:5]]
+    return [[token, short(p)] for token, p in top[:5]]

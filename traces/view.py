@@ -16,6 +16,7 @@ from traces import metrics, waiting
 from traces.figures import figure_rows, figure_texts
 from traces.sources import copies, sources
 from traces.tokens import committed, decoding_clock, ghosts, span_fates, working_devices
+from traces.trees import trees
 
 if TYPE_CHECKING:
     from engine.runtime.events import Device, Header, Span, Trace
@@ -92,6 +93,7 @@ def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
         "pieces": _pieces(trace, [*tokens, *lost]),
         "rounds": rounds,
         "copies": copied,
+        "trees": trees(trace),
         "sources": [] if redact_prompt else sources(trace),
     }
 

@@ -60,17 +60,22 @@ def plan(cfg: Config, there: Situation) -> Config:
     """Choose the smallest feasible lookahead for the servers there are, and no more servers than it needs.
 
     Raises:
-        UsageError: The lookahead asked for needs more servers than were asked for, or than there is room for.
+        UsageError: There is no room for the servers asked for, or the lookahead asked for needs more than there are.
     """
     room = max(1, there.servers(1))
+    if cfg.sp > room:
+        raise UsageError(
+            f"sp is {cfg.sp}; beside a drafter there is room for 1 to {room} target server(s): ask for fewer, or for 0"
+        )
     most = cfg.sp or room
     least = max(1, ceil(there.c / most - 1e-9))
     if not cfg.lookahead:
         lookahead = next((k for k in range(1, 65) if servers(k, there.c) <= most), least)
     elif cfg.lookahead < least:
+        needed = servers(cfg.lookahead, there.c)
         raise UsageError(
             f"lookahead is {cfg.lookahead}; with {most} target server(s) and a drafter {there.c:.1f} times as fast as the "
-            f"target it must be at least {least} (or sp at least {servers(cfg.lookahead, there.c)})"
+            f"target it must be at least {least}" + (f" (or sp at least {needed})" if needed <= room else "")
         )
     else:
         lookahead = cfg.lookahead

@@ -35,5 +35,5 @@ async def decode(run: Run, cfg: Config) -> None:
     documents = [run.document(cfg.reference)] if cfg.reference else []
     copier = Copier(documents, cfg.match, cfg.copy)
     while not run.done:
-        draft = copier.draft(run.x.tokens, run.sequences[0].room - len(run.x))
+        draft = copier.draft(run.x.tokens, run.room)
         run.commit(await run.target.verify(run.x, draft))

@@ -3,7 +3,9 @@
 Source: PEARL (ICLR 2025), sections 3.2 and 3.3, algorithm 2. Lossless.
 Pre-verify: while the drafter drafts a chunk, the target checks the chunk's first token. Post-verify: while the
 target checks a chunk, the drafter goes on as if all of it were accepted. `pending` holds the tokens drafted after
-the prefix and not yet verified; empty means pre-verify mode.
+the prefix and not yet verified; empty means pre-verify mode. With `guesses`, pre-verify also checks tokens copied from
+the text so far (section 4.3 names such a pool as future work): they are a function of the prefix, so rule 2 decides
+those positions, and drafts that say the same as what was emitted live on.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.drafters.copy import Copier
 from engine.methods.registry import Situation, method, setting
-from engine.types import Draft
+from engine.types import Draft, Layout
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -31,7 +34,17 @@ class Config:
     )
     pre_verify: bool = setting(True, "Check the first token of a chunk while the chunk is drafted.")
     post_verify: bool = setting(True, "Go on drafting while a chunk is verified.")
-    placement: str = setting("separate", "Where drafter and target live.", choices=("separate",))
+    guesses: int = setting(
+        0,
+        "Tokens to pre-verify besides, copied from where the last two stood before; 0 is the paper's PEARL.",
+        low=0,
+        high=16,
+    )
+    placement: str = setting(
+        "separate",
+        "Where drafter and target live: on devices of their own, or both on one.",
+        choices=("separate", "co-located"),
+    )
 
 
 def plan(cfg: Config, there: Situation) -> Config:
@@ -39,10 +52,16 @@ def plan(cfg: Config, there: Situation) -> Config:
     return cfg if cfg.gamma else replace(cfg, gamma=min(32, max(1, round(there.c))))
 
 
-@method(title="PEARL", source="PEARL (ICLR 2025), algorithm 2", config=Config, plan=plan)
+@method(
+    title="PEARL",
+    source="PEARL (ICLR 2025), algorithm 2",
+    config=Config,
+    plan=plan,
+    layout=lambda cfg: Layout(shared=cfg.placement == "co-located"),
+)
 async def decode(run: Run, cfg: Config) -> None:
     """Overlap drafting and verification until the run is done; with both strategies off it is `speculative`."""
-    pending = Draft.empty()
+    pending, copier = Draft.empty(), Copier(copy=max(1, cfg.guesses))
     while not run.done:
         if not pending and not cfg.pre_verify:
             pending = await run.drafter.propose(run.x, cfg.gamma)
@@ -51,8 +70,19 @@ async def decode(run: Run, cfg: Config) -> None:
             run.commit(await run.target.verify(run.x, pending))
             pending = Draft.empty()
             continue
-        scores = run.target.score(run.x, pending)
+        guess = copier.draft(run.x.tokens, run.room) if cfg.guesses and not pending else Draft.empty()
+        scores = run.target.score(run.x, pending or guess)
         ahead = await run.drafter.propose(run.x + pending, cfg.gamma)
-        verdict = await scores.judge(pending + ahead[:1], bonus=False)
-        run.commit(verdict)
-        pending = ahead[1:] if verdict.all_accepted else Draft.empty()
+        if guess:
+            verdict = await scores.judge(guess)
+            pending = _after(ahead, verdict.emitted)
+        else:
+            verdict = await scores.judge(pending + ahead[:1], bonus=False)
+            pending = ahead[1:] if verdict.all_accepted else Draft.empty()
+        run.commit(verdict, kept=pending)
+
+
+def _after(ahead: Draft, emitted: tuple[int, ...]) -> Draft:
+    """Return what is left of a draft that began as the text went on; nothing when it did not."""
+    n = len(emitted)
+    return ahead[n:] if ahead.ids[:n] == emitted else Draft.empty()

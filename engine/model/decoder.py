@@ -3,6 +3,8 @@
 Linear layers see the rows of all slots at once; attention works slot by slot on the slot's own rows, so nothing is
 padded. Rotary pairs (i, i + head_dim / 2) are brought next to each other when the weights are loaded: rotating is
 then one complex product, and scores do not change because queries and keys are reordered alike.
+
+A forward may be fuzzy (`engine.model.fuzzy`): groups of layers then read one hidden state.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from engine.errors import UsageError
 from engine.model.aligned import Aligned, attend
 from engine.model.attention import Attention
 from engine.model.cache import Buffers, Cache
+from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.slots import Output
 from engine.model.weights import Layer, Linear, Norm
 
@@ -49,6 +52,7 @@ class Decoder:
         head = self.embedding if shape.tied else take("lm_head.weight")
         self.head = Linear.of(head, shared=shape.tied)
         self.layers = [Layer.of(shape, i, take) for i in range(shape.layers)]
+        self._ordinary = Fuzzy(layer_groups(shape.layers, 1))
         self.norm = Norm(take("model.norm.weight"), shape.eps)
         # Queries are scaled by 1 / sqrt(head_dim) while they are rotated.
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
@@ -64,8 +68,20 @@ class Decoder:
             self._rotations = torch.polar(torch.ones_like(angles), angles)[:, None].to(self.device)
         return Cache(self.shape, slots, capacity, self.dtype, self.device)
 
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.shape.layers
+
     @torch.inference_mode()
-    def forward(self, cache: Cache, rows: Rows, want: np.ndarray, hidden: tuple[int, ...] = ()) -> Output:
+    def forward(
+        self,
+        cache: Cache,
+        rows: Rows,
+        want: np.ndarray,
+        hidden: tuple[int, ...] = (),
+        fuzzy: Fuzzy | None = None,
+    ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         picked = self._check(rows, want, hidden)
         segments = rows.segments()
@@ -81,7 +97,7 @@ class Decoder:
                     torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
                 ]
             x = self.embedding.index_select(0, torch.from_numpy(rows.tokens).to(self.device))
-            states = self._run(x, rotation * self._scales, buffers, parts, hidden)
+            states = self._run(x, rotation * self._scales, buffers, parts, hidden, fuzzy or self._ordinary)
             if picked is not None:
                 x = x.index_select(0, picked)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
@@ -111,21 +127,40 @@ class Decoder:
         buffers: Buffers,
         parts: Sequence[Attention | Aligned],
         hidden: tuple[int, ...],
+        fuzzy: Fuzzy,
     ) -> dict[int, Tensor]:
         """Run the layers on x, (T, D), in place and return the hidden states asked for."""
         states = {0: x.clone()} if 0 in hidden else {}
-        for i, layer in enumerate(self.layers):
+
+        def read(i: int) -> None:
+            """Leave what the rows of layer i read from x in the buffers."""
+            layer = self.layers[i]
             layer.qkv.into(buffers.qkv, layer.norm(x))
             if layer.qk_norm is not None:
                 buffers.turned.copy_(layer.qk_norm(buffers.turned))
             buffers.rotate(rotation)
             for part in parts:
                 part.run(i, layer.window)
-            layer.out.add_to(x, buffers.read)
-            layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
-            layer.down.add_to(x, functional.silu(buffers.gate).mul_(buffers.up))
-            if i + 1 in hidden:
-                states[i + 1] = x.clone()
+            if fuzzy.watch is not None:
+                fuzzy.watch(i, buffers)
+
+        def attention(i: int) -> Tensor:
+            read(i)
+            return self.layers[i].out(buffers.read)
+
+        for group in fuzzy.groups:
+            outputs = fuzzy.attend(group, x, attention) if len(group) > 1 else None
+            for i in group:
+                layer = self.layers[i]
+                if outputs is not None:  # EasySpec, algorithm 2
+                    x.add_(outputs[i - group.start])
+                else:
+                    read(i)
+                    layer.out.add_to(x, buffers.read)
+                layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
+                layer.down.add_to(x, functional.silu(buffers.gate).mul_(buffers.up))
+                if i + 1 in hidden:
+                    states[i + 1] = x.clone()
         if -1 in hidden:
             states[-1] = self.norm(x)
         return states

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from engine.model.fuzzy import Fuzzy
+
 PAD = 1
 """Flag of a padding row: it costs what a row costs and is nobody's ancestor."""
 PROVISIONAL = 2
@@ -318,11 +320,23 @@ class LanguageModel(Protocol):
         """Positions it knows."""
         ...
 
+    @property
+    def depth(self) -> int:
+        """Number of layers; 0 for what has none."""
+        ...
+
     def new_cache(self, slots: int, capacity: int) -> Slots:
         """Return an empty cache for that many sequences of that many rows."""
         ...
 
-    def forward(self, cache: Any, rows: Rows, want: np.ndarray, hidden: tuple[int, ...] = ()) -> Output:
+    def forward(
+        self,
+        cache: Any,
+        rows: Rows,
+        want: np.ndarray,
+        hidden: tuple[int, ...] = (),
+        fuzzy: Fuzzy | None = None,
+    ) -> Output:
         """Run the rows and add them to the cache.
 
         Args:
@@ -330,6 +344,7 @@ class LanguageModel(Protocol):
             rows: The new rows, T of them.
             want: Row numbers, 0 to T - 1, whose logits are returned, in that order.
             hidden: Layers whose states are returned, see `Output.hidden`.
+            fuzzy: Which layers read one hidden state, and who computes which; the ordinary forward when not given.
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import IO, Any, ClassVar, Literal, TypeAlias, get_args
 
 SCHEMA = 2
-"""Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied` and
-the power of `occupancy`."""
+"""Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
+the power of `occupancy` and the cells of `span`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
@@ -95,6 +95,7 @@ class Span:
     step: int
     """The round during which it was asked for; 0 is prefill."""
     sequence: int
+    """-1 for work on several at once."""
     rows: int
     """Rows fed to the forward."""
     context: int

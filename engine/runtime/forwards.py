@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from engine.errors import SpecScopeError
-from engine.model.slots import LanguageModel, Rows, Slots
+from engine.model.fuzzy import Fuzzy
+from engine.model.slots import PROVISIONAL, LanguageModel, Rows, Slots
 from engine.runtime.jobs import Stamp
 from engine.runtime.packing import Alignment, padded
 from engine.types import Packing, Prefix
@@ -86,6 +87,7 @@ class Forwards:
         kind: str,
         *,
         logits: bool = True,
+        fuzzy: Fuzzy | None = None,
     ) -> list[torch.Tensor]:
         """Forward what is not cached of each prefix + draft, all in one packed forward.
 
@@ -96,6 +98,7 @@ class Forwards:
             stamps: Takes the forward's stamp.
             kind: The span's kind.
             logits: Whether logits are wanted.
+            fuzzy: How the layers are run, where that is not in order.
 
         Returns:
             For each prefix the logits from its last row on, (1 + N, V); without `logits` empty ones.
@@ -104,9 +107,19 @@ class Forwards:
         cache = self.cache(name)
         each = zip(prefixes, drafts, strict=True)
         parts = [self._part(cache, i, prefix, draft, logits) for i, (prefix, draft) in enumerate(each)]
-        return self._forward(name, parts, stamps, kind, start)
+        return self._forward(name, parts, stamps, kind, start, fuzzy)
 
-    def branch(self, name: str, prefix: Prefix, level: Tree, stamps: list[Stamp], kind: str) -> torch.Tensor:
+    def branch(
+        self,
+        name: str,
+        prefix: Prefix,
+        level: Tree,
+        stamps: list[Stamp],
+        kind: str,
+        *,
+        fuzzy: Fuzzy | None = None,
+        provisional: bool = False,
+    ) -> torch.Tensor:
         """Hang the nodes of one level on the tree that grows after a prefix; nothing of it is dropped.
 
         Args:
@@ -115,27 +128,37 @@ class Forwards:
             level: The level's N nodes; their parents are indices into the whole tree.
             stamps: Takes the forward's stamp.
             kind: The span's kind.
+            fuzzy: As for `extend`.
+            provisional: Whether the rows serve this tree only; then they never count as cached.
 
         Returns:
             The logits after each node, (N, V).
         """
         start = time.perf_counter_ns()
         slot, (ids, parents) = self.slot(prefix.sequence), level
-        rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix))
+        flags = [PROVISIONAL] * len(ids) if provisional else None
+        rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags)
         part = _Part(0, prefix.sequence, slot, rows, self.cache(name).length(slot), len(ids))
-        return self._forward(name, [part], stamps, kind, start)[0]
+        return self._forward(name, [part], stamps, kind, start, fuzzy)[0]
 
     def _forward(
-        self, name: str, parts: list[_Part], stamps: list[Stamp], kind: str, start: int
+        self,
+        name: str,
+        parts: list[_Part],
+        stamps: list[Stamp],
+        kind: str,
+        start: int,
+        fuzzy: Fuzzy | None,
     ) -> list[torch.Tensor]:
         """Run one forward over all parts; return the logits that each wants."""
         cache = self.cache(name)
         parts.sort(key=lambda part: part.slot)  # neighbours in the cache stand next to each other
         rows, want, context = self._pack(cache, parts)
-        out = self.models[name].forward(cache, rows, want)
+        out = self.models[name].forward(cache, rows, want, fuzzy=fuzzy)
         if out.logits.is_cuda:
             torch.cuda.current_stream(out.logits.device).synchronize()
-        stamps.append(Stamp(kind, start, time.perf_counter_ns(), len(rows), context, cells=out.cells))
+        end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()
+        stamps.append(Stamp(kind, start, end, len(rows), context, cells=out.cells, parts=times))
         if len(parts) == 1:
             return [out.logits]
         found = zip(parts, out.logits.split([part.wanted for part in parts]), strict=True)

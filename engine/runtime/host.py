@@ -15,7 +15,9 @@ import torch
 
 from engine.accept import judge
 from engine.draws import Draws, Key, facts, propose_token, warp
+from engine.model.fuzzy import Alone
 from engine.model.slots import Rows
+from engine.runtime.exchange import Exchange
 from engine.runtime.forwards import NO_DRAFT, Forwards
 from engine.runtime.growing import Drafting, grow
 from engine.runtime.jobs import (
@@ -25,6 +27,7 @@ from engine.runtime.jobs import (
     Facts,
     Grow,
     Job,
+    Join,
     Judge,
     Load,
     Measure,
@@ -46,6 +49,10 @@ def never() -> bool:
     return False
 
 
+def _nowhere(row: int, q: torch.Tensor) -> None:
+    """Drop a row of q."""
+
+
 class Host:
     """Models, their KV slots, and the scores kept for judging.
 
@@ -57,6 +64,7 @@ class Host:
         self.forwards = Forwards()
         self._own = own
         self._slabs: dict[str, np.ndarray] = {}
+        self._exchanges: dict[str, Exchange] = {}
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
         self._sampling = Sampling()
         self._vocab_size = 0
@@ -79,6 +87,8 @@ class Host:
                 value = self._load(job)
             case Connect():
                 value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
+            case Join():
+                value = self._join(job)
             case Begin():
                 value = self._begin(job)
             case Retire():
@@ -106,13 +116,18 @@ class Host:
         models = self.forwards.models
         if job.model not in models:
             models[job.model] = job.loader()
-        return Facts(models[job.model].vocab_size, models[job.model].context)
+        return Facts(models[job.model].vocab_size, models[job.model].context, models[job.model].depth)
+
+    def _join(self, job: Join) -> None:
+        self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
 
     def _begin(self, job: Begin) -> None:
         self._sampling = job.sampling
         self._vocab_size = job.vocab_size
         self._scores.clear()
         self.forwards.begin(job.slots, job.capacity, job.packing)
+        for exchange in self._exchanges.values():
+            exchange.begin(job.run)
 
     def _draws(self, sequence: int) -> Draws:
         """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
@@ -151,8 +166,10 @@ class Host:
         return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
 
     def _drafting(self, job: Grow) -> Drafting:
+        partners = self._exchanges[job.group] if job.group else Alone()
+        write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
         draws = self._draws(job.prefixes[0].sequence)
-        return Drafting(self._sampling, draws, self._vocab_size, self._write)
+        return Drafting(self._sampling, draws, self._vocab_size, write, partners)
 
     def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
         if not ids:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from engine.model.fuzzy import PartTime
 from engine.model.slots import LanguageModel
 from engine.types import Draft, Packing, Prefix, Sampling
 
@@ -32,6 +33,19 @@ class Connect:
 
 
 @dataclass(frozen=True)
+class Join:
+    """Share the attention layers of fuzzy forwards with the other workers of a group."""
+
+    group: str
+    path: str
+    """Of the file they exchange their outputs through."""
+    rank: int
+    """Which of them this worker is; 0 leads."""
+    ways: int
+    """How many they are."""
+
+
+@dataclass(frozen=True)
 class Begin:
     """Start a run: empty KV slots, these sampling parameters."""
 
@@ -44,6 +58,8 @@ class Begin:
     """The target's; a drafter never proposes an id beyond it."""
     packing: Packing
     """How forwards of several sequences are packed."""
+    run: int = 0
+    """Number of the run: what workers of a group exchange is told apart by it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,12 @@ class Grow:
     sampled: bool
     rows: tuple[int, ...]
     """Slab rows to write q to, one for each node with children at most; empty for greedy drafts."""
+    fuzzy: int = 1
+    """Layer-parallel size: so many attention layers read one hidden state (EasySpec); 1 is the ordinary forward."""
+    calibrate: bool = True
+    """Whether the first forward is exact, and fuzzy rows never count as cached."""
+    group: str = ""
+    """The group of workers that share the layers; empty for one that works alone."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +162,19 @@ class Measure:
 
 
 Job: TypeAlias = (
-    Load | Connect | Begin | Retire | Prefill | Propose | Grow | Score | Judge | Tokens | Drop | Measure
+    Load
+    | Connect
+    | Join
+    | Begin
+    | Retire
+    | Prefill
+    | Propose
+    | Grow
+    | Score
+    | Judge
+    | Tokens
+    | Drop
+    | Measure
 )
 CONTROL = (Begin, Retire, Judge, Tokens, Drop)
 """Jobs answered at once, never queued behind another run's or round's forward."""
@@ -151,6 +185,8 @@ class Facts(NamedTuple):
 
     vocab_size: int
     context: int
+    depth: int = 0
+    """Layers; 0 for what has none."""
 
 
 class Proposed(NamedTuple):
@@ -187,6 +223,10 @@ class Stamp(NamedTuple):
     """Which of the worker's devices did it."""
     cells: int = 0
     """Query-key cells its attention computed, in one layer and one head."""
+    batch: int = 1
+    """Sequences its rows belong to."""
+    parts: tuple[PartTime, ...] = ()
+    """Of a fuzzy forward: when which attention layers were computed, and their outputs exchanged."""
 
 
 class Reply(NamedTuple):

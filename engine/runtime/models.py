@@ -35,11 +35,16 @@ class Model:
         """Whether work of this run is under way on its worker, stopped work that has not ended yet included."""
         return self._run.busy(self.worker)
 
+    @property
+    def lanes(self) -> int:
+        """How many devices each of its forwards keeps busy."""
+        return self.worker.lanes(self.name)
+
     async def prefill(self, prefixes: Sequence[Prefix]) -> None:
         """Cache the prefixes but for their last tokens."""
         if any(len(prefix) > 1 for prefix in prefixes):
             job = Prefill(self.name, tuple(prefixes))
-            await self._run.call(self, job, self._run.reserve(len(self.worker.devices)))
+            await self._run.call(self, job, self._run.reserve(self.lanes))
 
     @overload
     async def propose(self, prefix: Prefix, n: int, *, sampled: bool = True) -> Draft: ...
@@ -60,7 +65,7 @@ class Model:
         counts = tuple(max(0, min(n, run.sequences[p.sequence].room - len(p))) for p in prefixes)
         slab = run.slabs.get(self.worker.name) if sampled else None
         leases = [slab.lease(count) for count in counts] if slab else []
-        lanes = len(self.worker.devices)
+        lanes = self.lanes
         spans = run.reserve(max(counts, default=0) * lanes)
         proposed: Sequence[tuple[Proposed, ...]] = [()] * len(prefixes)
         if any(counts):
@@ -80,7 +85,16 @@ class Model:
             drafts.append(Draft(tokens, (leases[i],) if leases else ()))
         return drafts[0] if isinstance(prefix, Prefix) else drafts
 
-    async def grow(self, prefix: Prefix, width: int, depth: int, *, sampled: bool = True) -> Draft:
+    async def grow(
+        self,
+        prefix: Prefix,
+        width: int,
+        depth: int,
+        *,
+        sampled: bool = True,
+        fuzzy: int = 1,
+        calibrate: bool = True,
+    ) -> Draft:
         """Draft a tree after the prefix, one forward over all nodes of a level (see `engine.drafters.tree`).
 
         Args:
@@ -88,6 +102,8 @@ class Model:
             width: Nodes per level at most.
             depth: Levels; fewer, or none, where the output would end before.
             sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, the most probable paths (rule 2).
+            fuzzy: Layer-parallel size: so many attention layers read one hidden state (see `engine.model.fuzzy`).
+            calibrate: Make the first level by an exact forward, and let no fuzzy row count as cached.
         """
         run, start = self._run, len(prefix)
         levels = max(0, min(depth, run.sequences[prefix.sequence].room - start))
@@ -95,9 +111,10 @@ class Model:
             return Draft.empty()
         slab = run.slabs.get(self.worker.name) if sampled else None
         lease = slab.lease(1 + width * (levels - 1)) if slab else None
-        lanes = len(self.worker.devices)
+        lanes = self.lanes
         spans = run.reserve(levels * lanes)
-        job = Grow(self.name, (prefix,), width, levels, sampled, lease.rows if lease else ())
+        rows = lease.rows if lease else ()
+        job = Grow(self.name, (prefix,), width, levels, sampled, rows, fuzzy, calibrate)
         grown: Sequence[Grown] = (await run.call(self, job, spans)).value
         tokens = tuple(
             run.teller.drafted(
@@ -126,7 +143,7 @@ class Model:
         """Score a draft and judge it, or one draft for each of several prefixes, in one job."""
         prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
         drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
-        spans = self._run.reserve(3 * len(self.worker.devices))
+        spans = self._run.reserve(3 * self.lanes)
         judges = tuple(_judge(spans[0], d) for d in drafts)
         job = Score(self.name, prefixes, tuple((d.ids, d.parents) for d in drafts), spans[0], judges)
         reply = await self._run.call(self, job, spans)
@@ -184,7 +201,7 @@ class Scores:
     """
 
     def __init__(self, run: Run, model: Model, prefix: Prefix, draft: Draft) -> None:
-        self.number = run.reserve(len(model.worker.devices))[0]
+        self.number = run.reserve(model.lanes)[0]
         self._run = run
         self._model = model
         self._rows = len(draft)
@@ -213,7 +230,7 @@ class Scores:
         deciding = run.submit(self._model, _judge(self.number, draft, bonus, skip))
         await self
         self._forward.show("pre-verify" if mode == "pre-verify" else "verify")
-        reply = await run.finish(self._model, deciding, run.reserve(2 * len(self._model.worker.devices)))
+        reply = await run.finish(self._model, deciding, run.reserve(2 * self._model.lanes))
         return replace(reply.value, draft=draft, mode=mode, span=self.number, forward=self._rows)
 
     async def tokens(self, rows: tuple[int, ...]) -> tuple[int, ...]:

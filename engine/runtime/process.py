@@ -26,7 +26,7 @@ import numpy as np
 
 from engine.errors import WorkerDied
 from engine.runtime.events import Device
-from engine.runtime.jobs import Connect, Drop, Job, Load, Reply
+from engine.runtime.jobs import Connect, Drop, Job, Join, Load, Reply
 from engine.runtime.worker import Ticket
 from engine.types import Prefix
 
@@ -114,7 +114,7 @@ class ProcessWorker:
         """Process id of the worker."""
         return self._process.pid
 
-    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
         """Start a job outside of runs and return how to wait for it."""
         self._next += 1
         self._send((self._next, job))
@@ -128,6 +128,10 @@ class ProcessWorker:
         if isinstance(value, BaseException):
             raise value
         return value
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
+        """Return 1."""
+        return 1
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this event loop from now on."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from engine.runtime.batch import Batch
-from engine.runtime.events import Event, Span, SpanKind
+from engine.runtime.events import Row, Span, SpanKind
 from engine.runtime.jobs import Drop, Job, Reply, Retire
 from engine.runtime.models import Forward, Model
 from engine.runtime.race import Race
@@ -16,7 +16,7 @@ from engine.runtime.sequence import Sequence as Decoded
 from engine.runtime.slab import Slab
 from engine.runtime.telling import Committed, Teller
 from engine.runtime.worker import Ticket, Worker
-from engine.types import Prefix, Verdict
+from engine.types import Draft, Prefix, Verdict
 
 
 class Clock(Protocol):
@@ -48,7 +48,7 @@ class Run:
         workers: Mapping[str, Sequence[Worker]],
         slabs: Mapping[str, Slab],
         *,
-        emit: Callable[[Event], None],
+        emit: Callable[[Row], None],
         clock: Clock,
         origin: int,
         read: Callable[[int], str],
@@ -120,8 +120,19 @@ class Run:
         self.teller.document(self._documents - 1, tokens)
         return tokens
 
-    def commit(self, *verdicts: Verdict) -> None:
-        """Append the verdicts' tokens, up to where their sequences end. Emits decisions, tokens and the round."""
+    @property
+    def room(self) -> int:
+        """Tokens the (first) sequence can still take."""
+        return self.sequences[0].room - len(self.x)
+
+    def commit(self, *verdicts: Verdict, kept: Draft | None = None) -> None:
+        """Append the verdicts' tokens, up to where their sequences end. Emits decisions, tokens and the round.
+
+        Args:
+            verdicts: One for each sequence of the round.
+            kept: Drafted tokens that still may be judged, although a target's own token was emitted.
+        """
+        alive = {token.number for token in kept.tokens} if kept else set[int]()
         step, now = self.step, self.clock()
         for verdict in verdicts:
             committed = self._append(verdict)
@@ -132,7 +143,7 @@ class Run:
                 self.teller.later(partial(self.teller.prompt, verdict.sequence, prompt))
             self.teller.later(partial(self.teller.round, step, verdict, committed, now))
             if over:
-                self.teller.later(partial(self.teller.discard, step, verdict.sequence))
+                self.teller.later(partial(self.teller.discard, step, verdict.sequence, alive))
         self.step += 1
 
     def _append(self, verdict: Verdict) -> list[Committed]:

@@ -38,10 +38,7 @@ class Slab:
         self.name = name
         self.shape = (ROWS, vocab_size)
         self._free = list(range(ROWS))[::-1]
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, self.path = tempfile.mkstemp(prefix="specscope-", suffix=".q", dir=folder)
-        os.truncate(handle, ROWS * vocab_size * 4)
-        os.close(handle)
+        self.path = new_file(".q", ROWS * vocab_size * 4)
 
     def lease(self, n: int) -> Lease:
         """Take n rows.
@@ -60,6 +57,15 @@ class Slab:
     def unlink(self) -> None:
         """Remove the file's name: it lives on while somebody maps it, and nothing is left behind after a crash."""
         Path(self.path).unlink(missing_ok=True)
+
+
+def new_file(suffix: str, size: int) -> str:
+    """Make a file of so many zero bytes, in memory where that is possible, for processes to map; return its path."""
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    handle, path = tempfile.mkstemp(prefix="specscope-", suffix=suffix, dir=folder)
+    os.truncate(handle, size)
+    os.close(handle)
+    return path
 
 
 def attach(path: str, shape: tuple[int, int]) -> np.ndarray:

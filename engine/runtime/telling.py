@@ -6,12 +6,12 @@ Telling waits until the devices have their next job: it is then done while they 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.runtime.events import Commit, Copied, Decision, Document, Event, Piece, Round
+from engine.runtime.events import Commit, Copied, Decision, Document, Piece, Round, Row
 from engine.types import DraftToken, Judged, Verdict
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Teller:
         read: How a token id reads.
     """
 
-    def __init__(self, emit: Callable[[Event], None], read: Callable[[int], str]) -> None:
+    def __init__(self, emit: Callable[[Row], None], read: Callable[[int], str]) -> None:
         self._emit = emit
         self._read = read
         self._known: set[int] = set()
@@ -90,10 +90,10 @@ class Teller:
         self._name(*tokens)
         self._emit(Document(number, tokens))
 
-    def discard(self, step: int, sequence: int) -> None:
-        """Tell that what was drafted of a sequence and never judged is discarded."""
+    def discard(self, step: int, sequence: int, alive: Collection[int] = ()) -> None:
+        """Tell that what was drafted of a sequence and never judged is discarded, but for the numbers still alive."""
         for number, drafted in list(self._drafted.items()):
-            if drafted.sequence == sequence:
+            if drafted.sequence == sequence and number not in alive:
                 del self._drafted[number]
                 t = drafted.token
                 self._name(t.id, *(token for token, _ in t.top))

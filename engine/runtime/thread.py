@@ -13,7 +13,7 @@ import torch
 
 from engine.runtime.events import Device
 from engine.runtime.host import Host
-from engine.runtime.jobs import CONTROL, Connect, Job, Load, Reply
+from engine.runtime.jobs import CONTROL, Connect, Job, Join, Load, Reply
 from engine.runtime.worker import Ticket
 
 
@@ -30,10 +30,14 @@ class ThreadWorker:
         self._thread = threading.Thread(target=self._serve, name=f"specscope {name}", daemon=True)
         self._thread.start()
 
-    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
         """Do a job outside of runs, here and now."""
         reply = self._host.handle(job)
         return lambda: reply
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
+        """Return 1."""
+        return 1
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this event loop from now on."""

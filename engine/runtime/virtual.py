@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.errors import Deadlock
 from engine.runtime.events import Device
 from engine.runtime.host import Host
-from engine.runtime.jobs import CONTROL, Connect, Drop, Job, Judge, Load, Reply, Score, Stamp, Tokens
+from engine.runtime.jobs import CONTROL, Connect, Drop, Job, Join, Judge, Load, Reply, Score, Stamp, Tokens
+from engine.runtime.sharing import Processor
 from engine.runtime.worker import Ticket
 
 
@@ -107,22 +108,36 @@ class VirtualWorker:
         devices: What a forward keeps busy, all of them at once.
         latency: How long it does.
         preempts: Whether stopped work leaves at once; otherwise its forward ends first.
+        processor: Where it shares its device with other workers; None for a device of its own.
+        lanes: How many of the devices, the first ones, a model's forward keeps busy, where that is not all of them.
     """
 
     def __init__(
-        self, name: str, devices: tuple[Device, ...], latency: Latency, preempts: bool = False
+        self,
+        name: str,
+        devices: tuple[Device, ...],
+        latency: Latency,
+        preempts: bool = False,
+        processor: Processor | None = None,
+        lanes: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
         self.devices = devices
         self._host = Host(name)
         self._latency = latency
         self._preempts = preempts
+        self._processor = processor
+        self._lanes = lanes or {}
         self._loop: VirtualLoop | None = None
         self._free = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scoring: dict[int, asyncio.Future[Reply]] = {}
 
-    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+    def lanes(self, model: str) -> int:
+        """Return how many of its devices a forward of the model keeps busy: all, unless told otherwise."""
+        return self._lanes.get(model, len(self.devices))
+
+    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
         """Do a job outside of runs; it takes no virtual time."""
         reply = self._host.handle(job)
         return lambda: reply
@@ -184,7 +199,8 @@ class VirtualWorker:
                 if stamp.kind == "sample":
                     await self._sample(stamp, state)
                 else:
-                    await self._hold(stamp, self._latency(model, stamp.rows, stamp.context, batch), state)
+                    us = self._latency(model, stamp.rows, stamp.context, batch)
+                    await self._hold(stamp, us, state, self._processor)
             return Reply(done.value, tuple(state.stamps))
 
     async def _judge(self, job: Judge | Tokens, state: _Job) -> Reply:
@@ -200,11 +216,16 @@ class VirtualWorker:
             await self._hold(stamp._replace(kind="communicate"), self._latency.communicate_us, state)
             await self._hold(stamp, self._latency.sample_us, state)
 
-    async def _hold(self, stamp: Stamp, us: int, state: _Job) -> None:
+    async def _hold(self, stamp: Stamp, us: int, state: _Job, shared: Processor | None = None) -> None:
         assert self._loop is not None, "the loop is attached while jobs run"
-        start, over = self._loop.clock.now, self._loop.until(self._loop.clock.now + us)
-        await (
-            asyncio.wait([over, state.stop], return_when=asyncio.FIRST_COMPLETED) if self._preempts else over
-        )
-        times = {"start": 1000 * start, "end": 1000 * self._loop.clock.now}
+        clock = self._loop.clock
+        start = clock.now
+        over = shared.work(clock, us) if shared else self._loop.until(start + us)
+        if self._preempts:
+            await asyncio.wait([over, state.stop], return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await over
+        if shared and not over.done():
+            shared.leave(clock, over)
+        times = {"start": 1000 * start, "end": 1000 * clock.now}
         state.stamps += [stamp._replace(**times, lane=lane) for lane in range(len(self.devices))]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.runtime.events import Device
-from engine.runtime.jobs import Connect, Job, Load, Reply
+from engine.runtime.jobs import Connect, Job, Join, Load, Reply
 
 
 class Ticket(NamedTuple):
@@ -32,7 +32,11 @@ class Worker(Protocol):
         """What it works on; a stamp's lane is an index into it."""
         ...
 
-    def prepare(self, job: Load | Connect) -> Callable[[], Reply]:
+    def lanes(self, model: str) -> int:
+        """Return how many of its devices, the first ones, a forward of the model keeps busy."""
+        ...
+
+    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
         """Start a job outside of runs and return how to wait for it.
 
         Raises (when waiting):

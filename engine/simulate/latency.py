@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from engine.errors import UsageError
+from engine.model.fuzzy import layer_groups
 from engine.simulate.roofline import Hardware, Model
 from engine.types import check_range
-
-
-def layer_groups(layers: int, size: int) -> list[range]:
-    """Return EasySpec's groups of layers whose attention runs at once (its Table 6).
-
-    Layer 0 is alone, as is the last one; the first group has min(size, 3) layers, those after it `size`, the last group
-    what is left.
-
-    Raises:
-        UsageError: The size is not within 1 and the number of layers.
-    """
-    check_range("layer-parallel size", size, 1, layers)
-    cuts = {0, 1, *range(1 + min(size, 3), layers - 1, size), layers - 1, layers}
-    return [range(a, b) for a, b in pairwise(sorted(cuts))]
 
 
 @dataclass(frozen=True, slots=True)

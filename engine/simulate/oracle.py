@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from engine.errors import UsageError
+from engine.model.fuzzy import Fuzzy
 from engine.model.slots import Output, Rows, Slots
 from engine.runtime.events import Decision, Trace
 from engine.types import check_range
@@ -39,6 +40,7 @@ class Scripted:
         self.name = name
         self.vocab_size = vocab_size
         self.context = context
+        self.depth = 0
         self._next_token = next_token
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
@@ -46,7 +48,12 @@ class Scripted:
         return Slots(slots, capacity, self.context)
 
     def forward(
-        self, cache: Slots, rows: Rows, want: Sequence[int] | np.ndarray, hidden: Sequence[int] = ()
+        self,
+        cache: Slots,
+        rows: Rows,
+        want: Sequence[int] | np.ndarray,
+        hidden: Sequence[int] = (),
+        fuzzy: Fuzzy | None = None,  # noqa: ARG002 - it says the same either way
     ) -> Output:
         """Add the rows to the cache and say what follows the wanted ones.
 
@@ -55,6 +62,7 @@ class Scripted:
             rows: T new rows.
             want: Indices into the new rows, (W,).
             hidden: Must be empty.
+            fuzzy: Makes no difference: there are no layers.
 
         Raises:
             UsageError: Hidden states were asked for, or the function said a token outside the vocabulary.

@@ -37,7 +37,7 @@ class State:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Time spent in each phase so far."""
     tokenizer: bool = False
-    """Whether the tokenizer is made."""
+    """Whether the tokenizer is made, or, where a pair is trained further, its models are copied."""
     text_tokens: int = 0
     """Tokens of the training text, each document counted once; 0 before it is known."""
     tensors: str = ""

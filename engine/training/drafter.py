@@ -2,8 +2,8 @@
 
     train_drafter(DrafterOptions(data=Path("corpus"), out=Path("better"), pair=Path("pair"), feed_forward=384))
 
-A drafter is asked about the target's own answers, which differ from the corpus; the same loss, KL(p || q), on those
-answers brings it closer where it counts (on-policy for the target).
+A drafter in use reads the target's own answers, which differ from the corpus; KL(p || q) on those answers brings it
+closer where it counts (on-policy for the target).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def train_drafter(
     progress(Progress("text", 0, 0, nan))
     corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
     same_text(options, state, len(corpus.ids))
-    written = _written(options, pair, corpus, state, progress, cancel)
+    written = _written(options, pair, corpus, progress, cancel)
     stream = Stream(corpus, options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
     if options.feed_forward:
@@ -102,7 +101,7 @@ def train_drafter(
     teacher = load_teacher(out / "target", device)
     Training(options, device, mixed, progress, cancel).fit(phase, model.to(device), teacher, state)
     save_model(model, out / "drafter")
-    _write_facts(options, state, phase, mixture)
+    _write_facts(options, state, phase, mixture, written)
     return out
 
 
@@ -139,7 +138,6 @@ def _written(
     options: DrafterOptions,
     pair: Pair,
     corpus: Corpus,
-    state: State,
     progress: Listener,
     cancel: threading.Event,
 ) -> Corpus:
@@ -149,7 +147,6 @@ def _written(
         read_text(options.text, folder)
         shutil.copyfile(options.text, path)
     if not path.is_file():
-        begun = time.monotonic()
         longest = min(LONGEST_PROMPT, pair.context - options.answer)
         prompts = cut_prompts(corpus, pair.tokenizer.get_added_vocab().get(ROLES[1]), longest, options.seed)
         target = load(folder, pick_device(options.device))
@@ -164,27 +161,25 @@ def _written(
             cancel,
         )
         save_text(path, texts, folder)
-        state.seconds["written"] = time.monotonic() - begun
-        checkpoint.save(options.out, state, options)
     return read_text(path, folder)
 
 
-def _write_facts(options: DrafterOptions, state: State, phase: Phase, mixture: dict[str, int]) -> None:
+def _write_facts(
+    options: DrafterOptions, state: State, phase: Phase, mixture: dict[str, int], written: Corpus
+) -> None:
     """Write what the model card says of the training: what the pair's says, and this."""
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
-    rows = [row["loss"] for row in read_log(options.out / LOG)]
-    cut = (
-        f"was cut from {before} to {options.feed_forward} units in each feed-forward layer"
-        if options.feed_forward
-        else ""
-    )
-    shares = ", ".join(f"{name} {count}x" for name, count in mixture.items() if count)
+    losses = [row["loss"] for row in read_log(options.out / LOG)]
+    cut = f"cut from {before} to {options.feed_forward} units in each feed-forward layer and "
+    sources = ", ".join(f"{name} {count}x" for name, count in mixture.items() if count)
     facts["method"] = (
-        f"{facts.get('method', '')} Then (phase {phase.name}) the drafter {cut}{' and ' * bool(cut)}was distilled further, "
-        f"{options.share:.0%} of the sequences on text the target itself wrote (half of it greedily, half at "
-        f"temperature 1, after prompts cut from the corpus), the rest on corpus text ({shares}): {options.optimizer}, "
-        f"learning rate {options.learning_rate:g}, linear decay over the last {options.decay:.0%}, seed {options.seed}."
+        f"{facts.get('method', '')} Then (phase {phase.name}) the drafter was {cut if options.feed_forward else ''}"
+        f"distilled further, {options.share:.0%} of the sequences on {len(written.repeats):,} answers of the target itself "
+        f"({len(written.ids):,} tokens with their prompts, which were cut from the corpus; half of the answers greedy, "
+        f"half at temperature 1), the rest on corpus text ({sources}): {options.optimizer}, learning rate "
+        f"{options.learning_rate:g}, batches of {options.batch}, linear decay over the last {options.decay:.0%}, seed "
+        f"{options.seed}. The target was not changed."
     ).strip()
-    facts["phases"] = [*facts.get("phases", []), phase_facts(phase, state, rows)]
+    facts["phases"] = [*facts.get("phases", []), phase_facts(phase, state, losses)]
     facts["drafter_options"] = options.fixed()
     (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -143,16 +143,16 @@ class DrafterOptions(Recipe):
     text: Path | None = None
     """Text that the same target wrote in an earlier training; none: it writes it now."""
 
-    batch: int = setting(12, "Sequences in one step.", low=1, high=65536)
+    batch: int = setting(8, "Sequences in one step.", low=1, high=65536)
     sequence: int = setting(512, "Tokens in one sequence.", low=2, high=131072)
-    learning_rate: float = setting(1e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
-    warmup: int = setting(30, "Steps of linear warm-up.", low=0, high=1_000_000)
-    decay: float = setting(0.8, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
-    steps: int = setting(600, "Training steps of the drafter.", low=1, high=10_000_000)
+    learning_rate: float = setting(1.5e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
+    decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
+    steps: int = setting(430, "Training steps of the drafter.", low=1, high=10_000_000)
     feed_forward: int = setting(
         0, "Units each feed-forward layer of the drafter is cut to; 0 keeps all.", low=0, high=65536
     )
-    written: int = setting(500_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
+    written: int = setting(450_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
     answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)
     share: float = setting(
         0.75, "Share of the sequences that the target wrote; the rest is corpus.", low=0, high=1

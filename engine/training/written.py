@@ -11,7 +11,8 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +68,12 @@ class _Answer:
     """An answer in the making, in its slot."""
 
     ids: list[int]
+    """Its prompt and itself."""
+    end: int
+    """Length at which it is cut off."""
     greedy: bool
     fed: int = 0
     """Tokens in the cache."""
-    end: int = field(init=False)
-    """Length at which it is cut off."""
 
 
 def write(
@@ -102,15 +104,13 @@ def write(
     slots = min(SLOTS, tokens)
     cache = target.new_cache(slots, LONGEST_PROMPT + longest)
     draws = torch.Generator().manual_seed(seed)
-    done, made, active = list[np.ndarray](), 0, list[_Answer]()
+    done, made, numbers = list[np.ndarray](), 0, count()
 
-    def start(number: int) -> _Answer:
-        answer = _Answer(next(prompts).tolist(), greedy=number % 2 == 0)
-        answer.end = len(answer.ids) + longest
-        return answer
+    def start() -> _Answer:
+        ids = next(prompts).tolist()
+        return _Answer(ids, len(ids) + longest, greedy=next(numbers) % 2 == 0)
 
-    begun = slots
-    active = [start(i) for i in range(slots)]
+    active = [start() for _ in range(slots)]
     while made < tokens:
         if cancel.is_set():
             raise RunCancelled(
@@ -127,7 +127,7 @@ def write(
             answer.ids.append(token)
             if token in eos or len(answer.ids) == answer.end:
                 done.append(np.array(answer.ids, dtype=np.uint16))
-                active[i], begun = start(begun), begun + 1
+                active[i] = start()
                 cache.reset(i)
         made += slots
         heard(min(made, tokens))

@@ -37,6 +37,8 @@ METHODS = {
     "pearl-3": ("pearl", {"gamma": 3}),
     "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
     "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
+    "pearl-2-guesses": ("pearl", {"gamma": 2, "guesses": 2}),
+    "pearl-3-guesses": ("pearl", {"gamma": 3, "guesses": 1}),
     "dsi": ("dsi", {"lookahead": 2, "sp": 1}),
     "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
     "llma": ("llma", {"match": 1, "copy": 3}),
@@ -256,6 +258,17 @@ def test_a_number_shared_by_adjacent_tests_of_pearl_is_found_by_the_joint_distri
     texts = joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare)
     assert distance(texts, target_joint(p, ONE)) > BIASED
     assert distance(first_token(texts), target_joint(p, ONE, 1)) < EXACT
+
+
+def test_children_dropped_because_of_their_own_probability_are_found():
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            draft = await run.drafter.grow(run.x, 3, 1)
+            kept = tuple(t for t in draft.tokens if run.q_rows[t.q.row][t.id] > 0.2)
+            run.commit(await run.target.verify(run.x, Draft(kept)))
+
+    p, q = Table(41), Table(42)
+    assert distance(joint(decode, p, q, ONE, 1), target_joint(p, ONE, 1)) > BIASED
 
 
 def test_the_ratio_rule_on_most_probable_children_is_found():

@@ -18,6 +18,9 @@ from tests.engine.toy import PROMPT, Logits, Table, ToyRun, warp_plainly
 Text = list[int]
 
 
+ONE = Sampling(1.0)
+
+
 class Round(NamedTuple):
     accepted: int
     emitted: tuple[int, ...]
@@ -28,10 +31,10 @@ class Reference:
 
     def __init__(self, p: Logits, q: Logits, sampling: Sampling, draws: Draws, sampled: bool) -> None:
         self._p, self._q, self._sampling, self._draws = p, q, sampling, draws
-        self._sampled = sampled and not sampling.greedy
+        self.sampled = sampled and not sampling.greedy
 
-    def _pick(self, weights: Sequence[float], position: int, purpose: str) -> int:
-        u, mass, total = self._draws.value(Key(position, purpose)), 0.0, float(sum(weights))
+    def _pick(self, weights: Sequence[float], position: int, purpose: str, node: int = 0) -> int:
+        u, mass, total = self._draws.value(Key(position, purpose, node)), 0.0, float(sum(weights))
         for token, weight in enumerate(weights):
             mass += weight / total
             if u < mass:
@@ -39,7 +42,7 @@ class Reference:
         raise AssertionError("the weights do not sum to 1")
 
     def draft(self, x: Text) -> int:
-        if self._sampled:
+        if self.sampled:
             return self._pick(warp_plainly(self._q(x), self._sampling), len(x), "draft")
         return int(np.argmax(self._q(x)))
 
@@ -51,12 +54,63 @@ class Reference:
 
     def check(self, x: Text, drafted: int) -> int:
         """The token that comes after x once `drafted` was drafted there: `drafted` when it is accepted."""
-        if not self._sampled:
+        if not self.sampled:
             return self.own(x)
         p, q = warp_plainly(self._p(x), self._sampling), warp_plainly(self._q(x), self._sampling)
         if self._draws.value(Key(len(x), "accept")) < min(1, p[drafted] / q[drafted]):
             return drafted
         return self._pick([max(0, a - b) for a, b in zip(p, q, strict=True)], len(x), "residual")
+
+    def children(self, x: Text, paths: list[tuple[Text, float]], width: int) -> list[tuple[Text, float]]:
+        """The next level of a tree after x: each path with what its level above was ordered by."""
+        rows = [warp_plainly(self._q(x + path), self._sampling if self.sampled else ONE) for path, _ in paths]
+        if not self.sampled:
+            found = [(-p * q, i, t) for i, (_, p) in enumerate(paths) for t, q in enumerate(rows[i]) if q]
+            return [([*paths[i][0], t], -minus) for minus, i, t in sorted(found)[:width]]
+        places = [(n + i, at) for at, (_, n) in enumerate(paths) for i in range(np.count_nonzero(rows[at]))]
+        level: list[tuple[Text, float]] = []
+        for at, (path, rejections) in enumerate(paths):
+            left = list(rows[at])
+            for i in range(sum(at == other for _, other in sorted(places)[:width])):
+                token = self._pick(left, len(x) + len(path), "draft", len(level))
+                left[token] = 0
+                level.append(([*path, token], rejections + i))
+        return level
+
+    def check_all(self, x: Text, drafted: Text) -> int:
+        """The token that comes after x once these siblings were drafted there, in this order."""
+        if not self.sampled:
+            return self.own(x)
+        p, q = (list(warp_plainly(f(x), self._sampling)) for f in (self._p, self._q))
+        for i, token in enumerate(drafted):
+            if self._draws.value(Key(len(x), "accept", i)) < min(1, p[token] / q[token]):
+                return token
+            p = [max(0, a - b) for a, b in zip(p, q, strict=True)]
+            p = [a / sum(p) for a in p]
+            q[token] = 0
+            q = [b / sum(q) for b in q] if any(q) else q
+        return self._pick(p, len(x), "residual")
+
+
+def tree(world: Reference, x: Text, width: int, depth: int, end: int) -> list[Round]:
+    """SpecInfer: draft a tree, walk down it while the target's token is one of the children."""
+    rounds = []
+    while len(x) < end:
+        level, paths = [(list[int](), 0.0 if world.sampled else 1.0)], list[Text]()
+        for _ in range(min(depth, end - len(x))):
+            level = world.children(x, level, width)
+            paths += [path for path, _ in level]
+        out: Text = []
+        while children := [path[-1] for path in paths if path[:-1] == out]:
+            out.append(world.check_all(x + out, children))
+            if out[-1] not in children:
+                break
+        accepted = len(out) if out in paths or not out else len(out) - 1
+        if accepted == len(out):
+            out.append(world.own(x + out))
+        x = x + out
+        rounds.append(Round(accepted, tuple(out)))
+    return rounds
 
 
 def speculative(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
@@ -175,6 +229,28 @@ def test_every_round_is_that_of_the_reference(case, gamma, sampling):
         assert found == reference(world, list(PROMPT), gamma, len(PROMPT) + 40)
         lengths |= {r.accepted for r in found}
     assert len(lengths) > 1, "rejections and acceptances both occur"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
+@pytest.mark.parametrize(("width", "depth"), [(1, 4), (2, 3), (4, 5), (8, 2)])
+def test_every_round_of_a_tree_is_that_of_the_reference(width, depth, drafts, sampling):
+    lengths, branches = set(), 0
+    for seed in range(3):
+        p, noise = Table(seed, 6, sharpness=2.0), Table(seed + 50, 6, banned=1)
+
+        def q(context, p=p, noise=noise) -> torch.Tensor:
+            return p(context) + noise(context)
+
+        run = ToyRun(p, q, Draws(seed, 0), sampling, 40)
+        found = rounds_of("tree", {"width": width, "depth": depth, "drafts": drafts}, run)
+        world = Reference(p, q, sampling, Draws(seed, 0), drafts == "sampled")
+        assert found == tree(world, list(PROMPT), width, depth, len(PROMPT) + 40)
+        assert all(len(v.draft) <= width * depth for v in run.verdicts)
+        lengths |= {r.accepted for r in found}
+        branches += sum(v.nodes != tuple(range(len(v.nodes))) for v in run.verdicts)
+    assert len(lengths) > 1, "rejections and acceptances both occur"
+    assert branches > 0 or width == 1, "paths beside the first one are accepted"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -146,7 +146,11 @@ class ToyRun:
         """Race as the real run does."""
         return Race()
 
-    def commit(self, verdict: Verdict) -> None:
+    @property
+    def room(self) -> int:
+        return self._end - len(self.x)
+
+    def commit(self, verdict: Verdict, kept: Draft | None = None) -> None:
         self.verdicts.append(verdict)
         self.x = self.x + verdict.emitted
 

@@ -29,7 +29,7 @@ from engine.runtime.events import (
 )
 
 MS = 1_000_000
-KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared")
+KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")
 """`shared` is speculative decoding with both models on one device."""
 NO_DRAFTER = ("autoregressive", "llma")
 
@@ -52,11 +52,14 @@ WORDS = (
 )
 PROMPT = (1, 12, 4, 9, 3)
 DOCUMENT = (1, 2, 3, 4, 5, 10, 1, 12, 11, 8, 13, 6, 7)
+SHAPE = (-1, -1, -1, 0, 0, 1, 3, 3, 4)
+"""The parents of a sampled tree's nodes, three in each of three levels."""
 TITLES = {
     "autoregressive": "Autoregressive",
     "speculative": "Speculative decoding",
     "pearl": "PEARL",
     "llma": "LLMA",
+    "tree": "Token tree",
 }
 
 
@@ -93,7 +96,11 @@ class _Simulation:
             created="2025-01-02T03:04:05.678+00:00",
             method=self.method,
             title=TITLES[self.method],
-            config={"llma": {"copy": self.gamma}, "autoregressive": {}}.get(kind, {"gamma": self.gamma}),
+            config={
+                "llma": {"copy": self.gamma},
+                "tree": {"width": 3, "depth": 3},
+                "autoregressive": {},
+            }.get(kind, {"gamma": self.gamma}),
             prompts=("Tell me about the <cat> & the mat.",),
             prompt_ids=(PROMPT,),
             sampling={"temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 7},
@@ -182,7 +189,9 @@ class _Simulation:
         self.now += MS // 20
         return accepted == len(drafted)
 
-    def decide(self, node: int, position: int, d: _Draft, outcome: str, verify: int) -> None:
+    def decide(
+        self, node: int, position: int, d: _Draft, outcome: str, verify: int, parent: int | None = None
+    ) -> None:
         self.name(d.token)
         tested, copied = outcome in ("accepted", "rejected"), d.span < 0 and node >= 0
         p = (
@@ -207,7 +216,7 @@ class _Simulation:
                 self.step,
                 0,
                 node,
-                node - 1 if node >= 0 else -1,
+                parent if parent is not None else node - 1 if node >= 0 else -1,
                 position,
                 d.token,
                 p,
@@ -249,6 +258,49 @@ class _Simulation:
             mode = "post-verify" if pending else "pre-verify"
             every = self.judge([*pending, *ahead[:1]], ahead[1:], span, mode, False)
             pending = ahead[1:] if every else []
+
+    def tree(self) -> None:
+        """Draft the same shape each time, and go down it: of siblings the first good one is accepted."""
+        while not self.done:
+            levels = [range(3), range(3, 6), range(6, 9)]
+            drafted, ready = list[_Draft](), self.now
+            for nodes in levels:
+                span = self.work("draft", ready, 3 * MS, max(1, len(drafted) and 3))
+                ready = span.end
+                for token in self.random.sample(range(1, len(WORDS)), len(nodes)):
+                    good = self.random.random() < self.acceptance / 2
+                    drafted.append(_Draft(token, span.id, good, round(self.random.uniform(0.2, 0.9), 4)))
+            span = self.verify(ready + MS // 20, len(drafted) + 1)
+            self.now = span.end
+            self.judge_tree(drafted, span)
+
+    def judge_tree(self, drafted: list[_Draft], span: Span) -> None:
+        fates, path = dict[int, str](), list[int]()
+        while children := [n for n, p in enumerate(SHAPE) if p == (path[-1] if path else -1)]:
+            good = next((n for n in children if drafted[n].good), None)
+            for node in children[: None if good is None else children.index(good)]:
+                fates[node] = "rejected"
+            if good is None:
+                break
+            fates[good] = "accepted"
+            path.append(good)
+        own, level = "corrected" if children else "bonus", [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        for node in [*fates, *(n for n in range(len(drafted)) if n not in fates)]:
+            fate = fates.get(node, "discarded")
+            verify = -1 if fate == "discarded" else span.id
+            self.decide(node, self.position + level[node], drafted[node], fate, verify, SHAPE[node])
+        token = self.random.randrange(1, len(WORDS))
+        end = path[-1] if path else -1
+        self.decide(-1, self.position + len(path), _Draft(token, -1, True, 0.0), own, span.id, end)
+        new = [*((drafted[n].token, "accepted") for n in path), (token, own)][: self.tokens - len(self.texts)]
+        for token, origin in new:
+            self.events.append(Commit(self.step, 0, self.position, token, origin, WORDS[token], self.now))
+            self.texts.append(WORDS[token])
+            self.position += 1
+        counts = (len(drafted), len(path), len(new))
+        self.events.append(Round(self.step, 0, "verify", *counts, self.now, span.id))
+        self.step += 1
+        self.now += MS // 20
 
     def llma(self) -> None:
         """Copy from the prompt, the output and a document; a token matches where one like it stands."""

@@ -81,10 +81,11 @@ def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
                 end=start + draw(st.integers(0, 2**38)),
                 model=draw(st.sampled_from(schema.MODELS)),
                 step=draw(st.integers(0, 3)),
-                sequence=draw(st.integers(0, sequences - 1)),
+                sequence=draw(st.integers(-1, sequences - 1)),
                 rows=draw(numbers),
                 context=draw(numbers),
                 outcome=draw(st.sampled_from(schema.SPAN_OUTCOMES)),
+                cells=draw(times),
             )
         )
     return draw(st.permutations(found))

@@ -154,7 +154,7 @@ def test_delete_takes_all_rows_along(store):
     for kind in KINDS:
         store.insert(sample_trace(kind))
     assert store.delete(["sample-llma", "sample-pearl", "sample-shared", "never was"]) == 3
-    assert {s.header.method for s in store.runs()[0]} == {"autoregressive", "speculative"}
+    assert {s.header.method for s in store.runs()[0]} == {"autoregressive", "speculative", "tree"}
     store.delete([s.header.run_id for s in store.runs()[0]])
     connection = sqlite3.connect(store.path)
     counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}

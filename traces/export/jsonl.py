@@ -12,7 +12,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from engine.errors import UsageError
-from engine.runtime.events import Device, Event, Trace, read_jsonl, write_jsonl
+from engine.runtime.events import Device, Event, Span, Trace, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,8 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
         if row.device not in devices:
             yield f"device {row.device!r} is not among the header's"
     for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies):
-        if not 0 <= row.sequence < sequences:
+        several = row.sequence == -1 and isinstance(row, Span)
+        if not several and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:

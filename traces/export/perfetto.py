@@ -86,6 +86,7 @@ def _spans(trace: Trace, pids: dict[str, int], lanes: dict[int, int]) -> Iterato
                 "sequence": span.sequence,
                 "rows": span.rows,
                 "context": span.context,
+                "cells": span.cells,
                 "outcome": span.outcome,
             },
         }

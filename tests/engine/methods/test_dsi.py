@@ -192,8 +192,13 @@ def test_an_infeasible_lookahead_says_which_is_feasible():
         plan(Config(lookahead=1, sp=2), Room(5, 7))
 
 
-def test_more_servers_than_there_are_is_refused():
+def test_more_servers_are_not_advised_where_there_is_no_room_for_them():
+    with pytest.raises(UsageError, match=r"lookahead is 1; .* it must be at least 3$"):
+        plan(Config(lookahead=1), Room(5, 2))
+
+
+def test_more_servers_than_there_is_room_for_are_refused():
     with cluster([True], T // 4) as there:
         object.__setattr__(there.placement.site, "devices", 3)
-        with pytest.raises(UsageError, match="5 devices are needed; there are 3"):
+        with pytest.raises(UsageError, match=r"sp is 4; .* room for 1 to 2 target server\(s\)"):
             run(there, "dsi", 4, lookahead=1, sp=4)

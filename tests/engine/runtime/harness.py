@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
 from engine.placement import Loader, Placement, Seat
 from engine.runtime.events import Device
+from engine.runtime.sharing import Processor
 from engine.runtime.virtual import VirtualLoop, VirtualWorker
 from engine.session import Cluster
 from engine.simulate.oracle import scripted_pair
@@ -59,12 +60,19 @@ class Racks:
     models: dict[str, LanguageModel]
     latency: Flat
     devices: int = 64
+    processors: dict[str, Processor] = field(default_factory=dict)
 
     def seats(self, layout: Layout) -> dict[str, list[Seat]]:
         if layout.targets + layout.drafters > self.devices:
             raise UsageError(
                 f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
             )
+        if layout.shared:
+            device = Device("gpu-target", "", "GPU target", "virtual")
+            return {
+                "drafter": [Seat("gpu-target/drafter", (device,))],
+                "target": [Seat("gpu-target", (device,))],
+            }
         counts = {"drafter": layout.drafters, "target": layout.targets}
         return {model: [_seat(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()}
 
@@ -72,7 +80,8 @@ class Racks:
         return self.devices - drafters
 
     def hire(self, seat: Seat) -> VirtualWorker:
-        return VirtualWorker(seat.name, seat.devices, self.latency, self.latency.preempts)
+        processor = self.processors.setdefault(seat.devices[0].name, Processor())
+        return VirtualWorker(seat.name, seat.devices, self.latency, self.latency.preempts, processor)
 
     def loader(self, model: str, seat: Seat) -> Loader:
         return lambda: self.models[model]

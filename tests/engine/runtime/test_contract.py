@@ -39,6 +39,7 @@ def reference():
             ("autoregressive", {}),
             ("speculative", {"gamma": 4}),
             ("pearl", {"gamma": 3}),
+            ("tree", {"width": 3, "depth": 4}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
@@ -82,7 +83,7 @@ def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
             assert again.text == trace.text
 
 
-@pytest.mark.parametrize(("method", "config"), [("pearl", {"gamma": 3}), ("dsi", {})])
+@pytest.mark.parametrize(("method", "config"), [("pearl", {"gamma": 3}), ("dsi", {}), ("tree", {})])
 def test_the_trace_tells_the_whole_story(cluster, method, config):
     trace = cluster.run(method, PROMPT, config=config, limits=Limits(40))
     spans = {s.id: s for s in trace.spans}

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from engine.errors import UsageError
-from engine.simulate.latency import Latency, layer_groups
+from engine.model.fuzzy import layer_groups
+from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
 from engine.simulate.roofline import ATTENTION_LAUNCHES, Hardware, Model
 

@@ -1,0 +1,220 @@
+"""EMS-SD: every sequence's text is the one it has alone, whatever is packed how; and what the packing costs is counted."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import UsageError
+from engine.runtime.events import Trace
+from engine.types import Limits, Sampling
+from tests.engine.methods.pairs import make_pair
+from tests.engine.runtime.harness import Flat, scripted_cluster
+from traces import batches
+from traces.metrics import measure
+
+BASES = ("llma", "speculative")
+VARIANTS = {
+    "vanilla": {"unpad_inputs": False, "unpad_kv": False},
+    "inputs": {"unpad_inputs": True, "unpad_kv": False},
+    "kv": {"unpad_inputs": False, "unpad_kv": True},
+    "both": {},
+}
+RUNTIMES = {
+    "local-thread": {"runtime": "local-thread"},
+    "local-process": {"runtime": "local-process"},
+    "virtual": {"runtime": "virtual", "profile": "pearl-4xA100"},
+}
+PROMPTS = (
+    "Tell me a story about a dragon.",
+    "Hi",
+    "One fox, two foxes. One fox, two foxes. One fox,",
+    "What is two and two? Say it twice: two and two is",
+    "A",
+    "Once there was a fox. Once there was",
+    "Tell me a joke.",
+)
+SAMPLINGS = (Sampling(), Sampling(0.9, top_k=60, top_p=0.95, seed=11))
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def cluster(request):
+    with engine.open(device="cpu", **RUNTIMES[request.param]) as opened:
+        yield opened
+
+
+def alone(cluster, sampling: Sampling, limits: Limits, **config) -> list[Trace]:
+    """Each prompt in a run of its own: its sequence's draws are those of the seed that many higher."""
+    warp = (sampling.temperature, sampling.top_k, sampling.top_p)
+    return [
+        cluster.run("ems", p, config=config, sampling=Sampling(*warp, seed=sampling.seed + i), limits=limits)
+        for i, p in enumerate(PROMPTS)
+    ]
+
+
+def verifies(trace: Trace):
+    return [s for s in trace.spans if s.kind == "verify"]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
+@pytest.mark.parametrize("base", BASES)
+def test_every_text_is_the_one_it_has_alone(cluster, base, sampling):
+    singles = alone(cluster, sampling, Limits(24), base=base)
+    cases = [(3, True, "both"), (3, False, "vanilla"), (2, True, "vanilla"), (24, False, "both")]
+    cases += [(5, False, "inputs"), (4, True, "kv")]
+    for batch, dynamic, variant in cases:
+        config = {"base": base, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
+        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(24))
+        assert trace.status == "done"
+        for i, single in enumerate(singles):
+            assert trace.token_ids(i) == single.token_ids(), (batch, dynamic, variant, i)
+            assert trace.footer.texts[i] == single.text
+            assert trace.footer.reasons[i] == single.footer.reasons[0]
+
+
+@pytest.mark.parametrize(("base", "method"), [("llma", "llma"), ("speculative", "speculative")])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
+def test_one_prompt_is_the_base_method_round_for_round(cluster, base, method, sampling):
+    config = {"gamma": 4} if method == "speculative" else {}
+    plain = cluster.run(method, PROMPTS[2], config=config, sampling=sampling, limits=Limits(24))
+    trace = cluster.run("ems", PROMPTS[2], config={"base": base}, sampling=sampling, limits=Limits(24))
+    assert trace.token_ids() == plain.token_ids()
+    mine, theirs = ([(r.step, r.drafted, r.accepted, r.emitted) for r in t.rounds] for t in (trace, plain))
+    assert mine == theirs
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    pair, _ = make_pair(tmp_path_factory.mktemp("pairs"), "mistral-window", "other")
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        yield cluster
+
+
+TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("base", BASES)
+def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, base, variant):
+    """Also with a sliding window, whose masks padding must not disturb."""
+    config = {"base": base, "match": 1, **VARIANTS[variant]}
+    free = [tiny.run("autoregressive", p, limits=Limits(24)) for p in TINY]
+    ends = [
+        Limits(24),
+        Limits(1),
+        Limits(5, stop=(free[0].text[3:5],)),
+        Limits(24, stop=(free[2].text[5:7],)),
+    ]
+    ends += [Limits(24, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[:6])]
+    reasons = set()
+    for limits in ends:
+        singles = [tiny.run("autoregressive", p, limits=limits) for p in TINY]
+        trace = tiny.run("ems", *TINY, config=config, limits=limits)
+        for i, single in enumerate(singles):
+            assert trace.token_ids(i) == single.token_ids()
+            assert trace.footer.texts[i] == single.text
+        reasons |= set(trace.footer.reasons)
+    assert reasons == {"eos", "stop", "length"}
+
+
+def own(trace: Trace) -> list[list[tuple[int, int]]]:
+    """(new rows, cached rows) of each sequence in each verification."""
+    lengths, steps = [len(ids) for ids in trace.header.prompt_ids], dict[int, list[tuple[int, int]]]()
+    for r in trace.rounds:
+        steps.setdefault(r.step, []).append((r.drafted + 1, lengths[r.sequence] - 1))
+        lengths[r.sequence] += r.emitted
+    return list(steps.values())
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_attention_computes_what_the_packing_says_and_no_cell_more(base):
+    with engine.open(runtime="local-thread", device="cpu") as cluster:
+        traces = {
+            name: cluster.run("ems", *PROMPTS, config={"base": base, **variant}, limits=Limits(24))
+            for name, variant in VARIANTS.items()
+        }
+    for name, trace in traces.items():
+        kv_padding = [0] * len(PROMPTS)
+        missing = batches.missing(trace)
+        for span, (step, rounds) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
+            present = [r.sequence for r in trace.rounds if r.step == step]
+            rows, cached = [n for n, _ in rounds], [n for _, n in rounds]
+            if not VARIANTS[name].get("unpad_kv", True):
+                both = zip(cached, present, strict=True)
+                cached = [max(n + kv_padding[s] for n, s in both)] * len(rounds)
+            if not VARIANTS[name].get("unpad_inputs", True):
+                rows = [max(rows)] * len(rounds)
+            assert (span.rows, span.context) == (sum(rows), sum(cached)), name
+            assert span.cells == sum(r * (c + r) for r, c in zip(rows, cached, strict=True)), name
+            for sequence, padding in zip(present, missing[step], strict=True):
+                kv_padding[sequence] += padding
+    cells = {name: sum(s.cells for s in verifies(trace)) for name, trace in traces.items()}
+    assert cells["both"] < min(cells["inputs"], cells["kv"]) <= max(cells["inputs"], cells["kv"])
+    assert max(cells["inputs"], cells["kv"]) < cells["vanilla"] or base == "speculative"
+    assert cells["vanilla"] == measure(traces["vanilla"]).attention_cells
+
+
+def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
+    def ends_after(path: np.ndarray) -> int:
+        """Say 100 tokens, or 10 where the prompt says so, then 1."""
+        return 1 if len(path) >= (104 if path[0] == 9 else 14) else int(path[-1]) + 1
+
+    prompts = [[8, 20, 21], [9, 30, 31], [8, 40, 41], [8, 50, 51]]
+    with scripted_cluster(ends_after, ends_after, Flat(1000, 100)) as cluster:
+        limits = cluster.limits(200, eos=(1,))
+        config = {"base": "speculative", "batch": 2}
+        runs = {
+            dynamic: cluster.run("ems", *prompts, config={**config, "dynamic": dynamic}, limits=limits)
+            for dynamic in (False, True)
+        }
+    assert runs[False].footer.texts == runs[True].footer.texts
+    assert runs[False].footer.reasons == ("eos",) * 4
+    for dynamic, trace in runs.items():
+        spans = {s.id: s.step for s in verifies(trace)}
+        steps = [[r.step for r in trace.rounds if r.sequence == i] for i in range(4)]
+        assert set(itertools.chain(*steps)) == set(spans.values())
+        assert max(len([r for r in trace.rounds if r.step == step]) for step in spans.values()) == 2
+        if dynamic:
+            assert steps[2][0] == steps[0][-1] + 1
+            assert steps[3][0] == steps[2][-1] + 1
+        else:
+            assert steps[2][0] == steps[3][0] == steps[1][-1] + 1
+        joined = [s for s in trace.spans if s.kind == "prefill" and s.step > 1 and s.model == "target"]
+        assert [s.rows for s in joined] == ([2, 2] if dynamic else [4])
+    assert measure(runs[True]).seconds < measure(runs[False]).seconds
+
+
+def test_virtual_time_knows_the_padding():
+    with engine.open(runtime="virtual", profile="A100-OPT", tokens="bernoulli:0.7") as cluster:
+        seconds = {
+            name: measure(
+                cluster.run("ems", *PROMPTS, config={"base": "llma", **variant}, limits=Limits(40))
+            ).seconds
+            for name, variant in VARIANTS.items()
+        }
+    assert seconds["both"] <= seconds["vanilla"]
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "prompts", "message"),
+    [
+        ("ems", {"batch": 0}, ("a",), "batch is 0; it must be at least 1 and at most 24"),
+        ("ems", {"batch": 25}, ("a",), "batch is 25; it must be at least 1 and at most 24"),
+        ("ems", {"base": "pearl"}, ("a",), "base is 'pearl'; choose one of llma, speculative"),
+        ("ems", {}, ("a", "b", ""), "prompt 2 of 3 (counted from 0): the prompt is empty; type some text"),
+        ("ems", {}, (), "ems decodes at least one prompt"),
+        (
+            "speculative",
+            {},
+            ("a", "b"),
+            "speculative decodes one prompt in a run, not 2; give one, or choose a method for batches",
+        ),
+    ],
+)
+def test_bad_input_is_refused_at_once(tiny, method, config, prompts, message):
+    with pytest.raises(UsageError) as caught:
+        tiny.run(method, *prompts, config=config)
+    assert str(caught.value).startswith(message)

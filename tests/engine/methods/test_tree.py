@@ -1,0 +1,293 @@
+"""Token trees: what a round costs in virtual time, which KV rows are used again, and what the trace tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import engine
+from engine.draws import Draws
+from engine.errors import UsageError
+from engine.methods import find
+from engine.model.load import load
+from engine.model.pair import Pair
+from engine.model.slots import Output
+from engine.placement import Placement
+from engine.runtime.forwards import NO_DRAFT, Forwards
+from engine.runtime.growing import Drafting, grow
+from engine.runtime.jobs import Grow, Grown, Stamp
+from engine.runtime.virtual import VirtualLoop
+from engine.simulate.oracle import Scripted
+from engine.types import Layout, Limits, Packing, Prefix, Sampling
+from tests.engine.methods.pairs import make_pair
+from tests.engine.runtime.harness import Flat, Racks, TestCluster
+
+PROMPT = [1, 2, 3]
+SAMPLE_US, COMMUNICATE_US = 30, 20
+
+
+class Ranked(Scripted):
+    """A scripted model that knows more than one token: each is e times less probable than the one before."""
+
+    def __init__(self, name: str, ranks: Callable[[np.ndarray], list[int]]) -> None:
+        super().__init__(name, lambda path, _: ranks(path)[0], 1024)
+        self._ranks = ranks
+
+    def forward(self, cache, rows, want, hidden=()) -> Output:
+        inside = cache.append(rows)
+        logits = torch.full((len(want), self.vocab_size), -1e4)
+        for line, row in enumerate(want):
+            for rank, token in enumerate(self._ranks(cache.path(int(rows.slots[row]), int(inside[row])))):
+                logits[line, token] = -rank
+        return Output(logits, {})
+
+
+@dataclass(frozen=True)
+class PerRow(Flat):
+    """Every row of a forward costs something."""
+
+    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+        return 1000 + 10 * rows if model == "target" else 200 + 5 * rows
+
+
+def run(ranks: Callable[[np.ndarray], list[int]], new: int, **config: object):
+    """The target says 100 + the position."""
+    models = {"target": Ranked("target", lambda path: [100 + len(path)]), "drafter": Ranked("drafter", ranks)}
+    latency = PerRow(sample_us=SAMPLE_US, communicate_us=COMMUNICATE_US)
+    place = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
+    with TestCluster(Pair.find("bundled"), place) as cluster:
+        return cluster.run("tree", PROMPT, config=config, limits=cluster.limits(new))
+
+
+def second_is_right(path: np.ndarray) -> list[int]:
+    """The drafter's first choice is never the target's, its second always."""
+    return [7, 100 + len(path)]
+
+
+def work(trace, kind: str) -> list[tuple[int, int]]:
+    return [(s.rows, s.context) for s in trace.spans if s.kind == kind]
+
+
+def test_a_round_takes_the_hand_computed_time_and_feeds_no_row_twice():
+    # levels: w r | ww wr rw rr | www and the three with one r; rr is accepted and the target goes on after it
+    trace = run(second_is_right, 9, width=4, depth=3)
+    assert [(r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [(10, 2, 3)] * 3
+    assert trace.token_ids() == list(range(103, 112))
+    assert work(trace, "draft") == [
+        (rows, at + 3 * i) for i in range(3) for rows, at in ((1, 2), (2, 3), (4, 5))
+    ]
+    assert work(trace, "verify") == [(11, 2 + 3 * i) for i in range(3)]
+    start = max(s.end for s in trace.spans if s.kind == "prefill")
+    each = 3 * 200 + 5 * (1 + 2 + 4) + 1000 + 10 * 11 + COMMUNICATE_US + SAMPLE_US
+    assert [r.time - start for r in trace.rounds] == [1000 * each * i for i in (1, 2, 3)]
+
+
+def test_the_last_level_is_the_only_part_of_an_accepted_path_that_the_drafter_reads_again():
+    trace = run(lambda path: [100 + len(path), 7], 8, width=2, depth=3)
+    assert [(r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [(6, 3, 4)] * 2
+    assert work(trace, "draft") == [(1, 2), (2, 3), (2, 5), (2, 5), (2, 7), (2, 9)]
+
+
+@pytest.mark.parametrize("new", range(1, 8))
+def test_a_tree_never_reaches_past_the_end(new):
+    trace = run(second_is_right, new, width=4, depth=3)
+    assert len(trace.token_ids()) == new
+    assert max(d.position for d in trace.decisions if d.node >= 0) < len(PROMPT) + new
+    assert len(work(trace, "draft")) == sum(min(3, new - 3 * i) for i in range((new + 2) // 3))
+
+
+def test_every_node_has_its_place_its_span_and_its_fate():
+    trace = run(second_is_right, 6, width=4, depth=3)
+    spans = {s.id: s for s in trace.spans}
+    for step in (1, 2):
+        nodes = {d.node: d for d in trace.decisions if d.step == step and d.node >= 0}
+        first = len(PROMPT) + 3 * (step - 1)
+        assert sorted(nodes) == list(range(10))
+        assert [nodes[i].parent for i in range(10)] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 4]
+        assert [nodes[i].position - first for i in range(10)] == [0] * 2 + [1] * 4 + [2] * 4
+        levels = [[nodes[i].draft_span for i in level] for level in (range(2), range(2, 6), range(6, 10))]
+        assert all(len(set(level)) == 1 for level in levels)
+        assert [spans[level[0]].rows for level in levels] == [1, 2, 4]
+        fates = [nodes[i].outcome for i in range(10)]
+        assert [i for i, fate in enumerate(fates) if fate == "accepted"] == [1, 5]
+        assert [i for i, fate in enumerate(fates) if fate == "rejected"] == [0, 4]
+        assert {d.rule for d in nodes.values() if d.outcome != "discarded"} == {"match"}
+
+
+def test_a_source_that_knows_one_token_only_makes_a_chain():
+    trace = run(lambda path: [100 + len(path)], 12, width=4, depth=3)
+    assert [(r.drafted, r.accepted) for r in trace.rounds] == [(3, 3)] * 3
+
+
+# What a worker does, on random models.
+
+SAMPLED = Sampling(1.3, seed=4)
+
+
+class Drafter:
+    """One drafter with its slots, and the q rows it wrote."""
+
+    def __init__(self, path) -> None:
+        self.forwards = Forwards()
+        self.forwards.models["drafter"] = load(str(path), device="cpu", dtype=torch.float32, name="drafter")
+        self.vocab_size = self.forwards.models["drafter"].vocab_size
+        self.q: dict[int, torch.Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.forwards.begin(1, 60, Packing())
+
+    def grow(self, tokens: list[int], sampling: Sampling, width: int = 3, depth: int = 3):
+        stamps = list[Stamp]()
+        job = Grow("drafter", (Prefix(0, np.asarray(tokens)),), width, depth, True, tuple(range(10, 40)))
+        drafting = Drafting(sampling, Draws(1, 0), self.vocab_size, lambda row, q: self.q.update({row: q}))
+        return grow(self.forwards, job, drafting, stamps, lambda: False), stamps
+
+
+def path_to(tree: tuple[Grown, ...], node: int) -> list[int]:
+    path = list[int]()
+    while node >= 0:
+        path.append(tree[node].id)
+        node = tree[node].parent
+    return path[::-1]
+
+
+@pytest.fixture(params=["llama3-rope", "mistral-window", "qwen3"])
+def drafter(request, tmp_path):
+    return Drafter(make_pair(tmp_path, request.param, "other")[0].drafter_path)
+
+
+def same(mine, fresh) -> None:
+    assert [replace_floats(t) for t in mine] == [replace_floats(t) for t in fresh]
+    assert [t.probability for t in mine] == pytest.approx([t.probability for t in fresh], abs=1e-5)
+
+
+def replace_floats(node: Grown) -> Grown:
+    return node._replace(probability=0.0, top=())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_drafted_tree_is_that_of_every_path_forwarded_alone(drafter, sampling):
+    tree, stamps = drafter.grow([5, 9, 4], sampling)
+    assert [(s.rows, s.context) for s in stamps] == [(3, 0), (3, 3), (3, 6)]
+    for node, t in enumerate(tree):
+        drafter.begin()
+        prefix = Prefix(0, np.asarray([5, 9, 4, *path_to(tree, node)[:-1]]))
+        logits = drafter.forwards.extend("drafter", [prefix], [NO_DRAFT], [], "draft")[0]
+        q = (logits[0] / (sampling.temperature or 1)).softmax(-1)
+        assert t.probability == pytest.approx(float(q[t.id]), abs=1e-5)
+        assert t.top[0] == (int(q.argmax()), pytest.approx(float(q.max()), abs=1e-5))
+        assert t.level == len(path_to(tree, node)) - 1
+        if sampling is SAMPLED:
+            assert torch.allclose(drafter.q[t.row], q, atol=1e-5)
+    rows = {(t.parent, t.row) for t in tree}
+    parents = {t.parent for t in tree}
+    assert len(rows) == len(parents), "siblings share a row of q, and nobody else does"
+    assert len({row for _, row in rows}) == (len(parents) if sampling is SAMPLED else 1)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_after_another_branch_than_the_first_the_rows_are_those_of_a_fresh_computation(drafter, sampling):
+    prompt, tree = [5, 9, 4], drafter.grow([5, 9, 4], sampling)[0]
+    branch = max(i for i, t in enumerate(tree) if t.level == 1)
+    assert path_to(tree, branch) != path_to(tree, 3), "not the first path"
+    longer = [*prompt, *path_to(tree, branch), 11]
+    mine, stamps = drafter.grow(longer, sampling)
+    assert (stamps[0].rows, stamps[0].context) == (1, 5), "only the last token is forwarded again"
+    drafter.begin()
+    fresh, stamps = drafter.grow(longer, sampling)
+    assert stamps[0].rows == 6
+    same(mine, fresh)
+
+
+def test_a_job_that_comes_twice_gives_the_same_tree(drafter):
+    first = drafter.grow([5, 9, 4], SAMPLED)[0]
+    again, stamps = drafter.grow([5, 9, 4], SAMPLED)
+    assert (stamps[0].rows, stamps[0].context) == (1, 2)
+    same(again, first)
+
+
+def test_a_verified_tree_leaves_the_rows_of_the_accepted_branch(drafter):
+    """The target's side: a whole tree in one forward, then the path through its second branch and another tree."""
+    forwards, tree = drafter.forwards, ((7, 8, 9, 10, 11), (-1, -1, 1, 1, 2))
+    logits, stamps = [], list[Stamp]()
+    for fresh in (False, True):
+        drafter.begin()
+        if not fresh:
+            forwards.extend("drafter", [Prefix(0, np.asarray([5, 9, 4]))], [tree], stamps, "verify")
+        longer = Prefix(0, np.asarray([5, 9, 4, 8, 9, 11, 30]))
+        logits += forwards.extend("drafter", [longer], [((1, 2), (-1, -1))], stamps, "verify")
+    assert [(s.rows, s.context) for s in stamps] == [(8, 0), (3, 6), (9, 0)]
+    assert torch.allclose(*logits, atol=1e-4)
+
+
+# The method as a whole.
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    with engine.open(runtime="local-thread", device="cpu") as cluster:
+        yield cluster
+
+
+def timeless(trace):
+    rows = (trace.decisions, trace.rounds, trace.commits)
+    facts = [[replace(r, time=0) if hasattr(r, "time") else r for r in each] for each in rows]
+    return facts, sorted((s.id, s.kind, s.model, s.step, s.rows, s.context) for s in trace.spans)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.95, seed=2), Sampling(1.2, seed=9)])
+@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
+def test_a_tree_of_width_1_is_speculative_decoding_row_for_row(bundled, drafts, sampling):
+    prompt, limits = "Tell me about the sea.", Limits(40)
+    chain = bundled.run(
+        "speculative", prompt, config={"gamma": 4, "drafts": drafts}, sampling=sampling, limits=limits
+    )
+    config = {"width": 1, "depth": 4, "drafts": drafts}
+    tree = bundled.run("tree", prompt, config=config, sampling=sampling, limits=limits)
+    assert timeless(tree) == timeless(chain)
+
+
+def test_a_wide_tree_takes_fewer_rounds_than_a_chain_of_its_depth(bundled):
+    for sampling, drafts in ((Sampling(), "greedy"), (Sampling(1.0, seed=1), "sampled")):
+        rounds = [
+            len(bundled.run("tree", "Tell me a story about a dragon.", config={"width": width, "drafts": drafts},
+                            sampling=sampling, limits=Limits(80)).rounds)
+            for width in (1, 12)
+        ]  # fmt: skip
+        assert rounds[1] < rounds[0]
+
+
+def test_sampled_trees_are_judged_by_the_ratio_rule_sibling_after_sibling(bundled):
+    trace = bundled.run("tree", "Tell me a joke.", sampling=Sampling(1.2, seed=3), limits=Limits(60))
+    tested = [d for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"]
+    assert {d.rule for d in tested} == {"ratio"}
+    siblings = [
+        (a, b) for a, b in pairwise(tested)
+        if (a.step, a.parent, a.position) == (b.step, b.parent, b.position)
+    ]  # fmt: skip
+    assert siblings, "some round went on to a second sibling"
+    assert all(a.outcome == "rejected" and a.u != b.u for a, b in siblings)
+
+
+def test_drafter_and_target_may_share_the_gpus_of_a_profile_that_has_too_few():
+    assert find("tree").layout(None).turns
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"width": 13}, r"width 13 times depth 5 is 65 nodes; it must be at most 64: at this width depth is at most 4"),
+        ({"width": 17}, "width is 17; it must be at least 1 and at most 16"),
+        ({"depth": 0}, "depth is 0; it must be at least 1 and at most 32"),
+        ({"drafts": "best"}, "choose one of sampled, greedy"),
+    ],
+)  # fmt: skip
+def test_trees_that_are_too_large_are_refused_with_value_and_range(config, message):
+    with pytest.raises(UsageError, match=message):
+        find("tree").configure(config)

@@ -1,0 +1,55 @@
+"""The drafts that verifications judged, as trees: which nodes they have, and which of them stand on one branch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.runtime.events import Decision
+
+OWN = -1
+"""Node of a decision about a token of the target's own, or about a draft that was never judged."""
+Nodes = dict[int, "Decision"]
+"""The judged nodes of one round's draft, by index."""
+
+
+def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]:
+    """Return the nodes of every judged draft by (sequence, step)."""
+    drafts: dict[tuple[int, int], Nodes] = {}
+    for d in decisions:
+        if d.node != OWN:
+            drafts.setdefault((d.sequence, d.step), {})[d.node] = d
+    return drafts
+
+
+def is_tree(nodes: Nodes) -> bool:
+    """Whether some node does not come after the one before it."""
+    return any(d.parent != d.node - 1 for d in nodes.values())
+
+
+def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
+    """Return decisions with each draft's nodes depth first, so that the tokens of one branch stand together.
+
+    A chain keeps its order, and so does everything that no draft's verification decided.
+    """
+    rows = list(decisions)
+    drafts, first = judged_drafts(rows), dict[tuple[int, int], int]()
+
+    def key(item: tuple[int, Decision]) -> tuple[int, tuple[int, ...], int]:
+        at, d = item
+        if d.node == OWN:
+            return at, (), at
+        return first.setdefault((d.sequence, d.step), at), _path(drafts[d.sequence, d.step], d), at
+
+    return [d for _, d in sorted(enumerate(rows), key=key)]
+
+
+def _path(nodes: Nodes, d: Decision) -> tuple[int, ...]:
+    """Return the nodes from the root of the draft to this one."""
+    path = [d.node]
+    while d.parent in nodes and d.parent < d.node:
+        d = nodes[d.parent]
+        path.append(d.node)
+    return tuple(path[::-1])
