@@ -27,6 +27,8 @@ class RunRequest:
     """Key of the method; empty to do no more than load the models."""
     prompt: Prompt
     """Text, or chat messages with role and content."""
+    further: tuple[Prompt, ...] = ()
+    """Decoded in the same run, by a method for batches."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)

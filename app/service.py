@@ -31,8 +31,8 @@ KEPT = 64
 class Cluster(Protocol):
     """What the service needs of an open cluster; `engine.open` returns one."""
 
-    def run(self, method: str, prompt: Prompt, **settings: Any) -> Trace:
-        """Decode one prompt with one method."""
+    def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace:
+        """Decode a prompt, or several in a batch, with one method."""
         ...
 
     def close(self) -> None:
@@ -165,6 +165,7 @@ class Service:
             trace = cluster.run(
                 request.method,
                 request.prompt,
+                *request.further,
                 config=request.config,
                 sampling=request.sampling,
                 limits=request.limits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
 from engine.runtime.events import Device, Trace
+from engine.runtime.group import GroupWorker
 from engine.runtime.jobs import Connect, Facts, Load
 from engine.runtime.process import ProcessWorker, Setup
 from engine.runtime.sharing import Processor
@@ -37,6 +39,19 @@ class Seat(NamedTuple):
 
     name: str
     devices: tuple[Device, ...]
+    members: tuple[Seat, ...] = ()
+    """Of a group of workers: the seats of each, its leader's first."""
+    lanes: tuple[tuple[str, int], ...] = ()
+    """For models that do not keep all of the devices busy: how many, the first ones."""
+
+    @property
+    def singles(self) -> tuple[Seat, ...]:
+        """The seats of its workers."""
+        return self.members or (self,)
+
+    def of(self, model: str) -> tuple[Device, ...]:
+        """Return the devices that a model keeps busy."""
+        return self.devices[: dict(self.lanes).get(model)]
 
 
 class Site(Protocol):
@@ -52,6 +67,14 @@ class Site(Protocol):
 
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters; 0 for none."""
+        ...
+
+    def ranks(self) -> int:
+        """Return how many devices may share a drafter's layers, at least 1."""
+        ...
+
+    def depth(self) -> int:
+        """Return the layers of the drafter that the times are of; 0 where that is the drafter itself."""
         ...
 
     def hire(self, seat: Seat) -> Worker:
@@ -74,6 +97,14 @@ class Crew:
     slabs: Mapping[str, Slab]
     """Rows of q, by the drafting worker's name."""
 
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """All workers, those of groups one by one."""
+        found = dict.fromkeys(worker for each in self.workers.values() for worker in each)
+        return tuple(
+            dict.fromkeys(m for w in found for m in (w.members if isinstance(w, GroupWorker) else (w,)))
+        )
+
 
 @dataclass
 class Placement:
@@ -93,6 +124,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._groups: dict[str, GroupWorker] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._slabs: dict[str, Slab] = {}
         try:
@@ -106,6 +138,12 @@ class Placement:
         """All that were started."""
         return list(self._workers.values())
 
+    @property
+    def depth(self) -> int:
+        """Layers of the drafter; 0 without one, or where it has none. In a virtual run those that are computed and timed."""
+        loaded = next((facts.depth for (model, _), facts in self._facts.items() if model == "drafter"), 0)
+        return min(filter(None, (loaded, self.site.depth())), default=0)
+
     def crew(self, layout: Layout) -> Crew:
         """Return the workers of a layout, with their models loaded.
 
@@ -114,20 +152,28 @@ class Placement:
             ModelError: A model cannot be loaded.
         """
         seats = {model: found for model, found in self.site.seats(layout).items() if found}
-        for seat in dict.fromkeys(seat for found in seats.values() for seat in found):
+        every = (each for found in seats.values() for seat in found for each in seat.singles)
+        for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
         self._load(seats)
         self.vocab_size = self._facts["target", seats["target"][0].name].vocab_size
-        self._connect([seat.name for seat in seats.get("drafter", [])])
-        return Crew(
-            {model: tuple(self._workers[seat.name] for seat in found) for model, found in seats.items()},
-            _labelled(seats),
-            {seat.name: self._slabs[seat.name] for seat in seats.get("drafter", [])},
-        )
+        workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
+        drafting = [worker.name for worker in workers.get("drafter", ())]
+        self._connect(drafting)
+        return Crew(workers, _labelled(seats), {name: self._slabs[name] for name in drafting})
+
+    def _worker(self, seat: Seat) -> Worker:
+        """Return the worker of a seat; one for several seats is made of theirs."""
+        if not seat.members:
+            return self._workers[seat.name]
+        if seat.name not in self._groups:
+            self._groups[seat.name] = GroupWorker(seat.name, [self._workers[m.name] for m in seat.members])
+        return self._groups[seat.name]
 
     def _load(self, seats: Mapping[str, Sequence[Seat]]) -> None:
-        missing = [(m, s) for m, found in seats.items() for s in found if (m, s.name) not in self._facts]
+        every = [(m, each) for m, found in seats.items() for seat in found for each in seat.singles]
+        missing = [(model, seat) for model, seat in every if (model, seat.name) not in self._facts]
         loading = [
             (model, seat, self._workers[seat.name].prepare(Load(model, self.site.loader(model, seat))))
             for model, seat in missing
@@ -161,12 +207,17 @@ class Placement:
 def _labelled(seats: Mapping[str, Sequence[Seat]]) -> tuple[Device, ...]:
     roles: dict[Device, list[str]] = {}
     for model, found in sorted(seats.items()):
-        for device in dict.fromkeys(d for seat in found for d in seat.devices):
+        for device in dict.fromkeys(d for seat in found for d in seat.of(model)):
             roles.setdefault(device, []).append(model)
     return tuple(
         replace(device, role="+".join(models), label=f"{device.label} · {' and '.join(models)}")
-        for device, models in sorted(roles.items(), key=lambda item: item[0].name)
+        for device, models in sorted(roles.items(), key=lambda item: _counting(item[0].name))
     )
+
+
+def _counting(name: str) -> list[str | int]:
+    """Return a key that sorts names as people count: `cpu:2` before `cpu:10`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def place(
@@ -217,6 +268,8 @@ class Here:
                 "target": [Seat(device.name, (device,))],
             }
         there, needed = len(self.devices), layout.targets + layout.drafters
+        if layout.ranks > 1:
+            return self._grouped(layout.ranks)
         if (
             there == 1 and layout.targets == 1 and layout.drafters <= 1
         ):  # both share it, each with a track of its own
@@ -237,6 +290,25 @@ class Here:
     def servers(self, drafters: int) -> int:
         """Return the devices that are left."""
         return len(self.devices) - drafters
+
+    def ranks(self) -> int:
+        """Return the devices there are."""
+        return len(self.devices)
+
+    def depth(self) -> int:
+        """Return 0: times are measured."""
+        return 0
+
+    def _grouped(self, ranks: int) -> dict[str, list[Seat]]:
+        """Let the first devices draft together; the target takes its turns on the second one."""
+        if ranks > len(self.devices):
+            raise UsageError(
+                f"{ranks} devices are to share the drafter's layers; this machine has {len(self.devices)} "
+                f"({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, or use a virtual profile"
+            )
+        seats = tuple(Seat(device.name, (device,)) for device in self.devices[:ranks])
+        group = Seat("+".join(seat.name for seat in seats), self.devices[:ranks], seats)
+        return {"drafter": [group], "target": [seats[1]]}
 
     def hire(self, seat: Seat) -> Worker:
         """Start a process or a thread on the seat's device."""
@@ -284,7 +356,7 @@ def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trac
     loaders, source = _tokens(pair, tokens)
     site = Cloud(profile, latency, loaders)
     details = {"tokens": source, "profile_pair": latency.pair}
-    base = Layout(drafters=int("drafter" in loaders))
+    base = Layout(drafters=int("drafter" in loaders), turns=True)
     return Placement("virtual", site, base, VirtualLoop, profile.name, latency.c, details)
 
 
@@ -308,6 +380,8 @@ class Cloud:
         each = {"drafter": drafter.gpus if drafter else 0, "target": self.latency.target.gpus}
         drafting, needed = layout.drafters * each["drafter"], layout.targets * each["target"]
         there = len(self.profile.gpus)
+        if layout.ranks > 1:
+            return self._grouped(layout.ranks)
         if layout.shared and max(drafting, needed) <= there:
             (target,) = self._groups(min(each["drafter"], there - needed), 1, each["target"])
             return {"drafter": [target._replace(name=f"{target.name}/drafter")], "target": [target]}
@@ -330,6 +404,30 @@ class Cloud:
         width = self.latency.drafter.gpus if self.latency.drafter else 0
         return max(0, len(self.profile.gpus) - drafters * width) // self.latency.target.gpus
 
+    def ranks(self) -> int:
+        """Return the GPUs there are; 1 where the profile does not say what sharing a drafter's layers takes."""
+        drafter = self.latency.drafter
+        if drafter is None or drafter.gpus > 1 or drafter.measured or not self.profile.hardware.collective_us:
+            return 1
+        return len(self.profile.gpus)
+
+    def depth(self) -> int:
+        """Return the layers of the profile's drafter."""
+        return self.latency.drafter.layers if self.latency.drafter else 0
+
+    def _grouped(self, ranks: int) -> dict[str, list[Seat]]:
+        """Let the first GPUs draft together; the target takes its turns on as many as it is split over."""
+        needed = max(ranks, self.latency.target.gpus)
+        if needed > len(self.profile.gpus):
+            raise UsageError(
+                f"{ranks} GPUs are to share the drafter's layers and the target takes {self.latency.target.gpus}; "
+                f"the profile {self.profile.name} has {len(self.profile.gpus)}"
+            )
+        devices = tuple(_group([gpu]).devices[0] for gpu in self.profile.gpus[:needed])
+        lanes = (("drafter", ranks), ("target", self.latency.target.gpus))
+        seat = Seat(f"{devices[0].name}..{devices[-1].name}/{ranks}", devices, lanes=lanes)
+        return {"drafter": [seat], "target": [seat]}
+
     def _groups(self, first: int, count: int, width: int) -> list[Seat]:
         starts = range(first, first + count * width, width)
         return [_group(self.profile.gpus[start : start + width]) for start in starts]
@@ -337,7 +435,9 @@ class Cloud:
     def hire(self, seat: Seat) -> Worker:
         """Start a virtual worker; those that sit on one device share its speed."""
         processor = self.processors.setdefault(seat.devices[0].name, Processor())
-        return VirtualWorker(seat.name, seat.devices, self.latency, processor=processor)
+        return VirtualWorker(
+            seat.name, seat.devices, self.latency, processor=processor, lanes=dict(seat.lanes)
+        )
 
     def loader(self, model: str, seat: Seat) -> Loader:  # noqa: ARG002 - the same tokens everywhere
         """Return where a model's tokens come from."""

@@ -61,8 +61,7 @@ class Recording:
 
 def sampler(crew: Crew, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
     """Return what measures how busy the crew's devices are; its samples come from a thread of its own."""
-    workers = dict.fromkeys(worker for each in crew.workers.values() for worker in each)
-    pids = {d.name: w.pid for w in workers if isinstance(w, ProcessWorker) for d in w.devices}
+    pids = {d.name: w.pid for w in crew.members if isinstance(w, ProcessWorker) for d in w.devices}
 
     def emit(row: Occupancy) -> None:
         loop.call_soon_threadsafe(recording.add, row)

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, TypeAlias
 
 from engine.environment import environment
@@ -45,6 +46,7 @@ class Cluster:
         self.placement = placement
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
+        self._numbers = count(1)
         self._c = placement.c
 
     def __enter__(self) -> Cluster:
@@ -63,6 +65,16 @@ class Cluster:
         if not self._c:
             self._c = self._on_loop(self._measure_c())
         return self._c
+
+    @property
+    def depth(self) -> int:
+        """Layers of the drafter; 0 without one, or where it has none."""
+        return self.placement.depth
+
+    @property
+    def devices(self) -> int:
+        """How many devices may share a drafter's layers."""
+        return self.placement.site.ranks()
 
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
@@ -98,7 +110,9 @@ class Cluster:
         found, sampling = find(method), sampling or Sampling()
         cfg = found.plan(found.configure(config or {}), self)
         limits = self._with_eos(limits or Limits())
-        if len(prompts) != 1 and not (found.batched and prompts):
+        if not prompts:
+            raise UsageError(f"{method} was given no prompt; give it at least one")
+        if len(prompts) != 1 and not found.batched:
             raise UsageError(
                 f"{method} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
             )
@@ -116,6 +130,7 @@ class Cluster:
                 max(map(len, ids)) + limits.max_new_tokens + SLACK,
                 self.placement.vocab_size,
                 layout.packing,
+                next(self._numbers),
             )
             self._execute(found, cfg, recording, crew, begin, limits, cancel or threading.Event())
             return recording.trace

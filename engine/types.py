@@ -102,6 +102,8 @@ class Layout:
     """Sequences decoded at once."""
     shared: bool = False
     """Whether drafter and target work at the same time on one device."""
+    ranks: int = 1
+    """Devices that share the attention layers of each drafter; the target then works on one of them in its turn."""
     turns: bool = False
     """Whether drafter and target take turns: they may then share devices where there are too few."""
     packing: Packing = Packing()

@@ -8,7 +8,9 @@ different numbers of new rows: the last token and the drafts.
 from __future__ import annotations
 
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from traces.tokens import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +66,16 @@ def forwards(trace: Trace) -> dict[int, tuple[Share, ...]]:
         for r in rounds:
             lengths[r.sequence] += r.emitted
     return found
+
+
+def packings(trace: Trace) -> list[dict[str, Any]]:
+    """Return what the viewer shows of `forwards`: each round's step, span, time in ms of decoding, and shares."""
+    clock, ends = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
+    spans = {r.step: r.span for r in trace.rounds}
+    return [
+        {"step": step, "span": spans[step], "t": clock(ends[step]), "shares": [s._asdict() for s in shares]}
+        for step, shares in forwards(trace).items()
+    ]
 
 
 def _steps(trace: Trace) -> dict[int, list[Round]]:

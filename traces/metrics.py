@@ -38,7 +38,7 @@ DEFINITIONS: dict[str, str] = {
     "drafted": "Draft tokens: accepted, rejected and discarded ones.",
     "accepted": "Draft tokens the target accepted.",
     "rejected": "Draft tokens the target tested and rejected.",
-    "discarded": "Draft tokens dropped untested: a token before them was rejected, or the text ended.",
+    "discarded": "Draft tokens dropped untested: a token before them was rejected, one in their place was kept, or the text ended.",
     "acceptance_rate": "Accepted / drafted, discarded tokens included.",
     "acceptance_rate_tested": "Accepted / (accepted + rejected): of the tested tokens only.",
     "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
@@ -71,8 +71,8 @@ DEFINITIONS: dict[str, str] = {
         "Acceptance by place in the draft: conditional is accepted / tested, unconditional is "
         "accepted / drafted."
     ),
-    "draft_seconds_per_100_tokens": "Device seconds of drafter forwards per 100 output tokens.",
-    "verify_seconds_per_100_tokens": "Device seconds of target forwards per 100 output tokens.",
+    "draft_seconds_per_100_tokens": "Seconds of drafter forwards per 100 output tokens; one that several devices do together counts once.",
+    "verify_seconds_per_100_tokens": "Seconds of target forwards per 100 output tokens; one that several devices do together counts once.",
     "c": (
         "Median time of a target forward / median time of a drafter forward, with the rows this run fed them."
     ),
@@ -159,7 +159,7 @@ class Metrics:
 def measure(trace: Trace) -> Metrics:
     """Return all figures of a run, also of one that is still running or ended badly."""
     start, end = waiting.decode_window(trace)
-    forwards = [s for s in trace.spans if s.kind in _FORWARDS]
+    forwards = [s for s in trace.spans if s.kind in _FORWARDS and s.rank == 0]
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
     verifies = [s for s in forwards if waiting.side(s) == "target"]
     fates = [d.outcome for d in trace.decisions if d.outcome in _FATES]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from traces import waiting
 from traces.sources import copies
 from traces.tokens import decoding_clock, ghosts, working_devices
+from traces.trees import trees
 
 if TYPE_CHECKING:
     from engine.runtime.events import Trace
@@ -19,9 +20,9 @@ def state_at(trace: Trace, t: float) -> dict[str, Any]:
 
     Returns:
         `texts` (one per sequence), `tokens` committed, drafted tokens `lost` so far, the last round's `step`,
-        the `copies` that it judged (see `traces.sources.copies`), ids of the spans `running`, the number `ended`,
-        and per device that takes part what it is `doing`: a kind of span, `waits: <reason>`, or nothing (before
-        decoding and after the end).
+        the `copies` that it judged (see `traces.sources.copies`), the step of the last draft `tree` judged (0: none
+        yet), ids of the spans `running`, the number `ended`, and per device that takes part what it is `doing`: a kind
+        of span, `waits: <reason>`, or nothing (before decoding and after the end).
     """
     clock = decoding_clock(trace)
     step = max((r.step for r in trace.rounds if clock(r.time) <= t), default=0)
@@ -39,6 +40,7 @@ def state_at(trace: Trace, t: float) -> dict[str, Any]:
         "tokens": len(commits),
         "lost": sum(1 for g in ghosts(trace) if g["t"] <= t),
         "step": step,
+        "tree": max((tree["step"] for tree in trees(trace) if tree["t"] <= t), default=0),
         "copies": [c for c in copies(trace) if c["step"] == step],
         "running": [s.id for s in running],
         "ended": sum(1 for s in spans if clock(s.end) <= t),

@@ -19,7 +19,7 @@ from engine.runtime import events
 
 APPLICATION_ID = 0x53505343
 """Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-REVISION = "0004"
+REVISION = "0005"
 """The newest revision in `migrations/versions`."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -32,6 +32,7 @@ NAMING_CONVENTION = {
 KINDS = ("prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample")
 MODELS = ("target", "drafter")
 SPAN_OUTCOMES = ("done", "cancelled")
+PARTS = ("attention", "exchange")
 MODES = ("plain", "verify", "pre-verify", "post-verify")
 RULES = ("", "ratio", "match", "target")
 OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
@@ -157,7 +158,19 @@ class Span(_Row, table=True):
     rows: int
     context: int
     outcome: str = _code(*SPAN_OUTCOMES)
-    cells: int = _time()
+    cells: int = Field(sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    rank: int = Field(sa_column_kwargs={"server_default": "0"})
+
+
+class Part(_Row, table=True):
+    """A part of a fuzzy forward."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    span: int
+    kind: str = _code(*PARTS)
+    layer: int
+    start: int = _time()
+    end: int = _time()
 
 
 class Round(_Row, table=True):
@@ -257,6 +270,7 @@ RUN = _table(Run)
 ROWS: dict[type[Any], Table] = {
     events.Piece: _table(Piece),
     events.Span: _table(Span),
+    events.Part: _table(Part),
     events.Round: _table(Round),
     events.Decision: _table(Decision),
     events.Commit: _table(Token),

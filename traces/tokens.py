@@ -48,7 +48,7 @@ def span_fates(trace: Trace) -> dict[int, str]:
             return "cancelled"
         if span.kind != "draft":
             return "kept"
-        outcome = best.get(span.id, undecided)
+        outcome = best.get(span.id - span.rank, undecided)
         return "kept" if outcome == "accepted" else outcome
 
     return {span.id: fate(span) for span in trace.spans}
@@ -104,24 +104,25 @@ def ghosts(trace: Trace) -> Iterator[dict[str, Any]]:
     for d in trace.decisions:
         if d.outcome == "rejected":
             forks.setdefault((d.sequence, d.step), d.position)
-    last, where = OWN, (-1, -1, -1)
+    last = dict[tuple[int, int, int], int]()
     for d in by_branch(trace.decisions):
         undecided = trace.footer is None and (d.sequence, d.step) not in times
         if d.outcome in ("rejected", "discarded") and not undecided:
             fork = forks.get((d.sequence, d.step), d.position)
+            before = min(fork, d.position) if d.node == OWN else _left(d, nodes)
             row = {
                 "sequence": d.sequence,
                 "position": d.position,
-                "before": min(fork, d.position) if d.node == OWN else _left(d, nodes),
+                "before": before,
                 "id": d.token,
                 "text": trace.pieces.get(d.token, ""),
                 "outcome": d.outcome,
                 "step": d.step,
                 "t": clock(times.get((d.sequence, d.step), ends.get(d.draft_span, 0))),
             }
-            place = (d.sequence, d.step, row["before"])
-            other = OWN not in (last, d.node) and place == where and d.parent != last
-            last, where = d.node, place
+            place = (d.sequence, d.step, before)
+            other = d.node != OWN and last.get(place, d.parent) != d.parent
+            last[place] = d.node
             yield row | {"branch": other} | _why(trace, d)
 
 

@@ -11,9 +11,12 @@ from itertools import takewhile
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from engine.errors import UsageError
 from engine.methods import METHODS
 from traces import metrics, waiting
+from traces.batches import packings
 from traces.figures import figure_rows, figure_texts
+from traces.pool import pool
 from traces.sources import copies, sources
 from traces.tokens import committed, decoding_clock, ghosts, span_fates, working_devices
 from traces.trees import trees
@@ -93,6 +96,8 @@ def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
         "pieces": _pieces(trace, [*tokens, *lost]),
         "rounds": rounds,
         "copies": copied,
+        "packings": packings(trace),
+        "pool": pool(trace),
         "trees": trees(trace),
         "sources": [] if redact_prompt else sources(trace),
     }
@@ -138,11 +143,21 @@ def shown_config(header: Header, redact_prompt: bool) -> dict[str, Any]:
 
 
 def config_text(method: str, config: Mapping[str, Any]) -> str:
-    """Return the settings worth a place in a heading: the draft length, and whatever is not at its default."""
+    """Return the settings worth a place in a heading: a drafter's draft length, and whatever is not at its default."""
     known = METHODS[method].settings() if method in METHODS else ()
-    usual = {s.name: s.default for s in known if s.name != "gamma"}
+    always = "gamma" if _asks_drafter(method, config) else ""
+    usual = {s.name: s.default for s in known if s.name != always}
     shown = {k: v for k, v in config.items() if k not in usual or usual[k] != v}
     return " · ".join(f"{'γ' if k == 'gamma' else k} {_plain(v)}" for k, v in shown.items())
+
+
+def _asks_drafter(method: str, config: Mapping[str, Any]) -> bool:
+    """Whether a method with these settings drafts with a model; where it is not known here, it may."""
+    try:
+        found = METHODS[method]
+        return found.layout(found.configure(config)).drafters > 0
+    except (KeyError, UsageError):
+        return True
 
 
 def _plain(value: Any) -> str:

@@ -153,8 +153,9 @@ def wasted(trace: Trace) -> list[Span]:
     def lost(span: Span) -> bool:
         if span.outcome == "cancelled":
             return True
-        undecided = trace.footer is None and span.id not in judged
-        return span.kind == "draft" and span.id not in useful and not undecided
+        leader = span.id - span.rank  # what several devices draft together is told of their leader
+        undecided = trace.footer is None and leader not in judged
+        return span.kind == "draft" and leader not in useful and not undecided
 
     return [s for s in trace.spans if lost(s)]
 

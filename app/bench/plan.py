@@ -26,6 +26,12 @@ class Plan:
     memory_runs: int
     speculative_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Sizes of EMS-SD's batches, the smallest first."""
+    batch_bases: tuple[str, ...] = ("llma", "speculative")
+    batch_prompts: int = 16
+    batch_tokens: int = 96
+    batch_rounds: int = 3
 
     def questions(self) -> list[str]:
         """Return the prompts: the first ones of the list."""
@@ -33,7 +39,18 @@ class Plan:
 
 
 QUICK = Plan(
-    prompts=3, rounds=5, seconds=40, sweep_rounds=2, new_tokens=128, repeats=5, spans=50_000, memory_runs=1
+    prompts=3,
+    rounds=5,
+    seconds=40,
+    sweep_rounds=2,
+    new_tokens=128,
+    repeats=5,
+    spans=50_000,
+    memory_runs=1,
+    batches=(1, 8),
+    batch_bases=("llma",),
+    batch_prompts=8,
+    batch_tokens=64,
 )
 FULL = Plan(
     prompts=8, rounds=9, seconds=240, sweep_rounds=3, new_tokens=128, repeats=9, spans=200_000, memory_runs=3

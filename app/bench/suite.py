@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import engine
-from app.bench import memory, speed, tracing
+from app.bench import ems, memory, speed, tracing
 from app.bench.figures import Figure
 from app.bench.plan import Plan
 from engine.model.pair import Pair
@@ -42,6 +42,8 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
             "pearl": {"gamma": gammas.pearl},
         }
         found |= tracing.measure(workers, prompts, plan, configs, step)
+        note("EMS-SD in batches")
+        found |= ems.measure(workers, plan, step)
     note("cost of a forward")
     found |= costs(pair, plan)
     note("memory")

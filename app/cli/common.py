@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,13 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top-p", type=float, default=1.0, metavar="P", help="keep the nucleus of this mass (1)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of every draw (0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of every draw; prompt i of several has S + i (0)",
+    )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
     )
@@ -82,6 +88,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 def sampling_of(args: argparse.Namespace) -> Sampling:
     """Return the sampling options, checked."""
     return Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+
+
+def seeded(sampling: Sampling, prompt: int) -> Sampling:
+    """Return how the i-th prompt of several is sampled in a run of its own: as it would be as sequence i of a batch."""
+    return replace(sampling, seed=sampling.seed + prompt)
 
 
 def limits_of(args: argparse.Namespace) -> Limits:

@@ -1,4 +1,7 @@
-"""Decode the same prompts with several methods and compare text and speed."""
+"""Decode the same prompts with several methods and compare text and speed.
+
+A method for batches decodes all prompts in one run, the others have a run for each. Prompt i draws with the seed i higher.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import uuid
 from typing import Any
 
 from app.cli import common
-from app.cli.run import open_store, recorded, result_of
+from app.cli.run import batches_of, open_store, recorded, result_of
 from engine.errors import UsageError
 from engine.methods import METHODS, find
 from engine.runtime.events import Trace
@@ -37,11 +40,14 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
-        for row in rows:
+        prompts = [common.prompt_for(args, row) for row in rows]
+        for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
             for key in keys:
-                options = {"sampling": sampling, "limits": limits, "group": group}
-                traces[key].append(recorded(store, cluster, key, common.prompt_for(args, row), options))
+                parts = batches_of(key, prompts)
+                if i < len(parts):
+                    options = {"sampling": common.seeded(sampling, i), "limits": limits, "group": group}
+                    traces[key].append(recorded(store, cluster, key, parts[i], options))
     result = {
         "prompts": len(rows),
         "runtime": traces[keys[0]][0].header.runtime,
@@ -69,7 +75,7 @@ def _summary(runs: list[Trace], base: list[Trace], rows: list[common.PromptRow])
     results = [result_of(t) for t in runs]
     summary = {**_figures(runs, base), "runs": [r["run_id"] for r in results], "config": results[0]["config"]}
     categories = dict.fromkeys(r.category for r in rows if r.category)
-    if categories:
+    if categories and len(runs) == len(base):
         chosen = {c: [i for i, r in enumerate(rows) if r.category == c] for c in categories}
         summary["categories"] = {
             c: _figures([runs[i] for i in s], [base[i] for i in s]) for c, s in chosen.items()
@@ -85,9 +91,7 @@ def _figures(runs: list[Trace], base: list[Trace]) -> dict[str, Any]:
     tokens = sum(m["tokens"] for m in mine)
     drafted = sum(m["drafted"] for m in mine)
     return {
-        "equal_to_autoregressive": all(
-            a.token_ids() == b.token_ids() for a, b in zip(runs, base, strict=True)
-        ),
+        "equal_to_autoregressive": _texts(runs) == _texts(base),
         "speedup": _ratio(_speed(mine), _speed(theirs)),
         "tokens_per_second": _speed(mine),
         "tokens_per_target_forward": _ratio(tokens, forwards),
@@ -98,6 +102,11 @@ def _figures(runs: list[Trace], base: list[Trace]) -> dict[str, Any]:
         "drafted": drafted,
         "both_busy": statistics.fmean(m["waiting"]["both"] for m in mine),
     }
+
+
+def _texts(runs: list[Trace]) -> list[list[int]]:
+    """Return the token ids written after each prompt."""
+    return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
 
 
 def _speed(metrics: list[dict[str, Any]]) -> float | None:

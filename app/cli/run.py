@@ -1,4 +1,7 @@
-"""Decode prompts with one method and print text, ids and metrics."""
+"""Decode prompts with one method and print text, ids and metrics.
+
+A method for batches decodes all of them in one run; any other has a run for each.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +46,25 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
-        for row in rows:
-            prompt = common.prompt_for(args, row)
-            options = {"config": config, "sampling": sampling, "limits": limits, "group": group}
-            traces.append(recorded(store, cluster, args.method, prompt, options))
+        prompts = [common.prompt_for(args, row) for row in rows]
+        for i, part in enumerate(batches_of(args.method, prompts)):
+            seeded = common.seeded(sampling, i)
+            options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
+            traces.append(recorded(store, cluster, args.method, part, options))
     results = [result_of(t) for t in traces]
     if args.json:
         common.print_json(results[0] if len(results) == 1 else {**results[0], "sequences": results})
     else:
         for result in results:
-            print(result["text"])
+            for sequence in result.get("sequences", [result]):
+                print(sequence["text"])
             print(_line(result))
     return 0
+
+
+def batches_of(method: str, prompts: list[Any]) -> list[list[Any]]:
+    """Return the prompts of each run of a method: all at once for a method that decodes batches, else one by one."""
+    return [prompts] if find(method).batched else [[prompt] for prompt in prompts]
 
 
 def parse_fields(fields: list[str]) -> dict[str, Any]:
@@ -75,8 +85,8 @@ def open_store(args: argparse.Namespace) -> Any:
     return Store(args.db or default_path())
 
 
-def recorded(store: Any, cluster: Any, method: str, prompt: Any, options: dict[str, Any]) -> Trace:
-    """Run a method and store its trace as it grows."""
+def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options: dict[str, Any]) -> Trace:
+    """Run a method on prompts and store its trace as it grows."""
     recorders: list[Any] = []
 
     def listen(event: Any) -> None:
@@ -86,33 +96,42 @@ def recorded(store: Any, cluster: Any, method: str, prompt: Any, options: dict[s
             recorders.append(store.record(event))
 
     try:
-        return cluster.run(method, prompt, listener=listen, **options)
+        return cluster.run(method, *prompts, listener=listen, **options)
     finally:
         for recorder in recorders:
             recorder.close()
 
 
 def result_of(trace: Trace) -> dict[str, Any]:
-    """Return the contract's JSON of one run."""
+    """Return the contract's JSON of one run; of a run of several prompts, `sequences` tells of each."""
     from traces.metrics import measure
 
     header = trace.header
-    return {
+    sequences = [_sequence(trace, i) for i in range(len(header.prompt_ids))]
+    result = {
         "run_id": header.run_id,
         "method": header.method,
         "config": header.config,
-        "text": trace.text,
-        "token_ids": trace.token_ids(),
-        "prompt_ids": list(header.prompt_ids[0]),
+        **sequences[0],
         "target_path": header.target_path,
         "drafter_path": header.drafter_path,
         "metrics": measure(trace).to_dict(),
         "runtime": header.runtime,
         "profile": header.profile or None,
         "status": trace.status,
-        "reason": trace.footer.reasons[0] if trace.footer and trace.footer.reasons else "",
         "sampling": header.sampling,
         "clock": header.clock,
+    }
+    return {**result, "sequences": sequences} if len(sequences) > 1 else result
+
+
+def _sequence(trace: Trace, i: int) -> dict[str, Any]:
+    ended = trace.footer
+    return {
+        "text": ended.texts[i] if ended and ended.texts else "",
+        "token_ids": trace.token_ids(i),
+        "prompt_ids": list(trace.header.prompt_ids[i]),
+        "reason": ended.reasons[i] if ended and ended.reasons else "",
     }
 
 

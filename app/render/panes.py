@@ -39,7 +39,8 @@ class LivePane:
         self._cursor = 0
         self._name = METHODS[run.request.method].title
         self._badge = clock(run.request.runtime, run.request.profile)
-        self._text: list[str] = []
+        self._text: dict[int, list[str]] = {0: []}
+        """The tokens of each sequence."""
 
     def update(self) -> bool:
         """Read the run's new events and state; return whether the pane looks different now."""
@@ -53,8 +54,9 @@ class LivePane:
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Commit):
-                self._text.append(token(event))
+                self._text.setdefault(event.sequence, []).append(token(event))
             elif isinstance(event, Header):
+                self._text = {i: [] for i in range(len(event.prompts))}
                 config = config_text(event.method, event.config)
                 self._name = f"{event.title} · {config}" if config else event.title
                 self._badge = event.clock
@@ -65,19 +67,25 @@ class LivePane:
         kind = " ss-bad" if state == "failed" else ""
         says = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
         begun = "yes" if self.run.run_id else "no"
-        # The text comes last and its elements stay open: the page only ever has to append.
+        # The text comes last and its elements stay open: with one sequence the page only ever has to append.
         return (
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
             f'<div class="ss-marks">{badge(self._badge, title="How the times come about")}'
             f"{badge(shown, KINDS.get(state, ''))}</div>{says}"
-            f'<div class="ss-text"><div class="ss-sequence">{"".join(self._text)}'
+            f'<div class="ss-text">{self._sequences()}'
         )
+
+    def _sequences(self) -> str:
+        several = len(self._text) > 1
+        heads = {i: f'<span class="ss-note">{i + 1} </span>' if several else "" for i in self._text}
+        parts = [f'<div class="ss-sequence">{heads[i]}{"".join(words)}' for i, words in self._text.items()]
+        return "</div>".join(parts)
 
     def _message(self, state: str) -> str:
         if state == "failed":
             return self.run.error
-        if self._text:
+        if any(self._text.values()):
             return ""
         return {
             "queued": "Waits for the devices: runs that share them take turns.",

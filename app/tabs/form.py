@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.tabs.further import build_further
 from app.tabs.plan import CHOSEN, MOST, VIRTUAL, WHERE, listed
 from app.tabs.wiring import QUIET
 from engine.errors import UsageError
@@ -85,6 +86,8 @@ def _build_methods(form: Form) -> None:
             with folds[key]:
                 for setting in settings:
                     form.add(f"{key}.{setting.name}", control_for(setting, elem_id=f"{key}-{setting.name}"))
+                if method.batched:
+                    form.add(f"{key}.prompts", build_further(key))
 
     def show_folds(picked: list[str]) -> list[Any]:
         return [gr.update(visible=key in picked) for key in folds]
@@ -113,8 +116,8 @@ def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.C
 
 
 def label_of(setting: Setting) -> str:
-    """Return a field's name as people read it."""
-    return setting.name.replace("_", "-")
+    """Return a field's name as people read it, with what its 0 stands for where it is left open."""
+    return setting.name.replace("_", "-") + (f" (0 = {setting.auto})" if setting.auto else "")
 
 
 def _build_sampling(form: Form) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def make_requests(
     """Return a request for each chosen method, all with the same context.
 
     Args:
-        values: By control: methods, `<method>.<setting>`, temperature, top_k, top_p, seed, max_new_tokens, stop,
+        values: By control: methods, `<method>.<setting>`, `<method>.prompts` of methods for batches, temperature, top_k, top_p, seed, max_new_tokens, stop,
             runtime, profile, profile_pair, models (`bundled` or `own`), target, drafter.
         messages: The conversation to answer.
         group: Name of the comparison.
@@ -56,6 +57,7 @@ def make_requests(
         RunRequest(
             method=key,
             prompt=[dict(m) for m in messages],
+            further=_further(key, values, messages),
             config=_config(key, values),
             sampling=sampling,
             limits=limits,
@@ -64,6 +66,20 @@ def make_requests(
         )
         for key in chosen
     ]
+
+
+def further_prompts(typed: str | None) -> list[str]:
+    """Return the prompts that blank lines set apart."""
+    return [part.strip() for part in re.split(r"\n\s*\n", typed or "") if part.strip()]
+
+
+def _further(
+    key: str, values: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
+) -> tuple[list[dict[str, str]], ...]:
+    """Return what a method for batches decodes beside the conversation: each prompt after the same system prompt."""
+    system = [dict(m) for m in messages if m["role"] == "system"]
+    prompts = further_prompts(values.get(f"{key}.prompts")) if METHODS[key].batched else []
+    return tuple([*system, {"role": "user", "content": prompt}] for prompt in prompts)
 
 
 def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:

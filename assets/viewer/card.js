@@ -45,7 +45,7 @@ function story(run, row) {
         ? `${proposed}, but another token is the target's most probable one here.`
         : `${proposed}, but the target's own draw at this place was another token.`;
     case "discarded":
-      return "It was drafted ahead, but a token before it did not stay or the text ended: thrown away without a test.";
+      return "It was drafted ahead, but a token before it did not stay, another one was kept in its place, or the text ended: thrown away without a test.";
     case "corrected":
       if (run.greedy) return "A draft was rejected here; the target's most probable token takes its place.";
       return row.rule === "ratio"
@@ -126,7 +126,7 @@ function spanCard(run, { track, index }) {
   const tokens = [...rows];
   const lost = isLost(fate);
   return [
-    el("h4", {}, swatch(spans.kind[index], lost), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
+    el("h4", {}, swatch(spans.kind[index], lost, fate === "cancelled"), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
     FATES[fate] && spans.kind[index] === "draft" || fate === "cancelled" ? el("p", {}, FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
@@ -136,6 +136,7 @@ function spanCard(run, { track, index }) {
       ["step", spans.step[index] || "prefill"],
       ["rows", spans.rows[index]],
       ["rows cached", spans.context[index]],
+      ...poolFacts(run, spans.id[index]),
       ["span", spans.id[index]],
     ]),
     tokens.length
@@ -159,8 +160,9 @@ function bandCard([kind, from, to]) {
   ];
 }
 
-function swatch(kind, lost = false) {
-  return el("i", { class: `ss-swatch ss-k-${kind}${lost ? " ss-lost" : ""}`, "aria-hidden": "true" });
+function swatch(kind, lost = false, cancelled = false) {
+  const look = cancelled ? " ss-called-off" : lost ? " ss-lost" : "";
+  return el("i", { class: `ss-swatch ss-k-${kind}${look}`, "aria-hidden": "true" });
 }
 
 /** The one floating card of a viewer. */

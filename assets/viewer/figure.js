@@ -186,11 +186,11 @@ function waitStarts(waits, pixel) {
 
 function spanTraces(row, { colours, pixel }) {
   const rectOf = (bar) => inLane(bar, row.y + SIZE.lane * bar.lane + 1, SIZE.lane - 2);
-  return row.looks.flatMap(({ kind, lost, bars: shown }) => {
+  return row.looks.flatMap(({ kind, lost, cancelled, bars: shown }) => {
     const widths = shown.filter((bar) => bar.low === undefined).map((bar) => bar.end - bar.start).sort((a, b) => a - b);
     const wide = widths[widths.length >> 1] > 5 * pixel;
     const line = { width: 1, color: colours[`${kind}-edge`] };
-    const fill = bars(shown.map(rectOf), { color: colours[kind], line: wide ? line : { width: 0 }, pattern: patternOf(kind, lost, colours) });
+    const fill = bars(shown.map(rectOf), { color: colours[kind], line: wide ? line : { width: 0 }, pattern: patternOf(kind, lost, cancelled, colours) });
     if (wide || !widths.length) return [fill];
     return [fill, bars(joined(shown, pixel).map(rectOf), { color: "rgba(0,0,0,0)", line })];
   });
@@ -201,8 +201,9 @@ function inLane({ start, end, low = 0, high = 1 }, top, height) {
   return { start, end, y: top + height * (1 - (low + high) / 2), height: height * (high - low) };
 }
 
-function patternOf(kind, lost, colours) {
+function patternOf(kind, lost, cancelled, colours) {
   const base = { bgcolor: colours[kind], fgcolor: colours[`${kind}-edge`], fillmode: "replace" };
+  if (cancelled) return { ...base, bgcolor: colours.card, fgcolor: colours[kind], shape: "/", size: 5, solidity: 0.45 };
   if (lost) return { ...base, shape: "x", size: 6, solidity: 0.28 };
   return kind === "pre-verify" ? { ...base, shape: "|", size: 5, solidity: 0.3 } : undefined;
 }
@@ -211,7 +212,7 @@ function patternOf(kind, lost, colours) {
 function tokenMarks(run, pixel) {
   const groups = new Map();
   const lost = run.ghosts.filter((ghost) => ghost.outcome === "rejected");
-  for (const row of [...run.tokens, ...lost]) {
+  for (const row of ofChosen(run, [...run.tokens, ...lost])) {
     if (!groups.has(row.t)) groups.set(row.t, []);
     groups.get(row.t).push(row);
   }

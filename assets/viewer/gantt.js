@@ -1,7 +1,7 @@
 // The mutual-waiting timeline: plotly draws the bars; labels, cursor, veil and highlights are elements above it.
 
 const COLOURS = [
-  "ink", "muted", "line", "grid", "hatch", "accepted", "rejected", "bonus",
+  "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus",
   "draft", "draft-edge", "verify", "verify-edge", "pre-verify", "pre-verify-edge", "prefill", "prefill-edge",
   "calibrate", "calibrate-edge", "communicate", "communicate-edge", "sample", "sample-edge",
   "band-both", "band-draft", "band-target", "band-none", "strip-draft", "strip-verify",
@@ -109,6 +109,7 @@ class Gantt {
     if (!range.every(Number.isFinite)) return false;
     this.range = range;
     this.follow = false;
+    this.bus.ranged();
     this.overlay();
     return true;
   }
@@ -119,6 +120,7 @@ class Gantt {
     const start = Math.max(low - width * 0.1, Math.min((from + to - width) / 2, high - width * 0.9));
     this.range = [start, start + width];
     this.follow = false;
+    this.bus.ranged();
     this.settle();
     this.overlay();
   }
@@ -126,6 +128,7 @@ class Gantt {
   fit() {
     this.range = fitWindow(this.model);
     this.follow = true;
+    this.bus.ranged();
     this.settle();
   }
 

@@ -29,6 +29,7 @@ function stateAt(run, t) {
     lost: run.ghosts.filter((ghost) => ghost.t <= t).length,
     step: stepAt(run, t),
     copies: copiesAt(run, t),
+    tree: treeAt(run, t)?.step ?? 0,
     running: running.sort((a, b) => a - b),
     ended,
     doing,
@@ -120,15 +121,16 @@ function linked(run, item) {
   return { rows: new Set(rows), spans, copies };
 }
 
-/** A track's spans that touch the window, apart by look: [{kind, lost, bars: [{start, end, lane}]}]. */
+/** A track's spans that touch the window, apart by look: [{kind, lost, cancelled, bars: [{start, end, lane}]}]. */
 function barsIn(track, from, to) {
   const looks = new Map();
   const { kind, start, end, lane, fate } = track.spans;
   for (let i = 0, last = upperBound(start, to); i < last; i++) {
     if (end[i] < from) continue;
     const lost = isLost(fate[i]);
-    const key = `${kind[i]} ${lost}`;
-    if (!looks.has(key)) looks.set(key, { kind: kind[i], lost, bars: [] });
+    const cancelled = fate[i] === "cancelled";
+    const key = `${kind[i]} ${lost} ${cancelled}`;
+    if (!looks.has(key)) looks.set(key, { kind: kind[i], lost, cancelled, bars: [] });
     looks.get(key).bars.push({ start: start[i], end: end[i], lane: lane[i] });
   }
   return [...looks.values()];

@@ -29,11 +29,12 @@ class Sources {
   }
 
   update(run) {
-    const drawn = JSON.stringify(run.sources);
+    const shown = run.sources.filter((source) => source.document >= 0 || ofChosen(run, [source]).length);
+    const drawn = JSON.stringify(shown);
     this.run = run;
     if (drawn === this.drawn) return;
     this.drawn = drawn;
-    this.blocks = run.sources.map((source) => this.block(source));
+    this.blocks = shown.map((source) => this.block(source));
     this.root.replaceChildren(...this.blocks.map(({ node }) => node));
     this.root.hidden = !this.blocks.length;
   }

@@ -58,6 +58,7 @@ function runTables(run) {
     el("p", { class: "ss-headline" }, run.headline.map((part) => el("span", {}, `${part.label} ${part.percent} %`))),
     table(`Work and waiting per device, ${runName(run)}`, ["device", "what", "times", "total", "mean", "longest"], work),
     ...loadTable(run),
+    ...poolTable(run),
     el("details", { class: "ss-fold" }, el("summary", {}, `${run.rounds.length} rounds`),
       table(`Rounds, ${runName(run)}`, columns, rounds),
       more > 0 ? el("p", { class: "ss-hint" }, `The first ${MOST_ROUNDS} are shown; ${more} follow.`) : null),
@@ -85,7 +86,7 @@ function grouped(keys, lengths) {
 }
 
 function workOf({ label, spans }) {
-  const names = spans.kind.map((kind, i) => (isLost(spans.fate[i]) ? `${kind}, discarded` : kind));
+  const names = spans.kind.map((kind, i) => kind + (spans.fate[i] === "cancelled" ? ", cancelled" : isLost(spans.fate[i]) ? ", discarded" : ""));
   return grouped(names, spans.start.map((start, i) => spans.end[i] - start)).map(([name, lengths]) => summary(label, name, lengths));
 }
 
@@ -99,7 +100,8 @@ function legend(model) {
   const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);
   const tracks = model.runs.flatMap((run) => run.tracks);
   const kinds = new Set(tracks.flatMap((track) => track.spans.kind));
-  const lost = tracks.some((track) => track.spans.fate.some(isLost));
+  const fates = new Set(tracks.flatMap((track) => track.spans.fate));
+  const lost = [...fates].some((fate) => isLost(fate) && fate !== "cancelled");
   const reasons = new Set(tracks.flatMap((track) => track.waits.map((w) => w[2])));
   const outcomes = new Set(model.runs.flatMap((run) => run.tokens.map((token) => token.outcome)));
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
@@ -107,6 +109,7 @@ function legend(model) {
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
     ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill"].filter((k) => kinds.has(k)).map((k) => item(k, k)),
     lost ? item("draft", "discarded work", true) : null,
+    fates.has("cancelled") ? el("li", {}, swatch("verify", true, true), "cancelled work") : null,
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),
     bands.has("both") ? item("band-both", "both busy") : null,
     outcomes.has("accepted") ? ink("accepted", "accepted draft") : null,

@@ -21,8 +21,9 @@ class Pane {
     this.message = el("p", { class: "ss-message", hidden: true });
     this.sources = new Sources();
     this.text = el("div", { class: "ss-text" });
+    this.tree = new TreeInset(bus);
     this.root = el("section", { class: "ss-card ss-pane" },
-      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.message, this.sources.root, this.text);
+      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.message, this.sources.root, this.text, this.tree.root);
     this.listen();
   }
 
@@ -67,13 +68,15 @@ class Pane {
     this.run = run;
     this.title.textContent = runName(run);
     this.speed.replaceChildren(...speedOf(run));
-    this.marks.replaceChildren(...marksOf(run, clocks));
+    this.marks.replaceChildren(...marksOf(run, clocks), ...sequenceChoice(run, (sequence) => this.bus.follow(run, sequence)));
     this.root.setAttribute("data-status", run.status);
     this.say(run);
     this.append(run.tokens.slice(this.nodes.size));
     run.tokens.forEach((token) => this.rows.set(this.nodes.get(token.index), token));
     this.haunt(run);
     this.sources.update(run);
+    this.tree.update(run);
+    for (const fold of this.text.querySelectorAll(":scope > details")) fold.firstChild.replaceChildren(...sequenceHead(run, Number(fold.dataset.sequence)));
     this.label();
   }
 
@@ -108,7 +111,8 @@ class Pane {
   home(sequence) {
     const found = this.text.querySelector(`[data-sequence="${Number(sequence)}"]`);
     if (found) return found;
-    const home = el("div", { class: "ss-sequence", "data-sequence": sequence });
+    const several = this.run.sequences.length > 1;
+    const home = several ? sequenceFold(this.run, sequence, sequence === chosenSequence(this.run)) : el("div", { class: "ss-sequence", "data-sequence": sequence });
     this.text.append(home);
     return home;
   }
@@ -139,7 +143,9 @@ class Pane {
   at(t, over) {
     for (const [node, row] of this.rows) node.classList.toggle("ss-future", row.t > t);
     this.now = over ? [] : copiesAt(this.run, t);
-    if (!this.pointed) this.mark(this.now);
+    if (this.pointed) return;
+    this.mark(this.now);
+    this.tree.show(treeAt(this.run, t));
   }
 
   /** Light tokens up, and where these copies were taken from. */
@@ -147,6 +153,7 @@ class Pane {
     this.pointed = true;
     for (const [node, row] of this.rows) node.classList.toggle("ss-lit", rows.has(row));
     this.mark(copies, rows.size === 1 ? [...rows][0] : undefined);
+    this.tree.show([...rows].map((row) => treeOf(this.run, row)).find(Boolean) ?? this.tree.shown, rows);
   }
 
   /** Nothing is pointed at. */
@@ -154,6 +161,7 @@ class Pane {
     this.pointed = false;
     for (const node of this.rows.keys()) node.classList.remove("ss-lit");
     this.mark(this.now ?? []);
+    this.tree.show(this.tree.shown); // it stays, so that one can go there from a token
   }
 
   mark(copies, row) {
@@ -186,7 +194,7 @@ function tokenNode(row) {
   const blank = ink ? "" : space.includes("\n") ? " ss-blank ss-newline" : " ss-blank";
   const mark = el(ghost ? "s" : "span", { class: "ss-ink" }, ink);
   return el("span", {
-    class: `ss-token ss-${row.outcome}${ghost ? " ss-ghost" : ""}${blank}`,
+    class: `ss-token ss-${row.outcome}${ghost ? " ss-ghost" : ""}${row.branch ? " ss-branch" : ""}${blank}`,
     role: "option",
     tabindex: "-1",
     "aria-label": `${quoted(row.text)}, ${OUTCOMES[row.outcome] ?? row.outcome}, step ${row.step}`,

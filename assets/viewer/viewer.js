@@ -8,6 +8,7 @@ class Viewer {
     this.options = options;
     this.pinned = null;
     this.panes = [];
+    this.followed = new Map();
     root.classList.add("specscope");
     if (options.theme === "class") root.dataset.theme = "class";
     this.build();
@@ -28,11 +29,13 @@ class Viewer {
     const helpButton = el("button", { type: "button", class: "ss-button", "aria-label": "Keys", title: "Keys ( ? )", onclick: () => this.help(true) }, "?");
     const fit = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Fit ( f )", onclick: () => this.gantt.fit() }, "fit");
     this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, fit, helpButton);
+    this.insets = INSETS.map((make) => make(this));
+    this.below = el("div", { class: "ss-insets" }, this.insets.map((inset) => inset.node));
     this.tables = el("div", { class: "ss-tables" });
     this.empty = el("p", { class: "ss-empty", hidden: true });
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.tables, this.dialog, this.live);
+    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.below, this.tables, this.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -44,6 +47,7 @@ class Viewer {
     }
     const shown = this.shown;
     this.model = model;
+    for (const run of model.runs) run.chosen = this.followed.get(run.id);
     this.release();
     this.header(model);
     while (this.panes.length > model.runs.length) this.panes.pop().root.remove();
@@ -57,6 +61,7 @@ class Viewer {
     this.bar.hidden = this.tables.hidden = !model.runs.length;
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
     this.gantt.update(model);
+    tellInsets(this.insets, "update", model);
     this.replay.update(model);
     this.refreshTables(model);
     this.empty.hidden = model.runs.length > 0;
@@ -103,12 +108,28 @@ class Viewer {
     const over = this.model.state === "ready" && t >= this.model.axis.max;
     for (const pane of this.panes) pane.at(this.model.state === "live" ? Infinity : t, over);
     this.gantt.at(this.model.state === "live" ? Infinity : t);
+    tellInsets(this.insets, "at", this.model.state === "live" ? Infinity : t);
     this.root.dataset.time = String(t);
+  }
+
+  /** Let the timeline show the tokens of this sequence of a run, and unfold its text. */
+  follow(run, sequence) {
+    this.followed.set(run.id, sequence);
+    run.chosen = sequence;
+    const pane = this.panes[this.model.runs.indexOf(run)];
+    pane.home(sequence).open = true;
+    pane.sources.update(run);
+    this.gantt.update(this.model);
   }
 
   showRejected(on) {
     this.rejected.checked = on;
     this.root.classList.toggle("ss-show-rejected", on);
+  }
+
+  /** The timeline shows another window. */
+  ranged() {
+    tellInsets(this.insets, "range");
   }
 
   // -- what is pointed at ---------------------------------------------------------------------------------------
@@ -150,6 +171,7 @@ class Viewer {
       else pane.rest();
     }
     this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })));
+    tellInsets(this.insets, "highlight", run, spans);
     this.card.show(this.content(run, item), box, pinned);
     if (item.token) this.describe(run, item.token);
   }
@@ -171,6 +193,7 @@ class Viewer {
     this.shown = null;
     this.card.hide();
     this.gantt.highlight([]);
+    tellInsets(this.insets, "highlight", null, new Set());
     for (const pane of this.panes) pane.rest();
   }
 
@@ -234,6 +257,7 @@ class Viewer {
     this.media.removeEventListener("change", this.recolour);
     this.classes.disconnect();
     this.gantt.destroy();
+    tellInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
     this.root.replaceChildren();
     this.root.classList.remove("specscope");

@@ -1,6 +1,6 @@
 """DSI: a drafter that never waits, and a pool of target servers that verify its blocks side by side.
 
-Source: Distributed Speculative Inference (ICLR 2025), algorithm 1 with lookahead (section 3.1, equation 1). Lossless.
+Source: Distributed Speculative Inference (ICLR 2025), algorithm 1 with lookahead (section 3.1). Lossless.
 A turn lasts until the drafter is found wrong. In it the drafter drafts on, token after token; whenever it has drafted
 another `lookahead` tokens, or nothing that runs covers the next position, a free server scores all that is drafted and
 not yet decided. Results are judged in order, whoever brings them. A wrong draft ends the turn: drafter and later servers
@@ -49,7 +49,7 @@ class Config:
 
 
 def servers(lookahead: int, c: float) -> int:
-    """Return how many target servers verify a drafter of speed c without a queue (equation 1, read as SP >= what it needs).
+    """Return how many target servers verify a drafter of speed c without a queue (section 3.1, which prints <= for >=).
 
     One more is needed where a block takes longer to draft than to verify: partial blocks are then verified in between.
     """

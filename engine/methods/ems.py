@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.drafters.copy import Copier
 from engine.methods.registry import method, setting
@@ -45,37 +45,17 @@ class Config:
     gamma: int = setting(4, "speculative: tokens drafted before each verification.", low=1, high=16)
 
 
-@method(
-    title="EMS-SD",
-    source="EMS-SD, section 3",
-    config=Config,
-    batched=True,
-    layout=lambda cfg: Layout(
-        drafters=int(cfg.base == "speculative"),
-        batch=cfg.batch,
-        packing=Packing(cfg.unpad_inputs, cfg.unpad_kv),
-    ),
-)
-async def decode(run: Run, cfg: Config) -> None:
-    """Draft for all, verify all in one forward, commit, until no prompt is left."""
-    batch = run.batch(cfg.batch, dynamic=cfg.dynamic)
-    propose = _copies(batch, cfg) if cfg.base == "llma" else _drafts(run, batch, cfg)
-    while batch.active:
-        drafts = await propose()
-        batch.commit(await run.target.verify(batch.xs, drafts))
-        await batch.admit()
-
-
 Propose = Callable[[], Awaitable[list[Draft]]]
+"""Drafts for the sequences that are in the batch now."""
 
 
-def _drafts(run: Run, batch: Batch, cfg: Config) -> Propose:
-    """Return the drafter's proposals for the batch's sequences."""
+def _drafted(run: Run, batch: Batch, cfg: Config) -> Propose:
+    """Let the drafter propose for all sequences, position by position."""
     return lambda: run.drafter.propose(batch.xs, cfg.gamma)
 
 
-def _copies(batch: Batch, cfg: Config) -> Propose:
-    """Return the proposals of LLMA: a copier for each sequence."""
+def _copied(_: Run, batch: Batch, cfg: Config) -> Propose:
+    """Copy, each sequence from itself, as LLMA does."""
     copiers: dict[int, Copier] = {}
 
     async def propose() -> list[Draft]:
@@ -86,3 +66,34 @@ def _copies(batch: Batch, cfg: Config) -> Propose:
         return drafts
 
     return propose
+
+
+class _Base(NamedTuple):
+    """A base method: what drafts, and how many drafters that takes."""
+
+    propose: Callable[[Run, Batch, Config], Propose]
+    drafters: int
+
+
+BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
+
+
+@method(
+    title="EMS-SD",
+    source="EMS-SD, section 3",
+    config=Config,
+    batched=True,
+    layout=lambda cfg: Layout(
+        drafters=BASES[cfg.base].drafters,
+        batch=cfg.batch,
+        packing=Packing(cfg.unpad_inputs, cfg.unpad_kv),
+    ),
+)
+async def decode(run: Run, cfg: Config) -> None:
+    """Draft for all, verify all in one forward, commit, until no prompt is left."""
+    batch = run.batch(cfg.batch, dynamic=cfg.dynamic)
+    propose = BASES[cfg.base].propose(run, batch, cfg)
+    while batch.active:
+        drafts = await propose()
+        batch.commit(await run.target.verify(batch.xs, drafts))
+        await batch.admit()

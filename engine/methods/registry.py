@@ -22,6 +22,16 @@ class Situation(Protocol):
         """T(target) / T(drafter), one row each."""
         ...
 
+    @property
+    def depth(self) -> int:
+        """Layers of the drafter; 0 without one, or where it has none."""
+        ...
+
+    @property
+    def devices(self) -> int:
+        """How many devices may share a drafter's layers."""
+        ...
+
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
         ...

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.methods.registry import method, setting
+from engine.types import Layout
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -27,7 +28,12 @@ class Config:
     )
 
 
-@method(title="Speculative decoding", source="Leviathan et al. 2023, algorithm 1", config=Config)
+@method(
+    title="Speculative decoding",
+    source="Leviathan et al. 2023, algorithm 1",
+    config=Config,
+    layout=lambda _: Layout(turns=True),
+)
 async def decode(run: Run, cfg: Config) -> None:
     """Draft, verify, commit, until the run is done."""
     while not run.done:

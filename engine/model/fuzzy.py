@@ -10,6 +10,7 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from engine.runtime.events import PartKind
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -76,12 +77,16 @@ class Alone:
 class PartTime(NamedTuple):
     """When a device worked on a part of a forward, in nanoseconds of its clock."""
 
-    kind: str
+    kind: PartKind
     """attention, or exchange: bringing the outputs of a group together."""
     layer: int
     """The layer; of an exchange the group's first."""
     start: int
     end: int
+
+    def later(self, by: int) -> PartTime:
+        """Return it, so many nanoseconds later."""
+        return self._replace(start=self.start + by, end=self.end + by)
 
 
 class Fuzzy:
@@ -112,7 +117,8 @@ class Fuzzy:
             like: The hidden state they all read, (T, D).
             attention: Computes one layer's output, (T, D).
         """
-        share, mine = self._share, dict[int, Tensor]()
+        share = self._share
+        mine: dict[int, Tensor] = {}
         for i in range(share.rank, len(group), share.ways):
             start = time.perf_counter_ns()
             mine[i] = attention(group[i])
@@ -129,7 +135,7 @@ class Fuzzy:
         taken, self._times = tuple(self._times), []
         return taken
 
-    def _took(self, kind: str, layer: int, start: int, like: Tensor) -> None:
+    def _took(self, kind: PartKind, layer: int, start: int, like: Tensor) -> None:
         if (
             like.is_cuda
         ):  # the layers of a group meet at its end anyway: so these are times of work, not of launches

@@ -15,9 +15,10 @@ from typing import IO, Any, ClassVar, Literal, TypeAlias, get_args
 
 SCHEMA = 2
 """Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
-the power of `occupancy` and the cells of `span`."""
+`part`, the power of `occupancy`, and cells and rank of `span`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
+PartKind = Literal["attention", "exchange"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """(token id, probability), most probable first."""
@@ -104,6 +105,23 @@ class Span:
     """done, or cancelled."""
     cells: int = 0
     """Query-key cells its attention computed, in one layer and one head, masked and padding ones included."""
+    rank: int = 0
+    """Where several devices do one forward together: which of them this is. The leader, 0, has the id that is less by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a fuzzy forward on one device: the attention of a layer in a group, or the exchange of a group's outputs."""
+
+    tag: ClassVar[str] = "part"
+    span: int
+    """The forward's span on this device."""
+    kind: PartKind
+    """attention, or exchange: bringing the outputs of a group together."""
+    layer: int
+    """The layer; of an exchange the first of its group."""
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +253,7 @@ class Footer:
     error: str = ""
 
 
-Row: TypeAlias = Span | Round | Decision | Commit | Document | Copied | Piece | Occupancy
+Row: TypeAlias = Span | Part | Round | Decision | Commit | Document | Copied | Piece | Occupancy
 Event: TypeAlias = Header | Row | Footer
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
 
@@ -246,6 +264,7 @@ class Trace:
 
     header: Header
     spans: list[Span] = field(default_factory=list[Span])
+    parts: list[Part] = field(default_factory=list[Part])
     rounds: list[Round] = field(default_factory=list[Round])
     decisions: list[Decision] = field(default_factory=list[Decision])
     commits: list[Commit] = field(default_factory=list[Commit])
@@ -260,6 +279,8 @@ class Trace:
         match event:
             case Span():
                 self.spans.append(event)
+            case Part():
+                self.parts.append(event)
             case Round():
                 self.rounds.append(event)
             case Decision():
@@ -292,9 +313,10 @@ class Trace:
         return trace
 
     def rows(self) -> Iterator[Row]:
-        """All rows by kind: pieces, spans, rounds, decisions, commits, documents, copies, occupancy."""
+        """All rows by kind: pieces, spans, parts, rounds, decisions, commits, documents, copies, occupancy."""
         yield from (Piece(t, s) for t, s in self.pieces.items())
         yield from self.spans
+        yield from self.parts
         yield from self.rounds
         yield from self.decisions
         yield from self.commits

@@ -158,7 +158,9 @@ class Forwards:
         if out.logits.is_cuda:
             torch.cuda.current_stream(out.logits.device).synchronize()
         end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()
-        stamps.append(Stamp(kind, start, end, len(rows), context, cells=out.cells, parts=times))
+        stamps.append(
+            Stamp(kind, start, end, len(rows), context, cells=out.cells, batch=len(parts), parts=times)
+        )
         if len(parts) == 1:
             return [out.logits]
         found = zip(parts, out.logits.split([part.wanted for part in parts]), strict=True)

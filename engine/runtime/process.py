@@ -107,6 +107,7 @@ class ProcessWorker:
         self._wire = Wire()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._next = 0
+        self._dropped: list[Drop] = []
         self._send(setup)
 
     @property
@@ -145,13 +146,16 @@ class ProcessWorker:
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:
-        """Send a job to the worker."""
+        """Send a job to the worker; what it may forget goes along with the next one."""
         assert self._loop is not None, "submit needs an attached loop"
         self._next += 1
         number, reply = self._next, self._loop.create_future()
-        if not isinstance(job, Drop):
-            self._waiting[number] = reply
-        self._send((number, self._wire.pack(job)))
+        if isinstance(job, Drop):
+            self._dropped.append(job)
+            return Ticket(reply, lambda: None)
+        self._waiting[number] = reply
+        dropped, self._dropped = self._dropped, []
+        self._send((number, self._wire.pack(job), *dropped))
         return Ticket(reply, lambda: self._send((number, None)))
 
     def close(self) -> None:

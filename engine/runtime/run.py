@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from engine.runtime.batch import Batch
-from engine.runtime.events import Row, Span, SpanKind
+from engine.runtime.events import Part, Row, Span, SpanKind
 from engine.runtime.jobs import Drop, Job, Reply, Retire
 from engine.runtime.models import Forward, Model
 from engine.runtime.race import Race
@@ -204,8 +204,11 @@ class Run:
         for number, stamp in zip(spans, reply.stamps, strict=False):
             device, kind = model.worker.devices[stamp.lane].name, cast("SpanKind", stamp.kind)
             start, end = stamp.start - self._origin, stamp.end - self._origin
-            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells)
+            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells, stamp.lane)
             self._emit(Span(number, device, kind, start, end, *work))
+            for part in stamp.parts:
+                since = part.later(-self._origin)
+                self._emit(Part(number, since.kind, since.layer, since.start, since.end))
 
     def busy(self, worker: Worker) -> bool:
         """Whether work of this run is under way on a worker."""

@@ -17,7 +17,7 @@ import torch
 
 from engine.errors import SpecScopeError
 from engine.runtime.host import Host
-from engine.runtime.jobs import CONTROL, Drop
+from engine.runtime.jobs import CONTROL
 from engine.runtime.process import Setup, Wire
 
 
@@ -53,8 +53,7 @@ class _Server:
             traceback.print_exc()
             value = SpecScopeError(f"{type(error).__name__}: {error}")
         self._stopped.discard(number)
-        if not isinstance(job, Drop):
-            self.send((number, value))
+        self.send((number, value))
 
     def forward(self, host: Host) -> None:
         while (item := self._forwards.get()) is not None:
@@ -67,7 +66,9 @@ class _Server:
         wire = Wire()
         with contextlib.suppress(EOFError, OSError):
             while True:
-                number, job = self.receive()
+                number, job, *dropped = self.receive()
+                for forgotten in dropped:
+                    host.handle(forgotten)
                 if job is None:
                     self._stopped.add(number)
                 elif isinstance(job, CONTROL) and host.scored(job):

@@ -9,14 +9,28 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.errors import Deadlock
+from engine.model.fuzzy import PartTime
 from engine.runtime.events import Device
 from engine.runtime.host import Host
-from engine.runtime.jobs import CONTROL, Connect, Drop, Job, Join, Judge, Load, Reply, Score, Stamp, Tokens
+from engine.runtime.jobs import (
+    CONTROL,
+    Connect,
+    Drop,
+    Grow,
+    Job,
+    Join,
+    Judge,
+    Load,
+    Reply,
+    Score,
+    Stamp,
+    Tokens,
+)
 from engine.runtime.sharing import Processor
 from engine.runtime.worker import Ticket
 
@@ -90,6 +104,18 @@ class Latency(Protocol):
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         """One forward of `rows` new rows after `context` cached ones."""
+        ...
+
+    def parallel(
+        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
+    ) -> int:
+        """One fuzzy forward: attention layers in groups of `size`, shared by so many devices."""
+        ...
+
+    def parts(
+        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
+    ) -> Sequence[Sequence[PartTime]]:
+        """When each of several devices does what in it, in nanoseconds from its start."""
         ...
 
 
@@ -192,16 +218,26 @@ class VirtualWorker:
             if state.stop.done():
                 return Reply((), ())
             done = self._host.handle(job)
-            model, batch = getattr(job, "model", "target"), len(getattr(job, "prefixes", (0,)))
             for stamp in done.stamps:
                 if state.stop.done():
                     break
                 if stamp.kind == "sample":
                     await self._sample(stamp, state)
                 else:
-                    us = self._latency(model, stamp.rows, stamp.context, batch)
-                    await self._hold(stamp, us, state, self._processor)
+                    await self._run(job, stamp, state)
             return Reply(done.value, tuple(state.stamps))
+
+    async def _run(self, job: Job, stamp: Stamp, state: _Job) -> None:
+        """Hold the devices for one forward."""
+        model: str = getattr(job, "model", "target")
+        asked, lanes = (model, stamp.rows, stamp.context), self.lanes(model)
+        if not isinstance(job, Grow) or job.fuzzy == 1 or stamp.kind != "draft":
+            us = self._latency(*asked, stamp.batch)
+            await self._hold(stamp, us, state, lanes, self._processor)
+            return
+        us = self._latency.parallel(*asked, job.fuzzy, stamp.batch, devices=lanes)
+        parts = self._latency.parts(*asked, job.fuzzy, lanes, stamp.batch) if lanes > 1 else ()
+        await self._hold(stamp, us, state, lanes, self._processor, parts)
 
     async def _judge(self, job: Judge | Tokens, state: _Job) -> Reply:
         if (scoring := self._scoring.get(job.scores)) is not None:
@@ -213,10 +249,21 @@ class VirtualWorker:
 
     async def _sample(self, stamp: Stamp, state: _Job) -> None:
         if stamp.rows:  # a profile's token time holds the sampling of a plain step
-            await self._hold(stamp._replace(kind="communicate"), self._latency.communicate_us, state)
-            await self._hold(stamp, self._latency.sample_us, state)
+            lanes = self.lanes("target")
+            moved = stamp._replace(kind="communicate")
+            await self._hold(moved, self._latency.communicate_us, state, lanes)
+            await self._hold(stamp, self._latency.sample_us, state, lanes)
 
-    async def _hold(self, stamp: Stamp, us: int, state: _Job, shared: Processor | None = None) -> None:
+    async def _hold(
+        self,
+        stamp: Stamp,
+        us: int,
+        state: _Job,
+        lanes: int,
+        shared: Processor | None = None,
+        parts: Sequence[Sequence[PartTime]] = (),
+    ) -> None:
+        """Keep so many devices busy, and stamp each; `parts` are theirs, from the start."""
         assert self._loop is not None, "the loop is attached while jobs run"
         clock = self._loop.clock
         start = clock.now
@@ -227,5 +274,8 @@ class VirtualWorker:
             await over
         if shared and not over.done():
             shared.leave(clock, over)
-        times = {"start": 1000 * start, "end": 1000 * clock.now}
-        state.stamps += [stamp._replace(**times, lane=lane) for lane in range(len(self.devices))]
+        stamp = stamp._replace(start=1000 * start, end=1000 * clock.now, parts=())
+        for lane in range(lanes):
+            done = (p.later(stamp.start) for p in (parts[lane] if parts else ()))
+            within = tuple(p for p in done if p.end <= stamp.end)
+            state.stamps.append(stamp._replace(lane=lane, parts=within))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from engine.errors import UsageError
-from engine.model.fuzzy import layer_groups
+from engine.model.fuzzy import PartTime, layer_groups
+from engine.runtime.events import PartKind
 from engine.simulate.roofline import Hardware, Model
 from engine.types import check_range
 
@@ -42,26 +44,68 @@ class Latency:
         shape = self._shape(model, rows, context, batch)
         return round(shape.forward_us(self.hardware, rows, context, batch))
 
-    def parallel(self, model: str, rows: int, context: int, ways: int, batch: int = 1) -> int:
-        """Return the microseconds of a forward whose attention runs layer-parallel on `ways` devices (EasySpec, 3.1).
+    def parallel(
+        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
+    ) -> int:
+        """Return the microseconds of a forward whose attention runs layer-parallel (EasySpec, 3.1).
 
-        The attention layers of a group (`layer_groups`) take as long as one of them; then one gather brings their
-        outputs together: (group - 1) * rows * dim * element size / link, and one collective's wait. MLPs run in order, on
-        every device the same ("identical copies"), and cost what they did. With one way this is the ordinary forward.
+        The attention layers of a group (`layer_groups`) run at once, as many as there are devices; then one gather brings
+        the outputs together: those of the other devices * rows * dim * element size / link, and one collective's wait. MLPs
+        run in order, on every device the same ("identical copies"), and cost what they did. With size 1, or on one
+        device, this is the ordinary forward.
+
+        Args:
+            model: As for a call, like `rows`, `context` and `batch`.
+            rows: New rows.
+            context: Rows already cached.
+            size: Layer-parallel size, at most the model's layers.
+            batch: Sequences.
+            devices: Devices that share a group; 0 is as many as the size.
 
         Raises:
             UsageError: An argument is out of range, or the profile does not say what it takes.
         """
         shape = self._shape(model, rows, context, batch)
-        groups = layer_groups(shape.layers, ways)
+        groups = layer_groups(shape.layers, size)
         whole = shape.forward_us(self.hardware, rows, context, batch)
-        if ways == 1:
+        if size == 1 or devices == 1:
             return round(whole)
         attention = shape.attention_us(self.hardware, rows, context, batch)
-        row = rows * shape.dim * shape.element
-        wait = self.hardware.known("collective_us")
-        gathers = sum(wait + self.hardware.link_us((len(g) - 1) * row) for g in groups if len(g) > 1)
-        return round(whole - (shape.layers - len(groups)) * attention + gathers)
+        together = [(len(g), ceil(len(g) / (devices or size))) for g in groups if len(g) > 1]
+        gathers = sum(self._gather_us(shape, rows, layers - own) for layers, own in together)
+        return round(whole - sum(layers - own for layers, own in together) * attention + gathers)
+
+    def parts(
+        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
+    ) -> list[list[PartTime]]:
+        """Return when each device computes which attention and exchanges outputs in a `parallel` forward, from its start.
+
+        What belongs to no layer (the head, the hops) comes last.
+        """
+        shape = self._shape(model, rows, context, batch)
+        asked = (self.hardware, rows, context, batch)
+        attention, layer = shape.attention_us(*asked), shape.layer_us(*asked)
+        found, now = [list[PartTime]() for _ in range(devices)], 0.0
+        for group in layer_groups(shape.layers, size):
+            if len(group) > 1:
+                own = ceil(len(group) / devices)
+                for i, number in enumerate(group):
+                    start = now + i // devices * attention
+                    found[i % devices].append(_part("attention", number, start, start + attention))
+                now += own * attention
+                gather = self._gather_us(shape, rows, len(group) - own)
+                for each in found:
+                    each.append(_part("exchange", group.start, now, now + gather))
+                now += gather + len(group) * (layer - attention)
+            else:
+                now += layer
+        return found
+
+    def _gather_us(self, shape: Model, rows: int, others: int) -> float:
+        """Microseconds until a device has the attention outputs of so many layers that others computed."""
+        return self.hardware.known("collective_us") + self.hardware.link_us(
+            others * rows * shape.dim * shape.element
+        )
 
     def attention_share(self, model: str, rows: int, context: int, batch: int = 1) -> float:
         """Return the fraction of a layer's time that is attention; arguments and errors as `parallel`."""
@@ -96,3 +140,7 @@ class Latency:
         if model == "drafter" and self.drafter is None:
             raise UsageError(f"the pair {self.pair} has no drafter; choose a pair that has one")
         return self.drafter if model == "drafter" and self.drafter else self.target
+
+
+def _part(kind: PartKind, layer: int, start_us: float, end_us: float) -> PartTime:
+    return PartTime(kind, layer, round(1000 * start_us), round(1000 * end_us))

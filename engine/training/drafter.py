@@ -181,5 +181,6 @@ def _write_facts(
         f"{options.seed}. The target was not changed."
     ).strip()
     facts["phases"] = [*facts.get("phases", []), phase_facts(phase, state, losses)]
-    facts["drafter_options"] = options.fixed()
+    # how the text was written is no setting of this training where the text was given
+    facts["drafter_options"] = {k: v for k, v in options.fixed().items() if k not in ("written", "answer")}
     (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

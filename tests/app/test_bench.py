@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -11,7 +12,8 @@ import sys
 import pytest
 import torch
 
-from app.bench import memory, plan, speed, suite, tracing
+import engine
+from app.bench import ems, memory, plan, speed, suite, tracing
 from app.bench.baseline import Transformers, quiet
 from app.bench.figures import BARS, Bar, Figure, judged
 from app.bench.race import Race
@@ -262,3 +264,22 @@ def test_the_watched_command_is_one_of_ours(tmp_path):
     args = build_parser().parse_args(command[3:])
     assert (args.methods, args.prompt, args.max_new_tokens) == ("autoregressive,pearl", PROMPT, 16)
     assert (args.runtime, args.device) == ("local-process", "cpu")
+
+
+def test_batches_are_measured_in_all_variants_on_the_same_texts():
+    small = dataclasses.replace(
+        _plan(8), batches=(1, 2), batch_bases=("llma",), batch_prompts=3, batch_tokens=8, batch_rounds=1
+    )
+    steps = []
+    with engine.open(runtime="local-thread", device="cpu") as cluster:
+        found = ems.measure(cluster, small, lambda: steps.append(1))
+    (figure,) = found.values()
+    assert figure.valid
+    assert len(figure.values) == len(steps) == 1
+    table = figure.detail["batches"]
+    assert set(table["1"]) & set(ems.VARIANTS) == {"both"}
+    assert set(ems.VARIANTS) < set(table["2"])
+    assert table["1"]["both"]["over_batch_1"] == table["2"]["vanilla"]["over_vanilla"] == 1
+    assert table["2"]["both"]["attention_cells"] == table["1"]["both"]["attention_cells"]
+    assert table["2"]["vanilla"]["attention_cells"] > table["2"]["both"]["attention_cells"]
+    assert len(set(ems.prompts_of(plan.FULL))) == plan.FULL.batch_prompts >= max(plan.FULL.batches)

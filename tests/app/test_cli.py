@@ -73,6 +73,30 @@ def test_several_prompts_give_sequences(capsys, db, tmp_path):
     assert all(set(s) >= CONTRACT for s in sequences)
 
 
+def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": p}) for p in ("Hello", "Hi", "Once")), encoding="utf-8")
+    common = ["--prompt-file", str(file), "--temperature", "0.8", "--seed", "3", *VIRTUAL, *db, "--json"]
+    code, out, _ = call(capsys, "run", "--method", "ems", "--set", "batch=2", *common)
+    assert code == 0
+    result = json.loads(out)
+    assert set(result) >= CONTRACT
+    assert [set(s) for s in result["sequences"]] == [{"prompt_ids", "text", "token_ids", "reason"}] * 3
+    assert result["token_ids"] == result["sequences"][0]["token_ids"]
+    assert sum(len(s["token_ids"]) for s in result["sequences"]) == result["metrics"]["tokens"]
+    assert result["metrics"]["padding_ratio"] >= 0
+    _, out, _ = call(capsys, "run", "--method", "autoregressive", *common)
+    alone = json.loads(out)["sequences"]
+    assert [s["token_ids"] for s in alone] == [s["token_ids"] for s in result["sequences"]]
+    _, out, _ = call(capsys, "compare", "--methods", "ems", *common)
+    figures = json.loads(out)["methods"]["ems"]
+    assert figures["equal_to_autoregressive"] is True
+    assert len(figures["runs"]) == 1
+    file.write_text('{"prompt": "Hello"}\n{"prompt": ""}', encoding="utf-8")
+    code, _, err = call(capsys, "run", "--method", "ems", *common)
+    assert (code, err.count("prompt 1 of 2 (counted from 0): the prompt is empty")) == (2, 1)
+
+
 def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.tabs.plan import CHOSEN, FormError, listed, make_requests
+from app.tabs.plan import CHOSEN, FormError, further_prompts, listed, make_requests
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
 
@@ -106,3 +106,16 @@ def test_own_models() -> None:
     request = make_requests(values(models="own", target=" /t ", drafter="/d"), MESSAGES, "g")[0]
     assert (request.target, request.drafter) == ("/t", "/d")
     assert dict(request.place)["target"] == "/t"
+
+
+def test_further_prompts_reach_methods_for_batches_alone() -> None:
+    typed = "First one.\n\nSecond,\non two lines.\n \n\n\nThird"
+    assert further_prompts(typed) == ["First one.", "Second,\non two lines.", "Third"]
+    assert further_prompts(None) == further_prompts(" \n\n ") == []
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    given = values(methods=["ems", "speculative"], **{"ems.prompts": typed})
+    by_method = {r.method: r for r in make_requests(given, messages, "g")}
+    assert by_method["speculative"].further == ()
+    assert by_method["ems"].prompt == messages
+    assert [m[-1]["content"] for m in by_method["ems"].further] == further_prompts(typed)
+    assert {m[0]["content"] for m in by_method["ems"].further} == {"Be brief."}

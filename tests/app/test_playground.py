@@ -197,4 +197,6 @@ def test_controls_follow_the_declared_type(kind, default, low, high, choices, co
 
 
 def test_the_value_that_means_automatic_can_be_chosen() -> None:
-    assert control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "c")).minimum == 0
+    made = control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
+    assert made.minimum == 0
+    assert made.label == "gamma (0 = round(c))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -145,3 +146,21 @@ def test_ordinals() -> None:
         "21st",
         "112th",
     ]
+
+
+def test_a_batch_shows_each_sequence_by_itself(service) -> None:
+    run = service.start(ask())
+    run.wait(5)
+    pane = LivePane(run)
+    events, _ = run.since(0)
+    header = replace(next(e for e in events if e.tag == "header"), prompts=("Hi", "Ho"))
+    commits = [e for e in events if e.tag == "commit"]
+    pane._take([header, *(replace(c, sequence=i % 2) for i, c in enumerate(commits))])
+    html = pane._sequences()
+    assert html.count('<div class="ss-sequence">') == 2
+    first, second = html.split("</div>")
+    assert [first.count("ss-token"), second.count("ss-token")] == [
+        (len(commits) + 1) // 2,
+        len(commits) // 2,
+    ]
+    assert commits[1].text.strip() in second

@@ -11,6 +11,7 @@ from engine.accept import Draws, Key, warp
 from engine.methods import find
 from engine.types import Draft, DraftToken, Sampling
 from tests.engine.toy import (
+    Blurred,
     Enumerated,
     Method,
     Table,
@@ -50,6 +51,10 @@ METHODS = {
     "tree-3x1": ("tree", {"width": 3, "depth": 1}),
     "tree-greedy-2x2": ("tree", {"width": 2, "depth": 2, "drafts": "greedy"}),
     "tree-greedy-3x3": ("tree", {"width": 3, "depth": 3, "drafts": "greedy"}),
+    "easyspec-3": ("easyspec", {"gamma": 3}),
+    "easyspec-3-no-calibration": ("easyspec", {"gamma": 3, "calibrate": False}),
+    "easyspec-2x2": ("easyspec", {"gamma": 2, "width": 2}),
+    "easyspec-greedy-3x3": ("easyspec", {"gamma": 3, "width": 3, "drafts": "greedy"}),
     "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
 }
 SAMPLINGS = [
@@ -61,10 +66,10 @@ SAMPLINGS = [
 ]
 MIXED = Table(11, banned=2)
 PAIRS = {
-    "random": (Table(1), Table(2, banned=2)),
+    "random": (Table(1), Blurred(2, banned=2)),
     "same": (Table(3, banned=1), Table(3, banned=1)),
     "wrong": (MIXED, always_wrong(MIXED)),
-    "q-zeros": (Table(4), Table(5, banned=3)),
+    "q-zeros": (Table(4), Blurred(5, banned=3)),
     "p-zeros": (Table(6, banned=2), Table(7, banned=1)),
 }
 

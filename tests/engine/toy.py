@@ -55,6 +55,14 @@ class Table:
         return self._known[key]
 
 
+class Blurred(Table):
+    """A drafter whose fuzzy forwards say something else: a table of their own, which bans other tokens."""
+
+    def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
+        super().__init__(seed, vocabulary, banned=banned)
+        self.fuzzy = Table(seed + 1000, vocabulary, sharpness=2.0, banned=banned)
+
+
 def always_wrong(target: Table) -> Logits:
     """Return a drafter that only drafts tokens the target never draws; the target must have banned some."""
 
@@ -179,13 +187,24 @@ class ToyDrafter:
             context.append(token)
         return Draft(tuple(tokens))
 
-    async def grow(self, prefix: Prefix, width: int, depth: int, sampled: bool = True) -> Draft:
+    async def grow(
+        self,
+        prefix: Prefix,
+        width: int,
+        depth: int,
+        sampled: bool = True,
+        fuzzy: int = 1,
+        calibrate: bool = True,
+    ) -> Draft:
+        """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact."""
         run, tokens, above = self.run, list[DraftToken](), [root(self.run.sampling, sampled)]
         contexts = {-1: tuple(prefix.tokens.tolist())}
         for level in range(min(depth, run.sequences[0].room - len(prefix))):
             first = len(tokens) - len(above)
+            exact = fuzzy == 1 or (calibrate and level == 0)
+            logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
             nodes, q = next_level(
-                torch.stack([self.logits(contexts[first + i]) for i in range(len(above))]),
+                torch.stack([logits(contexts[first + i]) for i in range(len(above))]),
                 above,
                 width,
                 position=len(prefix) + level,

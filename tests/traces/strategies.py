@@ -14,6 +14,7 @@ from engine.runtime.events import (
     Footer,
     Header,
     Occupancy,
+    Part,
     Piece,
     Round,
     Span,
@@ -86,6 +87,7 @@ def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
                 context=draw(numbers),
                 outcome=draw(st.sampled_from(schema.SPAN_OUTCOMES)),
                 cells=draw(times),
+                rank=draw(st.integers(0, 7)),
             )
         )
     return draw(st.permutations(found))
@@ -125,6 +127,9 @@ def traces(draw: st.DrawFn, ended: bool | None = True) -> Trace:
     """Return a trace with any values; with a footer, without (False), or either (None)."""
     sequences = draw(st.integers(1, 3))
     trace = Trace(draw(headers(sequences)), spans=draw(spans(sequences)))
+    for span in draw(st.lists(st.sampled_from(trace.spans), max_size=4)) if trace.spans else ():
+        kind, length = draw(st.sampled_from(schema.PARTS)), draw(st.integers(0, 2**38))
+        trace.add(Part(span.id, kind, draw(st.integers(0, 99)), span.start, span.start + length))
     for number in range(DOCUMENTS):
         trace.add(Document(number, tuple(draw(st.lists(tokens, max_size=4)))))
     for row in draw(st.lists(rows(sequences), max_size=10)):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 
 from engine.errors import StoreError, UsageError
-from engine.runtime.events import Footer, Header, Row, Span, Trace
+from engine.runtime.events import Footer, Header, Part, Row, Span, Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.store import Store
 
-TABLES = ("span", "round", "decision", "token", "document", "copied", "piece", "occupancy", "run")
+TABLES = ("span", "part", "round", "decision", "token", "document", "copied", "piece", "occupancy", "run")
 
 
 @pytest.fixture
@@ -233,13 +233,25 @@ def test_a_store_closed_takes_nothing_more(tmp_path):
 
 def test_every_kind_of_row_is_stored(store):
     trace = sample_trace("llma")
+    trace.parts = [
+        Part(trace.spans[0].id, "attention", 1, 3, 5),
+        Part(trace.spans[0].id, "exchange", 1, 5, 6),
+    ]
     assert {type(row) for row in trace.rows()} == set(get_args(Row))
     assert isinstance(trace.header, Header)
     store.insert(trace)
     connection = sqlite3.connect(store.path)
     counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}
     connection.close()
-    rows = [trace.spans, trace.rounds, trace.decisions, trace.commits, trace.documents, trace.copies]
+    rows = [
+        trace.spans,
+        trace.parts,
+        trace.rounds,
+        trace.decisions,
+        trace.commits,
+        trace.documents,
+        trace.copies,
+    ]
     rows += [trace.pieces, trace.occupancy, [1]]
     assert list(counts.values()) == [len(part) for part in rows]
     assert all(counts.values())

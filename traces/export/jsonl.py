@@ -90,6 +90,12 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
         several = row.sequence == -1 and isinstance(row, Span)
         if not several and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
+    known = set(ids)
+    for part in trace.parts:
+        if part.span not in known:
+            yield f"span {part.span} of a part is not in the trace"
+        if not 0 <= part.start <= part.end:
+            yield f"a part of span {part.span} lasts from {part.start} to {part.end}"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in documents:

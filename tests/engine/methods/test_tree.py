@@ -38,7 +38,7 @@ class Ranked(Scripted):
         super().__init__(name, lambda path, _: ranks(path)[0], 1024)
         self._ranks = ranks
 
-    def forward(self, cache, rows, want, hidden=()) -> Output:
+    def forward(self, cache, rows, want, *more, **options) -> Output:
         inside = cache.append(rows)
         logits = torch.full((len(want), self.vocab_size), -1e4)
         for line, row in enumerate(want):

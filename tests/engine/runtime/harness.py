@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.errors import UsageError
+from engine.model.fuzzy import PartTime
 from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
 from engine.placement import Loader, Placement, Seat
@@ -31,9 +32,23 @@ class Flat:
     communicate_us: int = 0
     pair: str = "flat"
     preempts: bool = False
+    fuzzy_us: int = 100
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         return self.target_us if model == "target" else self.drafter_us
+
+    def parallel(
+        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
+    ) -> int:
+        return self.fuzzy_us
+
+    def parts(
+        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
+    ) -> list[list[PartTime]]:
+        """Layer 1 + i on device i in the first half, then an exchange."""
+        half, end = 500 * self.fuzzy_us, 1000 * self.fuzzy_us
+        exchange = PartTime("exchange", 1, half, end)
+        return [[PartTime("attention", 1 + i, 0, half), exchange] for i in range(devices)]
 
     @property
     def c(self) -> float:
@@ -73,15 +88,27 @@ class Racks:
                 "drafter": [Seat("gpu-target/drafter", (device,))],
                 "target": [Seat("gpu-target", (device,))],
             }
+        if layout.ranks > 1:
+            devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(layout.ranks))
+            seat = Seat(f"gpu0..{layout.ranks}", devices, lanes=(("target", 2),))
+            return {"drafter": [seat], "target": [seat]}
         counts = {"drafter": layout.drafters, "target": layout.targets}
         return {model: [_seat(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()}
 
     def servers(self, drafters: int) -> int:
         return self.devices - drafters
 
+    def ranks(self) -> int:
+        return self.devices
+
+    def depth(self) -> int:
+        return 0
+
     def hire(self, seat: Seat) -> VirtualWorker:
         processor = self.processors.setdefault(seat.devices[0].name, Processor())
-        return VirtualWorker(seat.name, seat.devices, self.latency, self.latency.preempts, processor)
+        return VirtualWorker(
+            seat.name, seat.devices, self.latency, self.latency.preempts, processor, dict(seat.lanes)
+        )
 
     def loader(self, model: str, seat: Seat) -> Loader:
         return lambda: self.models[model]

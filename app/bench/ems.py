@@ -1,0 +1,98 @@
+"""EMS-SD: a set of prompts in batches, padded as the vanilla method pads them and not, as in Tables 2 and 4 of its paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.bench.figures import Figure
+from app.bench.plan import Plan
+from app.bench.race import Race
+from engine.runtime.events import Trace
+from engine.types import Limits
+
+if TYPE_CHECKING:
+    from engine import Cluster
+
+VARIANTS: Mapping[str, Mapping[str, bool]] = {
+    "vanilla": {"unpad_inputs": False, "unpad_kv": False},
+    "inputs": {"unpad_inputs": True, "unpad_kv": False},
+    "kv": {"unpad_inputs": False, "unpad_kv": True},
+    "both": {"unpad_inputs": True, "unpad_kv": True},
+}
+"""What is not padded."""
+SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "samples.json"
+
+
+def prompts_of(plan: Plan) -> list[str]:
+    """Return the set's prompts: the bench's own, then the samples, each with a further request."""
+    samples = [row["prompt"] for row in json.loads(SAMPLES.read_text(encoding="utf-8"))]
+    asked = [*plan.questions(), *samples]
+    more = [f"{prompt} Then tell it again in other words." for prompt in asked]
+    return [*asked, *more][: plan.batch_prompts]
+
+
+def measure(workers: Cluster, plan: Plan, step: Callable[[], None]) -> dict[str, Figure]:
+    """Decode the set in batches of each size with each variant, in turn, for both bases."""
+    prompts = prompts_of(plan)
+    found: dict[str, Figure] = {}
+    for base in plan.batch_bases:
+        traces: dict[str, Trace] = {}
+        contestants = {
+            f"{name} {size}": partial(_decode, workers, plan, prompts, traces, base, name, size)
+            for size in plan.batches
+            for name in (VARIANTS if size > 1 else ("both",))
+        }
+        race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, step)
+        found[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
+    return found
+
+
+def _decode(
+    workers: Cluster,
+    plan: Plan,
+    prompts: Sequence[str],
+    traces: dict[str, Trace],
+    base: str,
+    name: str,
+    size: int,
+    _: Sequence[int],
+) -> list[int]:
+    config: dict[str, Any] = {"base": base, "batch": size, **VARIANTS[name]}
+    trace = workers.run("ems", *prompts, config=config, limits=Limits(plan.batch_tokens))
+    traces[f"{name} {size}"] = trace
+    return [token for i in range(len(prompts)) for token in trace.token_ids(i)]
+
+
+def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Figure:
+    largest = sizes[-1]
+    names = list(traces)
+    same = race.same(*names)
+    table = {str(size): _row(race, size, sizes[0], traces) for size in sizes}
+    detail = {"same_tokens": same, "batches": table, "conditions": "worker processes; prefill included"}
+    values = race.ratio(f"both {largest}", f"vanilla {largest}")
+    return Figure(values, f"ratio, batch of {largest}", same, detail)
+
+
+def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
+    """Return a batch size's line of the table: per variant the speed, over the smallest batch and over vanilla; and the padding."""
+    from traces.metrics import measure as figures
+
+    alone = race.speed(f"both {smallest}")
+    row: dict[str, Any] = {}
+    for name in VARIANTS:
+        if (key := f"{name} {size}") in traces:
+            speed = race.speed(key)
+            vanilla = race.speed(f"vanilla {size}") if f"vanilla {size}" in traces else speed
+            row[name] = {
+                "tokens_per_second": round(speed, 1),
+                f"over_batch_{smallest}": round(speed / alone, 3),
+                "over_vanilla": round(speed / vanilla, 3),
+                "attention_cells": figures(traces[key]).attention_cells,
+            }
+    padding = figures(traces[f"both {size}"])
+    shares = {"padding_ratio": padding.padding_ratio, "padding_share": padding.padding_share}
+    return row | {"acceptance_length": padding.acceptance_length} | shares

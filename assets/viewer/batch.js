@@ -1,0 +1,156 @@
+// Runs of several sequences: which one the timeline follows, and what a round's forward computed of padding.
+
+const BATCH = { row: 5, least: 9, most: 26, gap: 3, left: 96, right: 150 };
+INSETS.push((viewer) => new Packings(viewer));
+
+/** The sequence whose tokens the timeline shows. */
+const chosenSequence = (run) => (run.sequences.includes(run.chosen) ? run.chosen : run.sequences[0] ?? 0);
+
+const ofChosen = (run, rows) => (run.sequences.length > 1 ? rows.filter((row) => row.sequence === chosenSequence(run)) : rows);
+
+/** The fold that holds one sequence's text, in a run of several; its head says what it is and how far it got. */
+function sequenceFold(run, sequence, open) {
+  return el("details", { class: "ss-sequence ss-fold", "data-sequence": sequence, open }, el("summary", {}));
+}
+
+function sequenceHead(run, sequence) {
+  const tokens = run.tokens.filter((token) => token.sequence === sequence).length;
+  const prompt = run.redacted ? "(prompt left out)" : run.prompts[sequence] ?? "";
+  const ended = run.reasons[sequence] ? ` · ${run.reasons[sequence]}` : "";
+  return [el("b", {}, `${sequence + 1} `), el("span", { class: "ss-fold-prompt", title: prompt }, prompt),
+    el("span", { class: "ss-note" }, ` ${number(tokens, 0)} tokens${ended}`)];
+}
+
+/** A choice of the sequence that the timeline follows; nothing for a run of one. */
+function sequenceChoice(run, choose) {
+  if (run.sequences.length < 2) return [];
+  const options = run.sequences.map((i) => el("option", { value: i, selected: i === chosenSequence(run) }, `sequence ${i + 1} of ${run.sequences.length}`));
+  return [el("select", { class: "ss-choice", "aria-label": `Sequence of ${runName(run)} in the timeline`, onchange: (e) => choose(Number(e.target.value)) }, options)];
+}
+
+/** One card for each run that verified several sequences in one forward. */
+class Packings {
+  constructor(viewer) {
+    this.viewer = viewer;
+    this.node = el("div", {});
+    this.cards = new Map();
+    this.resizing = new ResizeObserver(() => this.cards.forEach((card) => card.draw()));
+    this.resizing.observe(this.node);
+  }
+
+  update(model) {
+    const runs = model.runs.filter((run) => run.packings.length);
+    const cards = runs.map((run) => this.cards.get(run.id) ?? new Packing());
+    this.cards = new Map(runs.map((run, i) => [run.id, cards[i]]));
+    this.node.replaceChildren(...cards.map((card) => card.node));
+    cards.forEach((card, i) => card.update(runs[i]));
+  }
+
+  at(t) {
+    this.cards.forEach((card) => card.at(t));
+  }
+
+  /** A span that is pointed at shows its round. */
+  highlight(run, spans) {
+    for (const card of this.cards.values()) {
+      const at = card.run === run ? run.packings.findIndex((packing) => spans.has(packing.span)) : -1;
+      if (at >= 0) card.show(at);
+    }
+  }
+
+  destroy() {
+    this.resizing.disconnect();
+  }
+}
+
+/** Padded against ragged cells of one round: a block per sequence, as high as its new rows, as wide as the rows they attend to. */
+class Packing {
+  constructor() {
+    this.head = el("div", { class: "ss-gantt-title" });
+    this.slider = el("input", { type: "range", min: 0, class: "ss-packing-round", "aria-label": "Round", oninput: () => this.show(Number(this.slider.value)) });
+    this.says = el("p", { class: "ss-detail", role: "status" });
+    this.svg = drawn("svg", { role: "list" });
+    this.node = el("section", { class: "ss-card ss-packing" }, this.head, el("div", { class: "ss-packing-bar" }, this.slider, this.says), this.svg, packingLegend());
+  }
+
+  update(run) {
+    const follows = !this.run || this.index >= this.run.packings.length - 1;
+    this.run = run;
+    this.node.setAttribute("aria-label", `Padded against ragged cells, ${runName(run)}`);
+    this.head.replaceChildren(el("h3", {}, `Padded against ragged cells · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
+      el("span", { class: "ss-note" }, wholeRun(run)));
+    this.slider.max = run.packings.length - 1;
+    this.show(follows ? run.packings.length - 1 : this.index);
+  }
+
+  /** Follow the replay: the last round that has begun by t. */
+  at(t) {
+    const begun = this.run.packings.filter((packing) => packing.t <= t).length;
+    this.show(Math.max(0, begun - 1));
+  }
+
+  show(index) {
+    this.index = index;
+    this.slider.value = String(index);
+    this.draw();
+  }
+
+  draw() {
+    const packing = this.run?.packings[this.index];
+    const width = this.svg.clientWidth;
+    if (!packing || !width) return;
+    const sums = cellsOf([packing]);
+    this.says.textContent = `Round ${packing.step}: ${number(packing.shares.length, 0)} sequences, ${cellsText(sums)}`;
+    this.slider.setAttribute("aria-valuetext", this.says.textContent);
+    const most = Math.max(...packing.shares.map((share) => share.padded_cached + share.padded_rows));
+    const x = (keys) => (keys / most) * Math.max(60, width - BATCH.left - BATCH.right);
+    let top = 0;
+    const blocks = packing.shares.map((share) => {
+      const height = Math.max(BATCH.least, Math.min(BATCH.most, BATCH.row * share.padded_rows));
+      top += height + BATCH.gap;
+      return shareBlock(share, top - height - BATCH.gap, height, x);
+    });
+    setProps(this.svg, { height: top, "aria-label": this.says.textContent });
+    this.svg.replaceChildren(drawn("defs", {}, drawn("pattern", { id: "ss-packing-hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      drawn("rect", { width: 1.6, height: 5, class: "ss-packing-line" }))), ...blocks);
+  }
+}
+
+/** A sequence's block: hatched what is padding, filled what is its own; its new rows' own keys are darker. */
+function shareBlock(share, y, height, x) {
+  const { sequence, rows, cached, padded_rows, padded_cached } = share;
+  const own = height * (rows / padded_rows);
+  const rect = (from, to, tall, name) => drawn("rect", { x: BATCH.left + x(from), y, width: Math.max(0, x(to) - x(from)), height: tall, class: name });
+  const padding = [...(padded_rows > rows ? [`${padded_rows - rows} of padding`] : []), ...(padded_cached > cached ? [`${padded_cached - cached} cached rows of padding`] : [])];
+  const label = `sequence ${sequence + 1}: ${rows} new rows after ${cached} cached ones${padding.length ? `; ${padding.join(", ")}` : ""}`;
+  const cells = padded_rows * (padded_cached + padded_rows);
+  return drawn("g", { role: "listitem", "aria-label": label }, drawn("title", {}, label),
+    rect(0, padded_cached + padded_rows, height, "ss-packing-frame"),
+    rect(0, padded_cached + padded_rows, height, "ss-packing-padding"),
+    rect(0, cached, own, "ss-packing-cached"),
+    rect(cached, cached + rows, own, "ss-packing-new"),
+    drawn("text", { x: BATCH.left - 8, y: y + height / 2 + 4, "text-anchor": "end" }, `sequence ${sequence + 1}`),
+    drawn("text", { x: BATCH.left + x(padded_cached + padded_rows) + 8, y: y + height / 2 + 4 }, `${number(rows * (cached + rows), 0)} of ${number(cells, 0)} cells`));
+}
+
+function cellsOf(packings) {
+  const sums = { own: 0, all: 0 };
+  for (const { rows, cached, padded_rows, padded_cached } of packings.flatMap((packing) => packing.shares)) {
+    sums.own += rows * (cached + rows);
+    sums.all += padded_rows * (padded_cached + padded_rows);
+  }
+  return sums;
+}
+
+function cellsText({ own, all }) {
+  return all === own ? `${number(all, 0)} cells, none of padding`
+    : `${number(all, 0)} cells, of which ${number(100 * (1 - own / all), 0)} % are padding`;
+}
+
+const wholeRun = (run) => `all rounds: ${cellsText(cellsOf(run.packings))}`;
+
+function packingLegend() {
+  const key = (name, text) => el("span", { class: "ss-key" }, el("i", { class: `ss-packing-key ${name}` }), text);
+  return el("p", { class: "ss-packing-keys ss-note" }, key("ss-packing-key-cached", "cached rows"), key("ss-packing-key-new", "new rows: last token and drafts"),
+    key("ss-packing-key-padding", "padding: computed, then hidden"), el("span", {}, "Height: new rows. Width: the rows they attend to."));
+}

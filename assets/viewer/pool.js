@@ -1,0 +1,257 @@
+// The pool of target servers: which of them scored which positions of the output when, and which forwards were preempted.
+
+const POOL = { row: 14, least: 110, most: 420, axis: 24, bars: 1500, colours: 8 };
+INSETS.push((viewer) => new Pool(viewer));
+
+class Pool {
+  constructor(viewer) {
+    this.viewer = viewer;
+    this.node = el("div", {});
+    this.charts = new Map();
+    this.draw = throttled(() => this.charts.forEach((chart) => chart.draw()), 120);
+    this.resizing = new ResizeObserver(() => [...this.charts.values()].some((chart) => chart.resized) && this.draw());
+    this.resizing.observe(this.node);
+  }
+
+  update(model) {
+    const runs = model.runs.filter((run) => run.pool);
+    const charts = runs.map((run) => this.charts.get(run.id) ?? new PoolChart(this.viewer));
+    charts.forEach((chart, i) => chart.update(runs[i]));
+    this.charts = new Map(runs.map((run, i) => [run.id, charts[i]]));
+    const nodes = charts.map((chart) => chart.node);
+    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
+    this.draw();
+  }
+
+  range() {
+    this.draw();
+  }
+
+  at(t) {
+    this.charts.forEach((chart) => chart.at(t));
+  }
+
+  highlight(run, spans) {
+    this.charts.forEach((chart) => chart.highlight(chart.run === run ? spans : new Set()));
+  }
+
+  destroy() {
+    this.draw.cancel();
+    this.resizing.disconnect();
+  }
+}
+
+/** The chart of one run, on the timeline's window. */
+class PoolChart {
+  constructor(viewer) {
+    this.viewer = viewer;
+    this.id = `ss-pool-${Math.random().toString(36).slice(2)}`;
+    this.head = el("div", { class: "ss-gantt-title" });
+    this.legend = el("div");
+    this.svg = drawn("svg", { role: "listbox" });
+    this.veil = el("div", { class: "ss-veil", hidden: true });
+    this.plot = el("div", { class: "ss-pool-plot" }, this.svg, el("div", { class: "ss-pool-over" }, this.veil));
+    this.note = el("p", { class: "ss-detail", role: "status" });
+    this.node = el("section", { class: "ss-card ss-pool" }, this.head, this.legend, this.plot, this.note);
+    this.listen();
+  }
+
+  listen() {
+    const over = (event) => event.target.closest(".ss-pool-bar");
+    const point = (event, name) => {
+      const bar = over(event);
+      if (bar) this.viewer[name]({ run: this.run, span: Number(bar.dataset.span) }, bar.getBoundingClientRect());
+    };
+    this.svg.addEventListener("pointerover", (e) => (over(e) ? point(e, "hoverSpan") : this.viewer.hover(null)));
+    this.svg.addEventListener("pointerleave", () => this.viewer.hover(null));
+    this.svg.addEventListener("focusin", (e) => {
+      this.focused = Number(over(e)?.dataset.span);
+      this.rove();
+      point(e, "hoverSpan");
+    });
+    this.svg.addEventListener("focusout", () => this.viewer.hover(null));
+    this.svg.addEventListener("click", (e) => point(e, "pinSpan"));
+    this.svg.addEventListener("pointerdown", (e) => { this.pressed = e.clientX; });
+    this.svg.addEventListener("pointerup", (e) => this.zoom(this.pressed, e.clientX));
+    this.svg.addEventListener("keydown", (e) => this.key(e));
+  }
+
+  key(event) {
+    if (event.key === "Enter") event.target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1, Home: -1e9, End: 1e9 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const all = [...this.svg.querySelectorAll(".ss-pool-bar")];
+    event.preventDefault();
+    all[Math.max(0, Math.min(all.length - 1, all.indexOf(event.target) + step))]?.focus();
+  }
+
+  /** Zoom the timeline, and this chart with it, into what the pointer was drawn across. */
+  zoom(a, b) {
+    const { left, width } = this.svg.getBoundingClientRect();
+    const [from, to] = this.window();
+    if (Math.abs(a - b) > 8) this.viewer.gantt.zoomTo(...[a, b].sort((p, q) => p - q).map((x) => from + ((x - left) / width) * (to - from)));
+  }
+
+  /** Make one bar the one that Tab reaches: the focused one, else the first. */
+  rove() {
+    const all = [...this.svg.querySelectorAll(".ss-pool-bar")];
+    const chosen = all.find((bar) => Number(bar.dataset.span) === this.focused) ?? all[0];
+    for (const bar of all) bar.setAttribute("tabindex", bar === chosen ? "0" : "-1");
+    return chosen;
+  }
+
+  update(run) {
+    this.run = run;
+    this.node.setAttribute("aria-label", `Pool and preemptions, ${runName(run)}`);
+    this.svg.setAttribute("aria-label", `Verifications of ${runName(run)}; arrow keys move`);
+    this.head.replaceChildren(el("h3", {}, `Pool and preemptions · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
+      el("span", { class: "ss-note" }, poolNote(run)));
+    this.legend.replaceChildren(poolLegend(run));
+  }
+
+  get resized() {
+    return this.svg.clientWidth !== this.width;
+  }
+
+  draw() {
+    const width = this.svg.clientWidth;
+    this.width = width;
+    if (!width) return;
+    const scene = this.scene(width);
+    const focus = this.svg.contains(document.activeElement);
+    const shown = scene.bars.length <= POOL.bars ? scene.bars : [];
+    this.note.textContent = shown.length === scene.bars.length ? ""
+      : `${number(scene.bars.length, 0)} forwards are too many for one view. Zoom in to see them.`;
+    setProps(this.svg, { height: scene.height + POOL.axis });
+    this.plot.style.height = `${scene.height + POOL.axis}px`;
+    this.veil.style.height = `${scene.height}px`;
+    this.svg.replaceChildren(patterns(this.id, this.run.pool.servers.length, scene), poolGrid(scene),
+      drawn("g", { "aria-hidden": "true" }, shown.map((bar) => this.again(scene, bar))), ...shown.map((bar) => this.bar(scene, bar)), poolLines(scene, this.run, this.id));
+    const chosen = this.rove();
+    if (focus) chosen?.focus({ preventScroll: true });
+    this.highlight(this.lit ?? new Set());
+    this.at(this.t ?? Infinity);
+  }
+
+  /** The timeline's window; while it shows everything, this run alone. */
+  window() {
+    const { gantt } = this.viewer;
+    return gantt.follow ? [-0.01 * this.run.to, 1.01 * this.run.to] : gantt.range;
+  }
+
+  /** What is in the window: its bars, and where a time and a position lie. Positions are fitted to what the window holds. */
+  scene(width) {
+    const [from, to] = this.window();
+    const { forwards, drafts } = this.run.pool;
+    const bars = forwards.id.map((_, i) => i).filter((i) => forwards.end[i] >= from && forwards.start[i] <= to);
+    const prompt = this.run.tokens[0]?.position ?? 0;
+    const ticks = drafts.filter(([t]) => t >= from && t <= to);
+    const seen = [...bars.flatMap((i) => [forwards.first[i], forwards.last[i]]), ...ticks.map(([, position]) => position)];
+    const low = seen.reduce((a, b) => Math.min(a, b), Infinity);
+    const [bottom, top] = seen.length ? [low, seen.reduce((a, b) => Math.max(a, b), 0) + 1] : [0, 1];
+    const height = Math.max(POOL.least, Math.min(POOL.most, POOL.row * (top - bottom)));
+    const x = (t) => ((t - from) / (to - from)) * width;
+    const y = (position) => height * (1 - (position - bottom) / (top - bottom));
+    return { from, to, bottom, top, width, height, bars, ticks, prompt, x, y, row: height / (top - bottom) };
+  }
+
+  look(i) {
+    const { server, outcome, id } = this.run.pool.forwards;
+    return { class: `ss-s${server[i] % POOL.colours} ss-pool-${outcome[i]}`, "data-span": id[i] };
+  }
+
+  rect({ x, y, width }, i, low, high, props) {
+    const { start, end } = this.run.pool.forwards;
+    const [left, right] = [Math.max(0, x(start[i])), Math.min(width, x(end[i]))];
+    return drawn("rect", { x: left, width: Math.max(1, right - left), y: y(high) + 0.5, height: Math.max(1, y(low) - y(high) - 1), ...props });
+  }
+
+  /** The positions that a forward scores again: below all bars, since others are there to see. */
+  again(scene, i) {
+    const { first, own } = this.run.pool.forwards;
+    const look = this.look(i);
+    return own[i] > first[i] ? this.rect(scene, i, first[i], own[i], { ...look, class: `ss-pool-again ${look.class}` }) : null;
+  }
+
+  bar(scene, i) {
+    const { x, y, row } = scene;
+    const { forwards: f, servers } = this.run.pool;
+    const label = servers[f.server[i]].label.split(" · ")[0];
+    const look = this.look(i);
+    const height = row * (f.last[i] + 1 - f.own[i]);
+    const solid = f.outcome[i] === "decided" || f.outcome[i] === "rejected";
+    const fits = solid && x(f.end[i]) - x(f.start[i]) > 6 * label.length + 4 && height >= 10;
+    const hatched = f.outcome[i] === "preempted" || f.outcome[i] === "stopped";
+    return drawn("g", { ...look, class: `ss-pool-bar ${look.class}`, role: "option", tabindex: "-1", "aria-label": poolSays(this.run, i) },
+      this.rect(scene, i, f.own[i], f.last[i] + 1, { class: "ss-pool-own", rx: 1.5, ...(hatched ? { style: `fill: url(#${this.id}-${f.server[i]})` } : {}) }),
+      fits ? drawn("text", { x: Math.max(0, x(f.start[i])) + 3, y: (y(f.own[i]) + y(f.last[i] + 1)) / 2 + 3.5, "aria-hidden": "true" }, label) : null);
+  }
+
+  at(t) {
+    this.t = t;
+    const width = this.svg.clientWidth;
+    const [from, to] = this.window();
+    this.veil.hidden = t >= this.viewer.model.axis.max;
+    this.veil.style.left = `${Math.max(0, Math.min(width, ((t - from) / (to - from)) * width))}px`;
+  }
+
+  highlight(spans) {
+    this.lit = spans;
+    for (const bar of this.svg.querySelectorAll("[data-span]")) bar.classList.toggle("ss-pool-lit", spans.has(Number(bar.dataset.span)));
+  }
+}
+
+/** An element of a drawing. */
+function drawn(tag, props, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  setProps(node, props);
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** A hatching in each server's colour, and the frame of the plot. */
+function patterns(id, servers, { width, height }) {
+  const frame = drawn("clipPath", { id: `${id}-frame` }, drawn("rect", { x: 0, y: -4, width, height: height + 5 }));
+  return drawn("defs", {}, frame, Array.from({ length: servers }, (_, i) =>
+    drawn("pattern", { id: `${id}-${i}`, class: `ss-s${i % POOL.colours}`, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      drawn("rect", { width: 5, height: 5, class: "ss-pool-ground" }), drawn("rect", { width: 1.6, height: 5, class: "ss-pool-hatch" }))));
+}
+
+/** Round numbers in [low, high], about one per `room` pixels. */
+function roundTicks(low, high, pixels, room) {
+  const rough = ((high - low) * room) / Math.max(1, pixels);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
+}
+
+function poolGrid({ from, to, bottom, top, width, height, x, y }) {
+  const line = (x1, y1, x2, y2, name = "ss-pool-grid") => drawn("line", { x1, y1, x2, y2, class: name });
+  const text = (tx, ty, anchor, value) => drawn("text", { x: tx, y: ty, "text-anchor": anchor }, value);
+  const tokens = roundTicks(bottom, top, height, 26).filter((n) => n >= 1 && Number.isInteger(n));
+  return drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" },
+    roundTicks(from, to, width, 90).map((t) => [line(x(t), 0, x(t), height + 4), text(x(t), height + 16, "middle", number(t, t % 1 ? 1 : 0))]),
+    tokens.map((n) => [line(0, y(n - 0.5), width, y(n - 0.5)), text(-8, y(n - 0.5) + 4, "end", `token ${number(n, 0)}`)]),
+    line(0, height, width, height, "ss-pool-edge"), text(-8, height + 16, "end", "ms"));
+}
+
+/** What lies above the bars: drafts as they come, wrong ones where they were found, and the committed text as a staircase. */
+function poolLines({ x, y, row, bars, ticks, prompt, from, to }, run, id) {
+  const half = Math.min(4, row / 2);
+  const tick = ([t, position, fate]) => {
+    const [tx, ty] = [x(t), y(position + 0.5)];
+    return drawn("path", { d: `M${tx - 5},${ty}H${tx}`, class: fate === "accepted" || fate === "open" ? "ss-pool-draft" : "ss-pool-draft ss-pool-lost" });
+  };
+  const ids = new Set(bars.map((i) => run.pool.forwards.id[i]));
+  const cross = (ghost) => {
+    const [cx, cy] = [x(ghost.t), y(ghost.position - prompt + 0.5)];
+    const arm = Math.max(2.5, half);
+    return drawn("path", { class: "ss-pool-wrong", d: `M${cx - arm},${cy - arm}l${2 * arm},${2 * arm}m0,${-2 * arm}l${-2 * arm},${2 * arm}` });
+  };
+  const stairs = run.tokens.reduce((path, token, i) => `${path}H${x(token.t)}V${y(i + 1)}`, `M${x(Math.min(0, to))},${y(0)}`);
+  return drawn("g", { "aria-hidden": "true", class: "ss-pool-above", "clip-path": `url(#${id}-frame)` },
+    ticks.map(tick),
+    drawn("path", { class: "ss-pool-text", d: stairs }),
+    run.ghosts.filter((g) => g.outcome === "rejected" && ids.has(g.verify) && g.t >= from && g.t <= to).map(cross));
+}

@@ -1,0 +1,141 @@
+// Drafts that are trees: the nodes of one round, level by level, as the target found them.
+
+const LEAF = { width: 94, height: 36, gap: 22, root: 16 };
+
+/** The last round judged at time t whose draft is a tree, or undefined. */
+function treeAt(run, t) {
+  return run.trees.findLast((tree) => tree.t <= t);
+}
+
+/** The tree that a token's round judged, or undefined. */
+function treeOf(run, row) {
+  return run.trees.find((tree) => tree.sequence === row.sequence && tree.step === row.step);
+}
+
+/**
+ * Where each node goes, in pixels: {places: [{x, y}], width, height}. The output runs along the top; children stand in
+ * the order of their parents, so no two edges cross.
+ */
+function treeLayout({ parent, level, outcome }) {
+  const levels = [];
+  level.forEach((depth, i) => (levels[depth] ??= []).push(i));
+  const row = [];
+  const above = (i) => (parent[i] < 0 ? 0 : row[parent[i]]);
+  for (const nodes of levels) {
+    nodes.sort((a, b) => above(a) - above(b) || isLostDraft(outcome[a]) - isLostDraft(outcome[b]) || a - b);
+    nodes.forEach((i, at) => { row[i] = at; });
+  }
+  return {
+    places: level.map((depth, i) => ({ x: LEAF.root + LEAF.gap + depth * (LEAF.width + LEAF.gap), y: row[i] * LEAF.height })),
+    width: LEAF.root + levels.length * (LEAF.width + LEAF.gap),
+    height: Math.max(...levels.map((nodes) => nodes.length)) * LEAF.height,
+  };
+}
+
+/** The tree of a round, below the text of its pane. It always stands there, so that pointing moves nothing. */
+class TreeInset {
+  constructor(bus) {
+    this.bus = bus;
+    this.leaves = [];
+    this.says = el("span", { class: "ss-hint" });
+    this.body = el("div", { class: "ss-tree-body", role: "group", "aria-label": "Tree of a round" });
+    this.root = el("section", { class: "ss-tree", hidden: true },
+      el("header", {}, el("h4", {}, "Draft tree"), this.says), this.body);
+    const over = (event) => {
+      const node = event.target.closest(".ss-leaf");
+      const token = node && this.rowOf(node);
+      return token ? [{ run: this.run, token }, node.getBoundingClientRect()] : null;
+    };
+    this.body.addEventListener("pointerover", (e) => { if (over(e)) this.bus.hoverSpan(...over(e)); });
+    this.body.addEventListener("pointerleave", () => this.bus.hover(null));
+    this.body.addEventListener("click", (e) => { if (over(e)) this.bus.pinSpan(...over(e)); });
+  }
+
+  /** Take another state of the run; what was shown of it is shown again. */
+  update(run) {
+    const before = this.shown;
+    this.run = run;
+    this.shown = undefined;
+    this.root.hidden = !run.trees.length;
+    if (run.trees.length) this.body.setAttribute("tabindex", "0");
+    this.body.style.height = `${Math.max(0, ...run.trees.map(({ nodes }) => treeLayout(nodes).height)) + 12}px`;
+    this.show(before && treeOf(run, before));
+  }
+
+  /** Show a round's tree, or none, and light up the nodes of these token rows. */
+  show(tree, rows = new Set()) {
+    if (tree !== this.shown || !tree) this.draw(tree);
+    if (!tree) return;
+    const lit = new Set([...rows].filter((row) => treeOf(this.run, row) === tree).map((row) => this.indexOf(row)));
+    for (const [i, leaf] of this.leaves.entries()) leaf.classList.toggle("ss-lit", lit.has(i));
+  }
+
+  draw(tree) {
+    this.shown = tree;
+    this.leaves = [];
+    this.says.textContent = "no round yet";
+    this.body.replaceChildren();
+    if (!tree) return;
+    const { nodes } = tree;
+    const { places, width, height } = treeLayout(nodes);
+    this.says.textContent = `step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted`;
+    this.leaves = nodes.text.map((_, i) => leaf(nodes, i, places[i]));
+    const canvas = el("div", { class: "ss-tree-canvas" }, edges(nodes, places, width, height), ...this.leaves);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    this.body.append(canvas);
+  }
+
+  /** The token row of a drawn node: committed, or lost. */
+  rowOf(node) {
+    const i = this.leaves.indexOf(node);
+    if (i < 0) return null;
+    const here = (row) => row.sequence === this.shown.sequence && row.step === this.shown.step;
+    return [...this.run.tokens, ...this.run.ghosts].find((row) => here(row) && this.indexOf(row) === i) ?? null;
+  }
+
+  /** The place of a token row among the nodes of its tree; the target's own token is the last one. */
+  indexOf(row) {
+    if (row.node >= 0) return row.node;
+    return isLostDraft(row.outcome) ? -1 : this.shown.nodes.text.length - 1;
+  }
+}
+
+const isLostDraft = (outcome) => outcome === "rejected" || outcome === "discarded";
+
+function leaf(nodes, i, { x, y }) {
+  const [text, outcome, q, p] = [nodes.text[i], nodes.outcome[i], nodes.q[i], nodes.p[i]];
+  const share = (name, value) => (value === null ? "" : `${name} ${probability(value)}`);
+  const shares = [share("q", q), share("p", p)].filter(Boolean).join(", ");
+  const says = [`level ${nodes.level[i] + 1}: ${quoted(text)}`, OUTCOMES[outcome], shares].filter(Boolean).join(", ");
+  const node = el("div", { class: `ss-leaf ss-leaf-${outcome}`, role: "img", title: says, "aria-label": says },
+    el("span", { class: `ss-leaf-text ss-${outcome}` }, el("span", { class: "ss-ink" }, text.trim() ? text.trim() : quoted(text))),
+    el("span", { class: "ss-leaf-share" }, el("span", {}, share("q", q)), el("span", {}, share("p", p))));
+  node.style.left = `${x}px`;
+  node.style.top = `${y}px`;
+  return node;
+}
+
+/** The lines from parents to children; those of the output are drawn last and stand out. */
+function edges(nodes, places, width, height) {
+  const middle = (LEAF.height - 6) / 2;
+  const lines = nodes.parent.map((parent, i) => {
+    const from = parent < 0 ? { x: LEAF.root, y: middle } : { x: places[parent].x + LEAF.width, y: places[parent].y + middle };
+    const [x, y, half] = [places[i].x, places[i].y + middle, LEAF.gap / 2];
+    const outcome = nodes.outcome[i];
+    const kind = isLostDraft(outcome) ? "" : outcome === "accepted" ? " ss-tree-path" : " ss-tree-own";
+    const d = `M ${from.x} ${from.y} C ${from.x + half} ${from.y} ${x - half} ${y} ${x} ${y}`;
+    return shape("path", { d, class: `ss-tree-edge${kind}` });
+  });
+  const stands = (line) => line.classList.length > 1;
+  const dot = shape("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
+  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  svg.append(...lines.filter((line) => !stands(line)), ...lines.filter(stands), dot);
+  return svg;
+}
+
+function shape(tag, props) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  setProps(node, props);
+  return node;
+}

@@ -1,0 +1,102 @@
+"""A run of several sequences, as a report shows it: folds, the sequence in the timeline, and what a round's forward pads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import engine
+from engine.types import Limits
+from tests.browser.test_report import Opened, pane
+from traces import batches
+from traces.view import view_model
+
+pytestmark = pytest.mark.browser
+PROMPTS = (
+    "One fox, two foxes. One fox, two foxes. One fox,",
+    "Hi",
+    "Tell me a story about a dragon.",
+    "A cat. A cat.",
+)
+VANILLA = {"unpad_inputs": False, "unpad_kv": False}
+
+
+@pytest.fixture(scope="module")
+def traces():
+    def decode():
+        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+            return [
+                cluster.run("ems", *PROMPTS, config=config, limits=Limits(24)) for config in (VANILLA, {})
+            ]
+
+    with ThreadPoolExecutor() as apart:  # the browser has this thread's event loop
+        return apart.submit(decode).result()
+
+
+@pytest.fixture(scope="module")
+def opened(chromium, tmp_path_factory, traces):
+    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
+    report.ready()
+    yield report
+    assert report.complaints == []
+    report.page.close()
+
+
+@pytest.fixture
+def page(opened, traces):
+    page = opened.show(view_model(traces))
+    page.mouse.move(1, 1)
+    page.wait_for_selector("#viewer[data-drawn]")
+    return page
+
+
+def test_every_sequence_has_its_fold_and_the_first_is_open(page, traces):
+    folds = pane(page, 0).locator("details.ss-sequence")
+    assert folds.count() == len(PROMPTS)
+    assert folds.evaluate_all("all => all.map((fold) => fold.open)") == [True, False, False, False]
+    for i, prompt in enumerate(PROMPTS):
+        head = folds.nth(i).locator("summary").inner_text()
+        assert prompt in head
+        assert f"{len(traces[0].token_ids(i))} tokens" in head
+    folds.nth(2).locator("summary").click()
+    assert folds.nth(2).locator(".ss-token:not(.ss-ghost)").count() == len(traces[0].token_ids(2))
+
+
+def test_the_timeline_and_the_prompt_follow_the_chosen_sequence(page, traces):
+    marks = """() => document.querySelector(".ss-plot").data.filter((d) => d.type === "scatter" && d.mode === "markers")
+        .reduce((n, d) => n + d.x.length, 0)"""
+
+    def tokens(trace, sequence):
+        lost = [d for d in trace.decisions if d.sequence == sequence and d.outcome == "rejected"]
+        return len(trace.token_ids(sequence)) + len(lost)
+
+    choice = page.get_by_label("Sequence of EMS-SD", exact=False).first
+    for sequence in (0, 2, 1):
+        choice.select_option(str(sequence))
+        assert page.evaluate(marks) == tokens(traces[0], sequence) + tokens(traces[1], 0)
+        fold = pane(page, 0).locator(f'details[data-sequence="{sequence}"]')
+        assert fold.evaluate("fold => fold.open")
+        copied = any(copy.sequence == sequence for copy in traces[0].copies)
+        assert copied <= pane(page, 0).locator(".ss-source-text").count() <= 1
+        assert not copied or PROMPTS[sequence] in pane(page, 0).locator(".ss-source-text").inner_text()
+
+
+def test_blocks_are_the_true_and_the_padded_cells_of_the_round(page, traces):
+    cards = page.locator(".ss-packing")
+    assert cards.count() == 2
+    for card, trace in zip(cards.all(), traces, strict=True):
+        steps = batches.forwards(trace)
+        card.locator(".ss-packing-round").evaluate(
+            "bar => { bar.value = 0; bar.dispatchEvent(new Event('input')); }"
+        )
+        step, shares = next(iter(steps.items()))
+        assert card.locator("[role=status]").inner_text().startswith(f"Round {step}: {len(shares)} sequences")
+        blocks = card.locator("[role=listitem]")
+        assert blocks.count() == len(shares)
+        for i, share in enumerate(shares):
+            own = share.rows * (share.cached + share.rows)
+            all_cells = share.padded_rows * (share.padded_cached + share.padded_rows)
+            text = blocks.nth(i).locator("text").last.text_content().replace("\u2009", "")
+            assert text == f"{own} of {all_cells} cells"
+    spared = cards.nth(1).locator(".ss-note").first.inner_text()
+    assert spared.endswith("none of padding")
+    assert "are padding" in cards.nth(0).locator(".ss-note").first.inner_text()

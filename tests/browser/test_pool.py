@@ -1,0 +1,261 @@
+"""The pool of target servers as a report shows it: bars, hatching, staircase, by mouse and by keys."""
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from tests.browser.test_report import Opened, pane
+from tests.traces.samples import sample_trace
+from tests.traces.test_pool import PROMPT, dsi
+from traces.pool import pool
+from traces.tokens import decoding_clock
+from traces.view import view_model
+
+pytestmark = pytest.mark.browser
+BAR = ".ss-pool-bar"
+
+
+@pytest.fixture(scope="module")
+def trace():
+    right = [True, True, False, True, True, True, True, False, True, True]
+    with ThreadPoolExecutor(1) as apart:  # Playwright's own event loop runs in this thread
+        return apart.submit(dsi, right, 14, sp=3).result()
+
+
+@pytest.fixture(scope="module")
+def opened(chromium, tmp_path_factory, trace):
+    report = Opened(chromium, tmp_path_factory.mktemp("report"), [sample_trace("speculative"), trace])
+    report.ready()
+    yield report
+    assert report.complaints == []
+    report.page.close()
+
+
+@pytest.fixture
+def page(opened, trace):
+    page = opened.show(view_model([sample_trace("speculative"), trace]))
+    page.mouse.move(1, 1)
+    page.wait_for_selector("#viewer[data-drawn]")
+    page.wait_for_selector(BAR)
+    return page
+
+
+def chosen(found, outcome):
+    """Return the index of a forward with that outcome; the last one, on which no other lies."""
+    return max(i for i, o in enumerate(found["forwards"]["outcome"]) if o == outcome)
+
+
+def own(page, i):
+    """Return the box of a bar's own positions."""
+    return page.locator(f"{BAR} > .ss-pool-own").nth(i).bounding_box()
+
+
+def span_of(node):
+    return int(node.get_attribute("data-span"))
+
+
+def test_only_a_run_with_a_pool_has_the_view_whatever_its_method(page, opened, trace):
+    assert page.locator(".ss-pool").count() == 1
+    assert page.locator(".ss-pool h3").inner_text() == "Pool and preemptions · DSI · lookahead 2 · sp 3"
+    model = view_model([trace])
+    model["runs"][0]["title"] = "Something else"
+    assert (
+        opened.show(model).locator(".ss-pool h3").inner_text().endswith("Something else · lookahead 2 · sp 3")
+    )
+    assert opened.show(view_model([sample_trace("speculative")])).locator(".ss-pool").count() == 0
+
+
+def test_a_bar_spans_its_time_and_its_positions(page, trace):
+    f = pool(trace)["forwards"]
+    boxes = [own(page, i) for i in range(len(f["id"]))]
+    assert page.locator(BAR).count() == len(boxes)
+    assert [span_of(bar) for bar in page.locator(BAR).all()] == f["id"]
+    first, last = 0, len(boxes) - 1
+    scale = (boxes[last]["x"] - boxes[first]["x"]) / (f["start"][last] - f["start"][first])
+    for i, box in enumerate(boxes):
+        assert box["x"] == pytest.approx(boxes[0]["x"] + scale * (f["start"][i] - f["start"][0]), abs=1.5)
+        assert box["width"] == pytest.approx(scale * (f["end"][i] - f["start"][i]), abs=3)
+    ground = max(box["y"] + box["height"] for box in boxes)
+    top = min(box["y"] for box in boxes)
+    row = (ground - top) / (max(f["last"]) + 1 - min(f["first"]))
+    for i, box in enumerate(boxes):
+        assert ground - box["y"] == pytest.approx(row * (f["last"][i] + 1), abs=3)
+        assert box["height"] == pytest.approx(row * (f["last"][i] + 1 - f["own"][i]), abs=3)
+    again = page.locator(".ss-pool-again").all()
+    assert [span_of(node) for node in again] == [
+        i for i, a, o in zip(f["id"], f["first"], f["own"], strict=True) if o > a
+    ]
+
+
+def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trace):
+    found = pool(trace)
+    f = found["forwards"]
+    fills = [
+        bar.evaluate("(node) => getComputedStyle(node).fill")
+        for bar in page.locator(f"{BAR} > .ss-pool-own").all()
+    ]
+    plain = {s: set() for s in range(3)}
+    for server, outcome, fill in zip(f["server"], f["outcome"], fills, strict=True):
+        assert ("url(" in fill) == (outcome == "preempted"), outcome
+        if outcome in ("decided", "rejected"):
+            plain[server].add(fill)
+    assert [len(colours) for colours in plain.values()] == [1, 1, 1]
+    assert len(set.union(*plain.values())) == 3
+    legend = page.get_by_label("Legend of the pool").locator("li").all_inner_texts()
+    assert legend[:3] == [s["label"].split(" · ")[0] for s in found["servers"]]
+    assert {"preempted", "drafted", "committed text"} <= set(legend)
+    assert f"{f['outcome'].count('preempted')} preempted" in page.locator(".ss-pool .ss-note").inner_text()
+
+
+def test_the_timeline_marks_cancelled_work_and_its_legend_says_so(page, opened):
+    assert "cancelled work" in page.get_by_label("Legend", exact=True).locator("li").all_inner_texts()
+    shapes = page.evaluate(
+        """() => [...new Set(document.querySelector(".ss-plot").data.map((t) => t.marker?.pattern?.shape).filter(Boolean))]"""
+    )
+    assert {"x", "/"} <= set(shapes)
+    names = page.locator(".ss-gantt .ss-row-label").all_inner_texts()
+    tracks = [name.split("\n")[0] for name in names if name.startswith("GPU")][2:]
+    assert tracks == [
+        "GPU drafter · drafter", "GPU target · target", "GPU target-1 · target", "GPU target-2 · target"
+    ]  # fmt: skip
+    opened.show(view_model([sample_trace("speculative")]))
+    assert "cancelled work" not in page.get_by_label("Legend", exact=True).inner_text()
+
+
+@pytest.mark.parametrize("by", ["mouse", "keys"])
+@pytest.mark.parametrize("outcome", ["rejected", "preempted"])
+def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, outcome):
+    found = pool(trace)
+    f, i = found["forwards"], chosen(found, outcome)
+    bar = page.locator(BAR).nth(i)
+    if by == "mouse":
+        bar.scroll_into_view_if_needed()
+        box = own(page, i)
+        page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] / 2)
+    else:
+        page.locator(f'{BAR}[tabindex="0"]').focus()
+        page.keyboard.press("Home")
+        for _ in range(i):
+            page.keyboard.press("ArrowRight")
+        assert page.evaluate("Number(document.activeElement.dataset.span)") == f["id"][i]
+    card = page.locator(".ss-float").inner_text()
+    words = "found a wrong draft" if outcome == "rejected" else "preempted"
+    for text in (found["servers"][f["server"][i]]["label"], words, f"{f['last'][i] + 1}"):
+        assert text in card
+    assert re.search(rf"tokens? {f['first'][i] + 1}\b", card)
+    label = bar.get_attribute("aria-label")
+    assert label.startswith(found["servers"][f["server"][i]]["label"])
+    assert words in label
+    assert [span_of(node) for node in page.locator(".ss-pool-lit").all()] in ([f["id"][i]], [f["id"][i]] * 2)
+    assert page.locator(".ss-light").count() >= 1, "the timeline shows the same span"
+    page.mouse.move(1, 1)
+    page.evaluate("document.activeElement.blur()")
+    assert page.locator(".ss-pool-lit").count() == 0
+
+
+def test_a_token_lights_the_forward_that_decided_it(page, trace):
+    pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
+    decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
+    lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
+    assert lit == {decided.verify_span}
+
+
+def test_the_staircase_is_the_committed_text(page, trace):
+    path = page.locator(".ss-pool-text").get_attribute("d")
+    steps = [tuple(map(float, step)) for step in re.findall(r"H([\d.-]+)V([\d.-]+)", path)]
+    clock = decoding_clock(trace)
+    times = [clock(c.time) for c in trace.commits]
+    assert len(steps) == len(times)
+    scale = (steps[-1][0] - steps[0][0]) / (times[-1] - times[0])
+    assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
+    rises = [a[1] - b[1] for a, b in pairwise(steps)]
+    assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
+    assert page.locator(".ss-pool-draft").count() == len(pool(trace)["drafts"])
+    wrong = sum(d.outcome == "rejected" for d in trace.decisions)
+    assert page.locator(".ss-pool-wrong").count() == wrong > 0
+
+
+def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
+    before, times = page.locator(BAR).count(), pool(trace)["forwards"]
+    page.locator(".ss-pool svg").scroll_into_view_if_needed()
+    frame = page.locator(".ss-pool svg").bounding_box()
+    page.mouse.move(frame["x"] + 0.3 * frame["width"], frame["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(frame["x"] + 0.5 * frame["width"], frame["y"] + 9, steps=3)
+    page.mouse.up()
+    page.wait_for_function(
+        "([bar, n]) => document.querySelectorAll(bar).length < n", arg=[BAR, before], timeout=20_000
+    )
+    page.wait_for_function("document.querySelector('.ss-plot')._fullLayout.xaxis.range[0] > 0")
+    low, high = page.evaluate("document.querySelector('.ss-plot')._fullLayout.xaxis.range")
+    end = view_model([trace])["runs"][0]["to"]
+    assert (high - low) == pytest.approx(0.2 * 1.02 * end, rel=0.05)
+    inside = [
+        i for i, a, b in zip(times["id"], times["start"], times["end"], strict=True) if b >= low and a <= high
+    ]
+    assert [span_of(bar) for bar in page.locator(BAR).all()] == inside
+    for bar in page.locator(f"{BAR} > rect").all():
+        box = bar.bounding_box()
+        assert box["x"] >= frame["x"] - 2
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 2
+    page.get_by_role("button", name="fit").click()
+    page.wait_for_function("([bar, n]) => document.querySelectorAll(bar).length === n", arg=[BAR, before])
+
+
+def test_replay_veils_what_is_to_come(page, trace):
+    f = pool(trace)["forwards"]
+    page.evaluate("(t) => view.seek(t)", f["start"][5])
+    veil = page.locator(".ss-pool .ss-veil").bounding_box()
+    assert veil["x"] == pytest.approx(own(page, 5)["x"], abs=2)
+    page.evaluate("view.seek(1e9)")
+    assert page.locator(".ss-pool .ss-veil").is_hidden()
+
+
+def test_a_growing_run_keeps_the_focus_on_its_bar(page, trace):
+    bar = page.locator(BAR).nth(4)
+    bar.focus()
+    page.evaluate(
+        "(text) => view.update(JSON.parse(text))",
+        json.dumps(view_model([sample_trace("speculative"), trace])),
+    )
+    page.wait_for_timeout(400)  # a redraw is put off by 120 ms
+    assert page.evaluate("Number(document.activeElement.dataset.span)") == pool(trace)["forwards"]["id"][4]
+
+
+def test_the_table_says_the_same(page, trace):
+    f = pool(trace)["forwards"]
+    page.get_by_text("The timeline as a table").click()
+    table = page.get_by_role("table", name="Pool, DSI · lookahead 2 · sp 3")
+    cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
+    for server, row in enumerate(cells):
+        outcomes = [o for o, s in zip(f["outcome"], f["server"], strict=True) if s == server]
+        counts = [len(outcomes), *(outcomes.count(o) for o in ("decided", "rejected", "preempted"))]
+        assert [int(cell) for cell in row[:4]] == counts
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 700), ("dark", 1400)])
+def test_bars_stand_out_and_fit_their_card(chromium, tmp_path, trace, theme, width):
+    from tests.browser.test_copies import contrast
+
+    report = Opened(chromium, tmp_path, [trace], theme=theme, width=width)
+    page = report.ready()
+    page.wait_for_selector(BAR)
+    card, svg = page.locator(".ss-pool").bounding_box(), page.locator(".ss-pool svg").bounding_box()
+    assert card["x"] < svg["x"]
+    assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
+    ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
+    colours = page.evaluate(
+        """() => [...Array(8).keys()].map((i) => {
+            const probe = document.createElement("i");
+            probe.className = `ss-s${i} ss-pool-key`;
+            document.querySelector(".ss-pool").append(probe);
+            return getComputedStyle(probe).backgroundColor; })"""
+    )
+    assert len(set(colours)) == 8
+    assert all(contrast(colour, ground) >= 3 for colour in colours), colours
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert report.complaints == []
+    page.close()

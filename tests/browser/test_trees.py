@@ -1,0 +1,189 @@
+"""Draft trees as a report shows them: the tree of a round by mouse, keys and replay, and its lost branches in the text."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.test_report import Opened, centre_of, pane
+from tests.traces.samples import WORDS, sample_trace
+from traces.tokens import decoding_clock
+from traces.trees import trees
+from traces.view import view_model
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return sample_trace("tree", tokens=40, acceptance=0.6)
+
+
+@pytest.fixture(scope="module")
+def traces(trace):
+    return [sample_trace("autoregressive"), trace]
+
+
+@pytest.fixture(scope="module")
+def opened(chromium, tmp_path_factory, traces):
+    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
+    report.ready()
+    yield report
+    assert report.complaints == []
+    report.page.close()
+
+
+@pytest.fixture
+def page(opened, traces):
+    page = opened.show(view_model(traces))
+    page.mouse.move(1, 1)
+    page.wait_for_selector("#viewer[data-drawn]")
+    return page
+
+
+def inset(page):
+    return pane(page, 1).locator(".ss-tree")
+
+
+def leaves(page):
+    """Return what is drawn: the outcome, label and place of every node, in the draft's order."""
+    return inset(page).locator(".ss-leaf").evaluate_all(
+        """(nodes) => nodes.map((node) => ({
+            outcome: [...node.classList].find((c) => c.startsWith("ss-leaf-")).slice(8), lit: node.classList.contains("ss-lit"),
+            label: node.getAttribute("aria-label"), x: node.offsetLeft, y: node.offsetTop }))"""
+    )  # fmt: skip
+
+
+def assert_shown(page, tree):
+    says = f"step {tree['step']}: {tree['drafted']} drafted, {tree['accepted']} accepted"
+    expect(inset(page).locator(".ss-hint")).to_have_text(says)
+    drawn, nodes = leaves(page), tree["nodes"]
+    assert [leaf["outcome"] for leaf in drawn] == nodes["outcome"]
+    for i, leaf in enumerate(drawn):
+        assert leaf["label"].startswith(f"level {nodes['level'][i] + 1}: “")
+        assert WORDS[nodes["id"][i]].strip() in leaf["label"]
+        for name in ("q", "p"):
+            value = nodes[name][i]
+            said = re.search(rf", {name} ([\d.]+)", leaf["label"])
+            assert (said and float(said[1])) == (value and pytest.approx(value, abs=6e-4))
+
+
+def token(page, tree):
+    """Return the first token of the output that the tree's round brought."""
+    rows = view_model([sample_trace("tree", tokens=40, acceptance=0.6)])["runs"][0]["tokens"]
+    at = next(row["index"] for row in rows if row["step"] == tree["step"])
+    return pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(at)
+
+
+@pytest.mark.parametrize("by", ["mouse", "keys"])
+def test_pointing_at_a_token_shows_the_tree_of_its_round(page, trace, by):
+    rows = trees(trace)
+    for tree in (rows[0], rows[2], next(r for r in rows if r["accepted"] == 0)):
+        node = token(page, tree)
+        if by == "mouse":
+            node.hover()
+        else:
+            node.focus()
+        assert_shown(page, tree)
+        lit = [i for i, leaf in enumerate(leaves(page)) if leaf["lit"]]
+        outcomes = tree["nodes"]["outcome"]
+        assert [outcomes[i] for i in lit] == ["accepted" if tree["accepted"] else "corrected"]
+
+
+def test_the_output_runs_along_the_top_and_levels_stand_in_columns(page, trace):
+    tree = max(trees(trace), key=lambda r: r["accepted"])
+    token(page, tree).hover()
+    drawn, nodes = leaves(page), tree["nodes"]
+    assert tree["accepted"] >= 2
+    for i, leaf in enumerate(drawn):
+        kept = nodes["outcome"][i] not in ("rejected", "discarded")
+        assert (leaf["y"] == 0) == kept or nodes["level"][i] > tree["accepted"]
+    columns = {(nodes["level"][i], leaf["x"]) for i, leaf in enumerate(drawn)}
+    assert len(columns) == len(set(nodes["level"]))
+    assert len({(leaf["x"], leaf["y"]) for leaf in drawn}) == len(drawn)
+    assert inset(page).locator(".ss-tree-path").count() == tree["accepted"]
+    assert inset(page).locator("path").count() == len(drawn)
+
+
+def test_pointing_at_a_draft_or_its_verification_shows_the_tree(page, trace):
+    tree = trees(trace)[1]
+    spans = [s for s in trace.spans if s.step == tree["step"]]
+    for span in (spans[1], spans[-1]):
+        page.evaluate("view.seek(0)")
+        page.mouse.move(*centre_of(page, 1, span.id))
+        page.evaluate("document.querySelector('.ss-gantt').scrollIntoView()")
+        assert_shown(page, tree)
+        lit = [i for i, leaf in enumerate(leaves(page)) if leaf["lit"]]
+        drafted = sum(d.step == tree["step"] and d.draft_span == span.id for d in trace.decisions)
+        assert len(lit) == (drafted or sum(o != "discarded" for o in tree["nodes"]["outcome"]))
+        page.mouse.move(1, 1)
+
+
+def test_a_node_tells_what_happened_to_it(page, trace):
+    tree = trees(trace)[0]
+    token(page, tree).hover()
+    for outcome, says in (
+        ("accepted", "accepted draft"),
+        ("rejected", "rejected draft"),
+        ("discarded", "thrown away"),
+    ):
+        if outcome in tree["nodes"]["outcome"]:
+            inset(page).locator(f".ss-leaf-{outcome}").first.hover()
+            assert says in page.locator(".ss-float").inner_text()
+            assert_shown(page, tree)
+    inset(page).locator(".ss-leaf-discarded").last.click()
+    assert "pinned" in page.locator(".ss-float").inner_text()
+    page.keyboard.press("Escape")
+    assert page.locator(".ss-float").is_hidden()
+
+
+def test_replay_shows_the_tree_judged_last(page, trace):
+    clock, rows = decoding_clock(trace), trees(trace)
+    page.evaluate("view.seek(0)")
+    expect(inset(page).locator(".ss-hint")).to_have_text("no round yet")
+    height = inset(page).bounding_box()["height"]
+    for told, tree in list(zip(trace.rounds, rows, strict=True))[:4]:
+        page.evaluate("(t) => view.seek(t)", clock(told.time))
+        assert_shown(page, tree)
+        assert inset(page).bounding_box()["height"] == height, "nothing moves"
+    page.evaluate("view.seek(1e9)")
+    assert_shown(page, rows[-1])
+
+
+def test_lost_branches_are_struck_through_and_kept_apart(page, trace):
+    page.get_by_label("rejected drafts").check()
+    lost = sorted(view_model([trace])["runs"][0]["ghosts"], key=lambda row: (row["step"], row["before"]))
+    ghosts = pane(page, 1).locator(".ss-ghost")
+    assert ghosts.count() == len(lost)
+    apart = ghosts.evaluate_all(
+        """(nodes) => nodes.map((node) => getComputedStyle(node, "::before").content === '"|"')"""
+    )
+    shown = ghosts.evaluate_all(
+        "(nodes) => nodes.map((node) => getComputedStyle(node.querySelector('.ss-ink')).textDecorationLine)"
+    )
+    assert apart == [row["branch"] for row in lost]
+    assert set(shown) == {"line-through"}
+    page.get_by_label("rejected drafts").uncheck()
+
+
+def test_a_run_of_chains_has_no_inset_and_a_growing_one_keeps_what_is_shown(page, opened, trace):
+    assert pane(page, 0).locator(".ss-tree").is_hidden()
+    tree = trees(trace)[1]
+    token(page, tree).hover()
+    page.evaluate("(model) => view.update(model)", view_model([sample_trace("autoregressive"), trace]))
+    assert_shown(page, tree)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_tree_can_be_read_in_both_themes(chromium, tmp_path, traces, trace, theme):
+    report = Opened(chromium, tmp_path, traces, theme=theme, width=800)
+    page = report.ready()
+    assert_shown(page, trees(trace)[-1])
+    styles = inset(page).locator(".ss-leaf").evaluate_all(
+        "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
+    )  # fmt: skip
+    solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
+    outcomes = trees(trace)[-1]["nodes"]["outcome"]
+    assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], "told apart without colour"
+    assert report.complaints == []
+    page.close()
