@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import engine
 from app.bench import ems, memory, speed, tracing
 from app.bench.figures import Figure
 from app.bench.plan import Plan
+from engine.model.load import load
 from engine.model.pair import Pair
+from engine.model.similarity import Similarity, similarity
 from engine.training.measure import ROWS, LoadedPair, measure_cost
 
 Note = Callable[[str], None]
@@ -46,6 +49,8 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
         found |= ems.measure(workers, plan, step)
     note("cost of a forward")
     found |= costs(pair, plan)
+    note("fuzzy forwards")
+    found |= fuzzy(pair, prompts)
     note("memory")
     with tempfile.TemporaryDirectory() as folder:
         command = memory.compare(questions[0], plan.new_tokens, list(configs), Path(folder) / "traces.db")
@@ -71,3 +76,18 @@ def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
         "c": Figure(values, "target forward / drafter forward, one row", detail=milliseconds),
         "verification_cost": Figure(rows, f"{ROWS} rows of the target / one row"),
     }
+
+
+def fuzzy(pair: Pair, prompts: Sequence[Sequence[int]]) -> dict[str, Figure]:
+    """Compare EasySpec's fuzzy forwards of the drafter with exact ones, at every layer-parallel size: its Table 5."""
+    drafter = load(str(pair.drafter_path), name="drafter")
+    sizes = {
+        size: [similarity(drafter, prompt, size) for prompt in prompts]
+        for size in range(2, min(5, drafter.depth) + 1)
+    }
+    table = {
+        str(size): {name: round(fmean(getattr(row, name) for row in rows), 3) for name in Similarity._fields}
+        for size, rows in sizes.items()
+    }
+    values = tuple(row.attention for row in sizes[2])
+    return {"fuzzy_similarity": Figure(values, "cosine, attention outputs, size 2", detail={"sizes": table})}

@@ -93,6 +93,12 @@ def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in given}
 
 
+def _drafters(key: str, values: Mapping[str, Any]) -> int:
+    """Return how many drafters a method needs with these settings."""
+    method = METHODS[key]
+    return method.layout(method.configure(_config(key, values))).drafters
+
+
 def _sampling(values: Mapping[str, Any]) -> Sampling:
     try:
         return Sampling(
@@ -150,6 +156,6 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
         raise FormError(
             "models", "the target is empty; give a model's folder or hub id, or choose the bundled pair"
         )
-    if not drafter and any("drafter" in METHODS[key].uses for key in values["methods"]):
+    if not drafter and any(_drafters(key, values) for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
     return {"target": target, "drafter": drafter or None}

@@ -86,6 +86,7 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
     layout=lambda cfg: Layout(
         drafters=BASES[cfg.base].drafters,
         batch=cfg.batch,
+        turns=True,
         packing=Packing(cfg.unpad_inputs, cfg.unpad_kv),
     ),
 )

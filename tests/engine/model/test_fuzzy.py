@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.load import load
+from engine.model.similarity import similarity
 from engine.model.slots import Rows
 from tests.engine.model import tiny
 
@@ -120,3 +122,47 @@ def test_a_size_out_of_range_is_refused(size):
         UsageError, match=rf"layer-parallel size is {size}; it must be at least 1 and at most 10"
     ):
         layer_groups(LAYERS, size)
+
+
+# How near fuzzy forwards come (Table 5).
+
+
+def test_similarity_is_1_where_a_layer_adds_nothing(models):
+    """With layers that leave the state as it is, a stale state is the layer's own."""
+    decoder, _ = models
+    same = copy.deepcopy(decoder)
+    for layer in same.layers:
+        for block in (*layer.out.blocks, *layer.down.blocks):
+            block.zero_()
+        for bias in (*layer.out.biases, *layer.down.biases):
+            if bias is not None:
+                bias.zero_()
+    found = similarity(same, TOKENS, 4)
+    assert found[:4] == pytest.approx([1] * 4, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_similarity_is_what_the_hidden_states_say(models, size):
+    """h by two plain forwards for each row: exact rows before it, and the row itself exact or fuzzy."""
+    decoder, _ = models
+    groups = layer_groups(LAYERS, size)
+    cosines = []
+    every = tuple(range(LAYERS))
+    for n in range(1, len(TOKENS) + 1):
+        exact, cache = forward(decoder, TOKENS[:n], hidden=every)
+        cache.truncate(0, n - 1)
+        row = Rows.chain(0, TOKENS[n - 1 : n], n - 1)
+        fuzzy = decoder.forward(cache, row, np.zeros(1, dtype=np.int64), every, Fuzzy(groups)).hidden
+        for group in groups:
+            for layer in group[1:]:
+                a, b = exact.hidden[layer][-1], fuzzy[group.start][0]
+                cosines.append(float(torch.dot(a, b) / a.norm() / b.norm()))
+    found = similarity(decoder, TOKENS, size)
+    assert found.h == pytest.approx(np.mean(cosines), abs=1e-4)
+    assert all(-1 < value < 0.9999 for value in found)
+
+
+def test_similarity_needs_a_layer_that_reads_an_older_state(models):
+    decoder, _ = models
+    with pytest.raises(UsageError, match="with 10 layers and size 1 every layer reads its own hidden state"):
+        similarity(decoder, TOKENS, 1)

@@ -40,7 +40,7 @@ def reference():
             ("speculative", {"gamma": 4}),
             ("pearl", {"gamma": 3}),
             ("tree", {"width": 3, "depth": 4}),
-            ("easyspec", {"gamma": 3, "width": 3, "calibrate": False}),
+            ("easyspec", {"gamma": 4}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
