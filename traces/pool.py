@@ -49,8 +49,9 @@ def preempted(trace: Trace) -> list[Span]:
 
 
 def sp_degree(trace: Trace) -> int:
-    """Return the most target devices that worked at the same time while decoding; prefill does not count."""
-    decoding = [s for s in trace.spans if waiting.side(s) == "target" and s.kind in _SCORING]
+    """Return the most target servers that worked at the same time while decoding; prefill does not count."""
+    scoring = (s for s in trace.spans if waiting.side(s) == "target" and s.kind in _SCORING)
+    decoding = [s for s in scoring if s.rank == 0]
     edges = [
         (time, change) for s in decoding if s.end > s.start for time, change in ((s.start, 1), (s.end, -1))
     ]

@@ -16,6 +16,7 @@ from engine.methods import METHODS
 from traces import metrics, waiting
 from traces.batches import packings
 from traces.figures import figure_rows, figure_texts
+from traces.layers import layers
 from traces.pool import pool
 from traces.sources import copies, sources
 from traces.tokens import committed, decoding_clock, ghosts, span_fates, working_devices
@@ -96,6 +97,7 @@ def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
         "pieces": _pieces(trace, [*tokens, *lost]),
         "rounds": rounds,
         "copies": copied,
+        "layers": layers(trace),
         "packings": packings(trace),
         "pool": pool(trace),
         "trees": trees(trace),

@@ -25,7 +25,7 @@ class Plan:
     spans: int
     memory_runs: int
     speculative_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
-    pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6)
+    pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Sizes of EMS-SD's batches, the smallest first."""
     batch_bases: tuple[str, ...] = ("llma", "speculative")

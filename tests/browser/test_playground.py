@@ -123,7 +123,7 @@ def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
     page.get_by_role("radio", name="Virtual cluster").check()
     expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
     answer(page, HOSTILE, tokens=8)
-    expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · pearl-")
+    expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
     expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)
 
 

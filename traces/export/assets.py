@@ -19,6 +19,7 @@ SCRIPTS = (
     "poolwords.js",
     "pool.js",
     "batch.js",
+    "layers.js",
     "pointer.js",
     "replay.js",
     "tables.js",

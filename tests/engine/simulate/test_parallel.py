@@ -247,3 +247,44 @@ def test_the_derived_speed_of_opt_125m():
         step = latency("target", 5, 809) + 4 * latency("drafter", 1, 809) + latency.sample_us
         tokens[size] = tps * step / 1e6
     assert tokens == pytest.approx({"2.7b": 3.65, "6.7b": 3.91, "13b": 3.60}, abs=0.01)
+
+
+def test_fewer_devices_than_layers_in_a_group_take_turns():
+    """6 layers: 0, 1-3, 4, 5. Two devices compute 2 and 1 of the three: one attention layer is saved, one is sent."""
+    latency = toy(layers=6)
+    assert latency.drafter
+    whole = latency.drafter.forward_us(TOY, 10, 90)
+    attention = latency.drafter.attention_us(TOY, 10, 90)
+    assert latency.parallel("drafter", 10, 90, 4, devices=1) == round(whole)
+    assert latency.parallel("drafter", 10, 90, 4, devices=2) == round(whole - attention + 50 + 5.12)
+    assert latency.parallel("drafter", 10, 90, 4, devices=3) == round(whole - 2 * attention + 50 + 2 * 5.12)
+    assert latency.parallel("drafter", 10, 90, 4) == latency.parallel("drafter", 10, 90, 4, devices=4)
+
+
+def test_the_parts_of_a_fuzzy_forward_by_hand():
+    latency = toy(layers=6)
+    assert latency.drafter
+    asked = (TOY, 10, 90)
+    attention, layer = latency.drafter.attention_us(*asked), latency.drafter.layer_us(*asked)
+    one, two = latency.parts("drafter", 10, 90, 4, devices=2)
+    at = [layer, layer + attention, layer + 2 * attention, layer + 2 * attention + 50 + 5.12]
+    expected = (
+        [("attention", 1, at[0], at[1]), ("attention", 3, at[1], at[2]), ("exchange", 1, at[2], at[3])],
+        [("attention", 2, at[0], at[1]), ("exchange", 1, at[2], at[3])],
+    )
+    for found, rows in zip((one, two), expected, strict=True):
+        assert [tuple(p) for p in found] == [
+            (kind, number, round(1000 * start), round(1000 * end)) for kind, number, start, end in rows
+        ]
+    mlps, rest = 3 * (layer - attention) + 2 * layer, latency.drafter.forward_us(*asked) - 6 * layer
+    assert round(at[3] + mlps + rest) == latency.parallel("drafter", 10, 90, 4, devices=2)
+
+
+def test_more_devices_than_a_group_has_layers_do_nothing_in_it():
+    parts = toy().parts("drafter", 1, 0, 2, devices=4)
+    assert [[(p.kind, p.layer) for p in each] for each in parts] == [
+        [("attention", 1), ("exchange", 1)],
+        [("attention", 2), ("exchange", 1)],
+        [("exchange", 1)],
+        [("exchange", 1)],
+    ]

@@ -1,0 +1,89 @@
+"""Layer groups and calibration: what the viewer is told of fuzzy drafts."""
+
+import pytest
+
+import engine
+from engine.types import Limits
+from tests.engine.runtime.harness import Flat, scripted_cluster
+from tests.traces.samples import KINDS, sample_trace
+from traces.layers import layers
+from traces.pool import sp_degree
+from traces.tokens import span_fates
+from traces.view import view_model
+from traces.waiting import wasted
+
+PROMPT = [1, 2, 3]
+
+
+def say(path):
+    return (int(path[-1]) * 7 + len(path)) % 500 + 10
+
+
+def easyspec(new=12, drafter=say, **config):
+    """A run in virtual time: calibrations of 0.25 ms, fuzzy forwards of 0.1 ms."""
+    with scripted_cluster(say, drafter, Flat(1000, 250, fuzzy_us=100)) as there:
+        return there.run("easyspec", PROMPT, config={"size": 3, **config}, limits=there.limits(new))
+
+
+def columns(table):
+    return list(zip(*table.values(), strict=True))
+
+
+def test_every_round_has_its_draft_and_the_parts_of_its_first_fuzzy_forward():
+    trace = easyspec(gamma=3)
+    found = layers(trace)
+    assert found["devices"] == [f"GPU {i} · drafter{' and target' if i < 2 else ''}" for i in range(3)]
+    assert found["groups"] == [[1, 3]]
+    assert [r["step"] for r in found["rounds"]] == [r.step for r in trace.rounds]
+    for i, told in enumerate(found["rounds"]):
+        start = 1.5 * i - 0.05 * i
+        spans = [
+            (kind, round(a - start, 3), round(b - start, 3), rows)
+            for _, kind, a, b, rows in columns(told["spans"])
+        ]
+        assert spans == [
+            ("calibrate", 0, 0.25, 4 if i else 1), ("draft", 0.25, 0.35, 1), ("draft", 0.35, 0.45, 1)
+        ]  # fmt: skip
+        assert told["shown"] == told["spans"]["id"][1]
+        parts = [
+            (*row[:3], round(row[3] - start, 3), round(row[4] - start, 3)) for row in columns(told["parts"])
+        ]
+        assert parts == [
+            row
+            for rank in range(3)
+            for row in ((rank, "attention", 1 + rank, 0.25, 0.3), (rank, "exchange", 1, 0.3, 0.35))
+        ]
+
+
+def test_only_a_run_with_fuzzy_forwards_has_the_view():
+    assert all(layers(sample_trace(kind)) is None for kind in KINDS)
+    assert layers(easyspec(size=1)) is None
+    assert view_model([easyspec(), sample_trace("pearl")])["runs"][0]["layers"]
+    assert view_model([easyspec(), sample_trace("pearl")])["runs"][1]["layers"] is None
+
+
+def test_one_device_has_no_groups_to_tell_from_exchanges():
+    with engine.open(runtime="local-thread", device="cpu") as cluster:
+        trace = cluster.run("easyspec", "Hi", config={"devices": 1}, limits=Limits(8))
+    found = layers(trace)
+    assert (len(found["devices"]), found["groups"]) == (1, [])
+    assert set(found["rounds"][0]["parts"]["kind"]) == {"attention"}
+
+
+def test_a_forward_of_several_devices_is_one_forward_with_one_fate():
+    trace = easyspec(24, drafter=lambda path: say(path) if len(path) % 4 else 5, gamma=4)
+    fates, spans = span_fates(trace), {s.id: s for s in trace.spans}
+    assert {fates[s.id] for s in trace.spans if s.kind == "draft"} == {"kept", "rejected", "discarded"}
+    assert all(fates[s.id] == fates[s.id - s.rank] for s in trace.spans)
+    lost = {s.id for s in wasted(trace)}
+    assert lost
+    assert all((s in lost) == (s - spans[s].rank in lost) for s in spans)
+    assert sp_degree(trace) == 1, "a target split over two devices is one server"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_growing_trace_tells_what_there_is(steps):
+    trace = easyspec(gamma=3)
+    trace.spans = [s for s in trace.spans if s.step <= steps]
+    trace.footer = None
+    assert [r["step"] for r in layers(trace)["rounds"]] == list(range(1, steps + 1))

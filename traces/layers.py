@@ -1,0 +1,78 @@
+"""Fuzzy drafting: what each round's draft was made of, and which device computed which attention layer when."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+from traces.tokens import decoding_clock
+
+if TYPE_CHECKING:
+    from engine.runtime.events import Part, Span, Trace
+
+_DRAFTING = frozenset({"calibrate", "draft"})
+
+
+def layers(trace: Trace) -> dict[str, Any] | None:
+    """Return the fuzzy drafts of a run, times in ms of decoding; None where no forward was fuzzy.
+
+    `devices`: labels, by rank. `groups`: first and last layer of each group whose outputs were exchanged. `rounds`, one for
+    each step: its `spans` (columns id, kind, start, end, rows; of the leading device), and of its first fuzzy forward, `shown`,
+    the `parts` (columns rank, kind, layer, start, end).
+    """
+    parts: dict[int, list[Part]] = {}
+    for part in trace.parts:
+        parts.setdefault(part.span, []).append(part)
+    steps: dict[int, list[Span]] = {}
+    for span in sorted(trace.spans, key=lambda s: s.id):
+        if span.model == "drafter" and span.kind in _DRAFTING:
+            steps.setdefault(span.step, []).append(span)
+    rounds = [found for step, spans in steps.items() if (found := _round(trace, step, spans, parts))]
+    if not rounds:
+        return None
+    labels = {d.name: d.label for d in trace.header.devices}
+    drafting = {s.rank: labels[s.device] for spans in steps.values() for s in spans if s.id in parts}
+    return {
+        "devices": [drafting[rank] for rank in sorted(drafting)],
+        "groups": _groups(rounds[0]["parts"]),
+        "rounds": rounds,
+    }
+
+
+def _round(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Part]]) -> dict[str, Any] | None:
+    """Return a step's draft; None where none of its forwards was fuzzy."""
+    lead = [s for s in spans if s.rank == 0]
+    fuzzy = {s.id - s.rank for s in spans if s.id in parts}
+    shown = next((s.id for s in lead if s.id in fuzzy), None)
+    if shown is None:
+        return None
+    clock = decoding_clock(trace)
+    rows = [(s.rank, p) for s in spans if s.id - s.rank == shown for p in parts.get(s.id, ())]
+    return {
+        "step": step,
+        "shown": shown,
+        "spans": {
+            "id": [s.id for s in lead],
+            "kind": [s.kind for s in lead],
+            "start": [clock(s.start) for s in lead],
+            "end": [clock(s.end) for s in lead],
+            "rows": [s.rows for s in lead],
+        },
+        "parts": {
+            "rank": [rank for rank, _ in rows],
+            "kind": [p.kind for _, p in rows],
+            "layer": [p.layer for _, p in rows],
+            "start": [clock(p.start) for _, p in rows],
+            "end": [clock(p.end) for _, p in rows],
+        },
+    }
+
+
+def _groups(parts: dict[str, list[Any]]) -> list[list[int]]:
+    rows = list(zip(parts["kind"], parts["layer"], strict=True))
+    starts = sorted({layer for kind, layer in rows if kind == "exchange"})
+    groups = [[start, start] for start in starts]
+    for layer in sorted({layer for kind, layer in rows if kind == "attention"}):
+        if group := bisect_right(starts, layer):
+            groups[group - 1][1] = layer
+    return groups
