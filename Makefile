@@ -21,8 +21,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+# Two at a time; then, one by one, the tests that need the machine's cores for themselves.
 unit: $(VENV)/.dev browser
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not alone"
+	$(BIN)/pytest -q -m alone
 
 browser: $(VENV)/.dev
 	@sh tests/browser/install.sh $(BIN)

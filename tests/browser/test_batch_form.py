@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.test_playground import alert, answer, viewer
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.alone]
 
 
 def choose_batch(page: Page) -> None:

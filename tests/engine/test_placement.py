@@ -1,7 +1,8 @@
 """Seats: which devices a layout takes, and the order in which a run names them."""
 
 from engine.model.pair import Pair
-from engine.placement import Here, Placement
+from engine.placement import Placement
+from engine.sites import Here
 from engine.runtime.events import Device
 from engine.types import Layout
 from tests.engine.runtime.harness import scripted_cluster

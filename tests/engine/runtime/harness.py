@@ -11,12 +11,13 @@ from engine.errors import UsageError
 from engine.model.fuzzy import PartTime
 from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
-from engine.placement import Loader, Placement, Seat
+from engine.placement import Placement
 from engine.runtime.events import Device
 from engine.runtime.sharing import Processor
 from engine.runtime.virtual import VirtualLoop, VirtualWorker
 from engine.session import Cluster
 from engine.simulate.oracle import scripted_pair
+from engine.sites import Loader, Seat
 from engine.types import Layout, Limits
 
 NextToken = Callable[[np.ndarray], int]

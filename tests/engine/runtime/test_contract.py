@@ -15,6 +15,8 @@ from engine.errors import UsageError
 from engine.runtime.events import Footer, Header, Span, Trace
 from engine.types import Limits, Sampling
 
+pytestmark = pytest.mark.alone
+
 RUNTIMES = {
     "local-thread": {"runtime": "local-thread"},
     "local-process": {"runtime": "local-process"},

@@ -17,6 +17,8 @@ from engine.runtime.events import Footer, Span
 from engine.runtime.group import GroupWorker
 from engine.types import Layout, Limits, Sampling
 
+pytestmark = pytest.mark.alone
+
 PROMPT = "Tell me a story about a lighthouse."
 TWO = {"devices": 2, "size": 2}
 

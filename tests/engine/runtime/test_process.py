@@ -15,6 +15,8 @@ from engine.errors import ModelError, WorkerDied
 from engine.runtime.events import Footer, Span
 from engine.types import Limits
 
+pytestmark = pytest.mark.alone
+
 PROMPT = "Tell me a story about a lighthouse."
 
 
