@@ -2,8 +2,8 @@
 
 from engine.model.pair import Pair
 from engine.placement import Placement
-from engine.sites import Here
 from engine.runtime.events import Device
+from engine.sites import Here
 from engine.types import Layout
 from tests.engine.runtime.harness import scripted_cluster
 
