@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from engine.model.slots import Slots
-from engine.model.weights import widths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,8 +84,7 @@ class Buffers:
     def __init__(self, shape: Shape, count: int, like: Tensor) -> None:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
         qkv = like.new_empty(count, (heads + 2 * kv_heads) * size)
-        self.qkv = qkv.split(widths(qkv.shape[1], shape.width, like), 1)
-        """Parts for `Linear.into`, as in `gate_up`."""
+        self.qkv = qkv
         by_head = qkv.view(count, heads + 2 * kv_heads, size)
         self.queries = by_head.narrow(1, 0, heads)
         """(T, heads, head_dim)."""
@@ -97,7 +95,7 @@ class Buffers:
         self.read = like.new_empty(count, heads * size)
         """What attention reads, (T, heads x head_dim)."""
         gate_up = like.new_empty(count, 2 * shape.inner)
-        self.gate_up = gate_up.split(widths(gate_up.shape[1], shape.width, like), 1)
+        self.gate_up = gate_up
         self.gate, self.up = gate_up.split(shape.inner, 1)
         self._exact = like.dtype in (torch.float32, torch.float64)
         if self._exact:

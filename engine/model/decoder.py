@@ -50,7 +50,7 @@ class Decoder:
         self.embedding = take("model.embed_tokens.weight")
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         head = self.embedding if shape.tied else take("lm_head.weight")
-        self.head = Linear.of(head, shared=shape.tied)
+        self.head = Linear(head, shared=shape.tied)
         self.layers = [Layer.of(shape, i, take) for i in range(shape.layers)]
         self._ordinary = Fuzzy(layer_groups(shape.layers, 1))
         self.norm = Norm(take("model.norm.weight"), shape.eps)

@@ -289,18 +289,39 @@ def test_two_caches_of_one_model_used_in_turns(models):
     assert_same(torch.cat(got[1]), both.expected(two))
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch is without oneDNN")
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
-def test_matrices_computed_in_blocks(family, tmp_path, models, monkeypatch):
-    """Blocks are half a megabyte; with blocks of 1 kB every matrix of a tiny model has several."""
+def test_packed_matrices(family, tmp_path, models, monkeypatch):
+    """Matrices of a megabyte and more are packed; here all of a tiny model are, for 19 rows, 1 row and a tree."""
     both, ids = models(family), text(20)
     save(both.reference, tmp_path)
-    monkeypatch.setattr(weights, "_BLOCK", 1024)
+    monkeypatch.setattr(weights, "PACKED_FROM", 0)
     decoder = load(tmp_path)
-    assert {len(decoder.layers[0].qkv.blocks), len(decoder.head.blocks)}.isdisjoint({1})
-    cache = decoder.new_cache(1, 20)
+    assert weights.pack(torch.ones(4, 4)) is not None
+    assert weights.pack(torch.ones(4, 4, dtype=torch.bfloat16)) is None
+    cache = decoder.new_cache(1, 24)
     first = decoder.forward(cache, Rows.chain(0, ids[:19], 0), np.arange(19)).logits
     last = decoder.forward(cache, Rows.chain(0, ids[19:], 19), np.arange(1)).logits
     assert_same(torch.cat([first, last]), both.expected(ids))
+    cache.keep(0, np.arange(19))
+    tree = decoder.forward(cache, Rows.of(0, [*ids[19:], 3, 5], [18, 18, 19]), np.arange(3)).logits
+    assert_same(tree[:1], last)
+    assert_same(tree[1:2], both.expected([*ids[:19], 3])[-1:])
+
+
+@pytest.mark.parametrize(("rows", "bias"), [(1, False), (1, True), (5, False), (5, True)])
+def test_a_packed_matrix_does_what_a_plain_one_does(rows, bias, monkeypatch):
+    weight, x = torch.randn(96, 64), torch.randn(rows, 64)
+    plain = weights.Linear(weight, torch.randn(96) if bias else None)
+    monkeypatch.setattr(weights, "PACKED_FROM", 0)
+    packed = weights.Linear(weight, plain.bias)
+    expected = torch.nn.functional.linear(x, weight, plain.bias)
+    for linear in (plain, packed):
+        out, total = torch.empty(rows, 2 * 96)[:, 96:], torch.ones(rows, 96)
+        linear.into(out, x)
+        linear.add_to(total, x)
+        for found in (linear(x), out, total - 1):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-bias"])

@@ -132,11 +132,10 @@ def test_similarity_is_1_where_a_layer_adds_nothing(models):
     decoder, _ = models
     same = copy.deepcopy(decoder)
     for layer in same.layers:
-        for block in (*layer.out.blocks, *layer.down.blocks):
-            block.zero_()
-        for bias in (*layer.out.biases, *layer.down.biases):
-            if bias is not None:
-                bias.zero_()
+        for linear in (layer.out, layer.down):
+            linear.across.zero_()
+            if linear.bias is not None:
+                linear.bias.zero_()
     found = similarity(same, TOKENS, 4)
     assert found[:4] == pytest.approx([1] * 4, abs=1e-6)
 
