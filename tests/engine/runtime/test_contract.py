@@ -127,7 +127,8 @@ def test_cancel_leaves_a_trace_that_says_so(cluster):
         if seen == 12:
             stop.set()
 
-    trace = cluster.run("pearl", PROMPT, limits=Limits(2000), listener=listen, cancel=stop)
+    config = {"gamma": 3}  # a long first draft alone could be 12 spans
+    trace = cluster.run("pearl", PROMPT, config=config, limits=Limits(2000), listener=listen, cancel=stop)
     assert trace.status == "cancelled"
     assert 0 < len(trace.commits) < 2000
     again = cluster.run("pearl", PROMPT, limits=Limits(8))
