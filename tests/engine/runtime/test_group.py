@@ -36,9 +36,19 @@ def cluster():
 
 
 def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster):
-    trace = cluster.run("easyspec", PROMPT, config={"gamma": 8, **TWO}, limits=Limits(160))
+    shares = list[float]()
+    while len(shares) < 4 and max(shares, default=0) <= 1 / 4:  # other programs can only part them
+        trace = cluster.run("easyspec", PROMPT, config={"gamma": 8, **TWO}, limits=Limits(160))
+        shares.append(_overlapping(trace))
+        assert {s.kind for s in trace.spans if s.rank == 1} == {"prefill", "calibrate", "draft"}
+    assert shares[-1] > 1 / 4, f"on an idle machine more than half do; here {shares}"
+
+
+def _overlapping(trace):
+    """Return the share of fuzzy forwards whose two attention layers run at the same time, each on its device."""
     spans = {s.id: s for s in trace.spans}
     leaders = [s for s in trace.spans if s.kind == "draft" and s.rank == 0]
+    assert len(leaders) > 50
     overlaps = 0
     for leader in leaders:
         parts = [p for p in trace.parts if p.span in (leader.id, leader.id + 1)]
@@ -51,10 +61,7 @@ def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster
         assert all(spans[p.span].start <= p.start <= p.end <= spans[p.span].end for p in parts)
         a, b = attention
         overlaps += max(a.start, b.start) < min(a.end, b.end)
-    assert len(leaders) > 50
-    # the ranks meet once a forward, after the group: in between one may run ahead of the other by more than an attention
-    assert overlaps > 5, f"{overlaps} of {len(leaders)} overlap"
-    assert {s.kind for s in trace.spans if s.rank == 1} == {"prefill", "calibrate", "draft"}
+    return overlaps / len(leaders)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=5)])
