@@ -26,11 +26,6 @@ class Race:
         task.add_done_callback(self._finish)
         return task
 
-    def cancel(self, task: asyncio.Task[Any]) -> None:
-        """Stop one of the racers; its result will not come."""
-        self._running.pop(task, None)
-        task.cancel()
-
     def _finish(self, task: asyncio.Task[Any]) -> None:
         if task in self._running:
             self._finished.put_nowait(task)
@@ -52,12 +47,11 @@ class Race:
 
     async def __anext__(self) -> list[Any]:
         """Return all results that are ready, at least one; the iteration ends when nothing is running."""
-        while self._running:
-            ready = [await self._finished.get()]
-            while not self._finished.empty():
-                ready.append(self._finished.get_nowait())
-            if taken := [task for task in ready if task in self._running]:  # not cancelled since
-                for task in taken:
-                    del self._running[task]
-                return [task.result() for task in taken]
-        raise StopAsyncIteration
+        if not self._running:
+            raise StopAsyncIteration
+        ready = [await self._finished.get()]
+        while not self._finished.empty():
+            ready.append(self._finished.get_nowait())
+        for task in ready:
+            del self._running[task]
+        return [task.result() for task in ready]
