@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from engine.environment import processor
@@ -14,7 +15,8 @@ from engine.errors import UsageError
 from engine.model.pair import Pair
 from engine.runtime.events import Device, Trace
 from engine.runtime.group import GroupWorker
-from engine.runtime.jobs import Connect, Facts, Load
+from engine.runtime.jobs import Connect, Facts, Load, Reply
+from engine.runtime.pipeline import PipelineWorker
 from engine.runtime.slab import Slab
 from engine.runtime.virtual import VirtualLoop
 from engine.runtime.worker import Worker
@@ -41,7 +43,9 @@ class Crew:
         """All workers, those of groups one by one."""
         found = dict.fromkeys(worker for each in self.workers.values() for worker in each)
         return tuple(
-            dict.fromkeys(m for w in found for m in (w.members if isinstance(w, GroupWorker) else (w,)))
+            dict.fromkeys(
+                m for w in found for m in (w.members if isinstance(w, GroupWorker | PipelineWorker) else (w,))
+            )
         )
 
 
@@ -63,7 +67,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
-        self._groups: dict[str, GroupWorker] = {}
+        self._groups: dict[str, GroupWorker | PipelineWorker] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._slabs: dict[str, Slab] = {}
         try:
@@ -80,8 +84,30 @@ class Placement:
     @property
     def depth(self) -> int:
         """Layers of the drafter; 0 without one, or where it has none. In a virtual run those that are computed and timed."""
-        loaded = next((facts.depth for (model, _), facts in self._facts.items() if model == "drafter"), 0)
-        return min(filter(None, (loaded, self.site.depth())), default=0)
+        return self._layers("drafter", self.site.depth())
+
+    def stages(self, asked: int) -> int:
+        """Return over how many devices a target is split by its layers: as many as asked for, or the site's choice for 0.
+
+        Raises:
+            UsageError: There are fewer devices or layers, or the site cannot split a target.
+        """
+        usual, devices, layers = self.site.pipeline()
+        layers = self._layers("target", layers)
+        most = min(devices, layers or devices)
+        there = f"there are {devices} devices" + (f", and the target has {layers} layers" if layers else "")
+        if most < 2:
+            raise UsageError(
+                f"a pipeline takes at least 2 devices and 2 layers; {there}: choose another placement"
+            )
+        if asked and not 2 <= asked <= most:
+            raise UsageError(f"stages is {asked}; it must be at least 2 and at most {most}: {there}")
+        return asked or min(usual, most)
+
+    def _layers(self, model: str, timed: int) -> int:
+        """Return a model's layers, of those that are computed and those that are timed the fewer; 0 where it has none."""
+        loaded = next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
+        return min(filter(None, (loaded, timed)), default=0)
 
     def crew(self, layout: Layout) -> Crew:
         """Return the workers of a layout, with their models loaded.
@@ -96,7 +122,7 @@ class Placement:
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
         self._load(seats)
-        self.vocab_size = self._facts["target", seats["target"][0].name].vocab_size
+        self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
@@ -107,18 +133,24 @@ class Placement:
         if not seat.members:
             return self._workers[seat.name]
         if seat.name not in self._groups:
-            self._groups[seat.name] = GroupWorker(seat.name, [self._workers[m.name] for m in seat.members])
+            members = [self._workers[m.name] for m in seat.members]
+            self._groups[seat.name] = (
+                PipelineWorker(members) if seat.split else GroupWorker(seat.name, members)
+            )
         return self._groups[seat.name]
 
     def _load(self, seats: Mapping[str, Sequence[Seat]]) -> None:
-        every = [(m, each) for m, found in seats.items() for seat in found for each in seat.singles]
-        missing = [(model, seat) for model, seat in every if (model, seat.name) not in self._facts]
-        loading = [
-            (model, seat, self._workers[seat.name].prepare(Load(model, self.site.loader(model, seat))))
-            for model, seat in missing
-        ]
-        for model, seat, wait in loading:
-            self._facts[model, seat.name] = wait().value
+        loading: dict[tuple[str, str], Callable[[], Reply]] = {}
+        for model, seat in ((m, seat) for m, found in seats.items() for seat in found):
+            for each, stage in zip(seat.singles, seat.stages, strict=True):
+                loader = self.site.loader(model, each)
+                name = model if stage is None else stage.of(model)
+                if stage is not None:
+                    loader = partial(loader, stage=stage[:2])
+                if (name, each.name) not in {*self._facts, *loading}:
+                    loading[name, each.name] = self._workers[each.name].prepare(Load(name, loader))
+        for key, wait in loading.items():
+            self._facts[key] = wait().value
 
     def _connect(self, drafting: Sequence[str]) -> None:
         """Give everybody new slabs when somebody drafts for the first time, or is new: a slab's file has no name for long."""

@@ -76,6 +76,14 @@ class Cluster:
         """How many devices may share a drafter's layers."""
         return self.placement.site.ranks()
 
+    def stages(self, asked: int) -> int:
+        """Return over how many devices a target is split by its layers: as many as asked for, or a usual number for 0.
+
+        Raises:
+            UsageError: There are fewer devices or layers, or no target can be split here.
+        """
+        return self.placement.stages(asked)
+
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
         return self.placement.site.servers(drafters)

@@ -15,6 +15,7 @@ from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
 from engine.runtime.events import Device, Trace
+from engine.runtime.jobs import Stage
 from engine.runtime.process import ProcessWorker, Setup
 from engine.runtime.sharing import Processor
 from engine.runtime.thread import ThreadWorker
@@ -24,7 +25,8 @@ from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
 from engine.types import Layout
 
-Loader = Callable[[], LanguageModel]
+Loader = Callable[..., LanguageModel]
+"""Makes a model; `stage` may say which part of it, (number, count)."""
 
 
 class Seat(NamedTuple):
@@ -36,6 +38,8 @@ class Seat(NamedTuple):
     """Of a group of workers: the seats of each, its leader's first."""
     lanes: tuple[tuple[str, int], ...] = ()
     """For models that do not keep all of the devices busy: how many, the first ones."""
+    split: bool = False
+    """Whether each member holds a part of the model's layers, rather than all of them."""
 
     @property
     def singles(self) -> tuple[Seat, ...]:
@@ -45,6 +49,22 @@ class Seat(NamedTuple):
     def of(self, model: str) -> tuple[Device, ...]:
         """Return the devices that a model keeps busy."""
         return self.devices[: dict(self.lanes).get(model)]
+
+    @property
+    def stages(self) -> tuple[Stage | None, ...]:
+        """Which part of the model each of its workers holds; None for all of it."""
+        whole = [None] * len(self.singles)
+        return tuple(Stage(i, len(whole)) if self.split else None for i in range(len(whole)))
+
+
+class Pipeline(NamedTuple):
+    """What a site offers a target that is split over its devices by layers."""
+
+    usual: int
+    """Stages where nobody says how many."""
+    devices: int
+    layers: int = 0
+    """Those of the target that the times are of; 0 where that is the target itself."""
 
 
 class Site(Protocol):
@@ -68,6 +88,14 @@ class Site(Protocol):
 
     def depth(self) -> int:
         """Return the layers of the drafter that the times are of; 0 where that is the drafter itself."""
+        ...
+
+    def pipeline(self) -> Pipeline:
+        """Return over how many devices the target's layers can be split.
+
+        Raises:
+            UsageError: The site does not say how long that takes.
+        """
         ...
 
     def hire(self, seat: Seat) -> Worker:
@@ -99,6 +127,8 @@ class Here:
         there, needed = len(self.devices), layout.targets + layout.drafters
         if layout.ranks > 1:
             return self._grouped(layout.ranks)
+        if layout.stages > 1:
+            return staged([Seat(device.name, (device,)) for device in self.devices], layout.stages)
         if (
             there == 1 and layout.targets == 1 and layout.drafters <= 1
         ):  # both share it, each with a track of its own
@@ -128,6 +158,10 @@ class Here:
         """Return 0: times are measured."""
         return 0
 
+    def pipeline(self) -> Pipeline:
+        """Return 2 as usual, the fewest that keep drafter and target apart: every border costs a hop."""
+        return Pipeline(2, len(self.devices))
+
     def _grouped(self, ranks: int) -> dict[str, list[Seat]]:
         """Let the first devices draft together; the target takes its turns on the second one."""
         if ranks > len(self.devices):
@@ -152,6 +186,22 @@ class Here:
     def loader(self, model: str, seat: Seat) -> Loader:
         """Return how a model of the pair is loaded."""
         return _loader(self.pair, model, seat.devices[0])
+
+
+def staged(seats: Sequence[Seat], count: int) -> dict[str, list[Seat]]:
+    """Split the target over the first seats; draft on the last of them and on the first (PEARL, appendix G).
+
+    Raises:
+        UsageError: There are fewer devices.
+    """
+    if count > len(seats):
+        raise UsageError(
+            f"the target is to be split over {count} devices; there are {len(seats)}: ask for fewer stages"
+        )
+    members = tuple(seats[:count])
+    devices = tuple(device for seat in members for device in seat.devices)
+    whole = Seat(f"{members[0].name}..{members[-1].name}/pipeline", devices, members, split=True)
+    return {"drafter": [members[-1], members[0]], "target": [whole]}
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
@@ -206,6 +256,8 @@ class Cloud:
         there = len(self.profile.gpus)
         if layout.ranks > 1:
             return self._grouped(layout.ranks)
+        if layout.stages > 1:
+            return staged(self._groups(0, there, 1), layout.stages)
         if layout.shared and max(drafting, needed) <= there:
             (target,) = self._groups(min(each["drafter"], there - needed), 1, each["target"])
             return {"drafter": [target._replace(name=f"{target.name}/drafter")], "target": [target]}
@@ -238,6 +290,30 @@ class Cloud:
     def depth(self) -> int:
         """Return the layers of the profile's drafter."""
         return self.latency.drafter.layers if self.latency.drafter else 0
+
+    def pipeline(self) -> Pipeline:
+        """Return as many GPUs as the target takes anyway, at least 2.
+
+        Raises:
+            UsageError: The target's times are those of tensor parallelism, the drafter takes several GPUs, or the profile
+                does not say what moving a KV cache takes.
+        """
+        target, drafter = self.latency.target, self.latency.drafter
+        where = f"the pair {self.latency.pair} of the profile {self.profile.name}"
+        if target.split == "tensor" and target.gpus > 1:
+            raise UsageError(
+                f"{where} has times of a target under tensor parallelism; a pipeline needs one split by layers: "
+                "choose another pair, or pearl-4xA100"
+            )
+        if drafter is not None and drafter.gpus > 1:
+            raise UsageError(
+                f"{where} has a drafter on {drafter.gpus} GPUs; in a pipeline it takes one: choose another pair"
+            )
+        if self.latency.start_us is None:
+            raise UsageError(
+                f"{where} does not say step.move_ms, which moving a KV cache takes: choose another profile"
+            )
+        return Pipeline(max(2, target.gpus), len(self.profile.gpus), target.layers)
 
     def _grouped(self, ranks: int) -> dict[str, list[Seat]]:
         """Let the first GPUs draft together; the target takes its turns on as many as it is split over."""
@@ -291,7 +367,7 @@ def tokens_of(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], st
         avoid = {*pair.tokenizer.all_special_ids, *pair.eos}
         made, source = bernoulli_pair(_rate(tokens), len(pair.tokenizer), avoid=avoid), tokens
     target, drafter = made
-    return {"target": lambda: target, "drafter": lambda: drafter}, source
+    return {"target": lambda **_: target, "drafter": lambda **_: drafter}, source
 
 
 def _rate(tokens: str) -> float:

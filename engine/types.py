@@ -104,6 +104,8 @@ class Layout:
     """Whether drafter and target work at the same time on one device."""
     ranks: int = 1
     """Devices that share the attention layers of each drafter; the target then works on one of them in its turn."""
+    stages: int = 1
+    """Devices that the target's layers are split over. If several, there are two drafters: on the last and on the first of them."""
     turns: bool = False
     """Whether drafter and target take turns: they may then share devices where there are too few."""
     packing: Packing = Packing()

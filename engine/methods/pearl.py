@@ -5,17 +5,19 @@ Pre-verify: while the drafter drafts a chunk, the target checks the chunk's firs
 target checks a chunk, the drafter goes on as if all of it were accepted. `pending` holds the tokens drafted after
 the prefix and not yet verified; empty means pre-verify mode. With `guesses`, pre-verify also checks tokens copied from
 the text so far (section 4.3 names such a pool as future work): they are a function of the prefix, so rule 2 decides
-those positions, and drafts that say the same as what was emitted live on.
+those positions, and drafts that say the same as what was emitted live on. In the placement `pipeline` (appendix G) the target's
+layers are split over several devices, and the drafter works where the target does not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
 from engine.methods.registry import Situation, method, setting
-from engine.types import Draft, Layout
+from engine.types import Draft, Layout, Prefix
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -42,14 +44,30 @@ class Config:
     )
     placement: str = setting(
         "separate",
-        "Where drafter and target live: on devices of their own, or both on one.",
-        choices=("separate", "co-located"),
+        "Where drafter and target live: on devices of their own, both on one, or the drafter on the ends of a target split by layers.",
+        choices=("separate", "co-located", "pipeline"),
+    )
+    stages: int = setting(
+        0,
+        "In a pipeline, the devices that the target's layers are split over; 0 is what the target takes anyway, at least 2.",
+        low=2,
+        high=16,
+        auto="planned",
     )
 
 
 def plan(cfg: Config, there: Situation) -> Config:
-    """Take round(c) for a gamma that is left open."""
+    """Take round(c) for a gamma that is left open, and split the target as it is split anyway."""
+    if cfg.placement == "pipeline":
+        cfg = replace(cfg, stages=there.stages(cfg.stages))
     return cfg if cfg.gamma else replace(cfg, gamma=min(32, max(1, round(there.c))))
+
+
+def layout(cfg: Config) -> Layout:
+    """Return the workers of a placement."""
+    if cfg.placement == "pipeline":
+        return Layout(stages=max(2, cfg.stages))
+    return Layout(shared=cfg.placement == "co-located")
 
 
 @method(
@@ -57,14 +75,14 @@ def plan(cfg: Config, there: Situation) -> Config:
     source="PEARL (ICLR 2025), algorithm 2",
     config=Config,
     plan=plan,
-    layout=lambda cfg: Layout(shared=cfg.placement == "co-located"),
+    layout=layout,
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Overlap drafting and verification until the run is done; with both strategies off it is `speculative`."""
     pending, copier = Draft.empty(), Copier(copy=max(1, cfg.guesses))
     while not run.done:
         if not pending and not cfg.pre_verify:
-            pending = await run.drafter.propose(run.x, cfg.gamma)
+            pending = await draft(run, run.x, cfg.gamma)
             continue
         if pending and not cfg.post_verify:
             run.commit(await run.target.verify(run.x, pending))
@@ -72,7 +90,7 @@ async def decode(run: Run, cfg: Config) -> None:
             continue
         guess = copier.draft(run.x.tokens, run.room) if cfg.guesses and not pending else Draft.empty()
         scores = run.target.score(run.x, pending or guess)
-        ahead = await run.drafter.propose(run.x + pending, cfg.gamma)
+        ahead = await draft(run, run.x + pending, cfg.gamma)
         if guess:
             verdict = await scores.judge(guess)
             pending = _after(ahead, verdict.emitted)
@@ -80,6 +98,19 @@ async def decode(run: Run, cfg: Config) -> None:
             verdict = await scores.judge(pending + ahead[:1], bonus=False)
             pending = ahead[1:] if verdict.all_accepted else Draft.empty()
         run.commit(verdict, kept=pending)
+
+
+async def draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
+    """Draft gamma tokens; in a pipeline the first half on the last device, the rest on the first (appendix G)."""
+    if len(run.drafters) == 1:
+        return await run.drafter.propose(prefix, gamma)
+    last, first = run.drafters
+    head = await last.propose(prefix, ceil(gamma / 2))
+    rest = min(gamma // 2, run.room + len(run.x) - len(prefix) - len(head))
+    if rest < 1:
+        return head
+    await last.move(prefix + head, to=first)
+    return head + await first.propose(prefix + head, rest)
 
 
 def _after(ahead: Draft, emitted: tuple[int, ...]) -> Draft:

@@ -36,6 +36,14 @@ class Situation(Protocol):
         """Return how many target servers there is room for beside so many drafters."""
         ...
 
+    def stages(self, asked: int) -> int:
+        """Return over how many devices a target is split by its layers: as many as asked for, or a usual number for 0.
+
+        Raises:
+            UsageError: There are fewer devices or layers, or no target can be split here.
+        """
+        ...
+
 
 Decode = Callable[["Run", Any], Awaitable[None]]
 METHODS: dict[str, Method] = {}

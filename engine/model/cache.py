@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.model.slots import Slots
+from engine.model.stage import from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,19 @@ class Cache(Slots):
             held = self.tensor[:, slot]
             held[:, :, first:n] = held.index_select(2, rows)
         super().keep(slot, path)
+
+    def pick(self, slot: int, path: np.ndarray) -> bytes:
+        """Return keys and values, (layers, 2 x kv_heads, n, head_dim) as bytes."""
+        rows = torch.from_numpy(path).to(self.tensor.device)
+        return to_bytes(self.tensor[:, slot].index_select(2, rows))
+
+    def plant(self, slot: int, tokens: np.ndarray, data: bytes) -> None:
+        """Add rows with their keys and values (see `Slots.plant`)."""
+        first, last = self.length(slot), self.length(slot) + len(tokens)
+        shape = (self.shape.layers, 2 * self.shape.kv_heads, len(tokens), self.shape.head_dim)
+        new = from_bytes(data, shape, self.tensor)
+        super().plant(slot, tokens, data)
+        self.tensor[:, slot, :, first:last] = new
 
     def buffers(self, count: int) -> Buffers:
         """Return the buffers of a forward of that many rows."""

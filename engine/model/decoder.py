@@ -10,6 +10,7 @@ A forward may be fuzzy (`engine.model.fuzzy`): groups of layers then read one hi
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from engine.model.shape import Shape
     from engine.model.slots import Rows
+    from engine.model.stage import Border
 
 
 class Decoder:
@@ -40,20 +42,28 @@ class Decoder:
         shape: Sizes and options.
         take: Returns the checkpoint's tensor of a name, in the dtype and on the device to compute with.
         name: What spans call it: target or drafter.
+        span: Its layers, for a stage of a split model (`engine.model.stage`); all of them when not given.
     """
 
-    def __init__(self, shape: Shape, take: Callable[[str], Tensor], name: str = "target") -> None:
-        self.shape = shape
+    def __init__(
+        self, shape: Shape, take: Callable[[str], Tensor], name: str = "target", span: range | None = None
+    ) -> None:
+        span = range(shape.layers) if span is None else span
+        self.starts, self.ends = span.start == 0, span.stop == shape.layers
+        """Whether it has the embeddings, and whether it has the head."""
+        self.shape = replace(shape, layers=len(span), windows=shape.windows[span.start : span.stop])
         self.name = name
         self.vocab_size = shape.vocab
         self.context = shape.context
-        self.embedding = take("model.embed_tokens.weight")
-        self.device, self.dtype = self.embedding.device, self.embedding.dtype
-        head = self.embedding if shape.tied else take("lm_head.weight")
-        self.head = Linear(head, shared=shape.tied)
-        self.layers = [Layer.of(shape, i, take) for i in range(shape.layers)]
-        self._ordinary = Fuzzy(layer_groups(shape.layers, 1))
+        self.layers = [Layer.of(shape, i, take) for i in span]
         self.norm = Norm(take("model.norm.weight"), shape.eps)
+        self.device, self.dtype = self.norm.weight.device, self.norm.weight.dtype
+        nothing = self.norm.weight.new_empty((0, shape.width))
+        held = self.starts or (self.ends and shape.tied)
+        self.embedding = take("model.embed_tokens.weight") if held else nothing
+        head = nothing if not self.ends else self.embedding if shape.tied else take("lm_head.weight")
+        self.head = Linear(head, shared=shape.tied)
+        self._ordinary = Fuzzy(layer_groups(len(span), 1))
         # Queries are scaled by 1 / sqrt(head_dim) while they are rotated.
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
         scales[: shape.heads] /= math.sqrt(shape.head_dim)
@@ -81,6 +91,7 @@ class Decoder:
         want: np.ndarray,
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
+        border: Border | None = None,
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         picked = self._check(rows, want, hidden)
@@ -96,11 +107,17 @@ class Decoder:
                 rotation = self._rotations[
                     torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
                 ]
-            x = self.embedding.index_select(0, torch.from_numpy(rows.tokens).to(self.device))
+            if self.starts:
+                x = self.embedding.index_select(0, torch.from_numpy(rows.tokens).to(self.device))
+            else:
+                x = _known(border).enter(len(rows), self.norm.weight)
             states = self._run(x, rotation * self._scales, buffers, parts, hidden, fuzzy or self._ordinary)
+            cells = sum(part.cells(self.layers[0].window) for part in parts)
+            if not self.ends:
+                _known(border).leave(x)
+                return Output(x.new_empty((len(want), 0)), states, cells)
             if picked is not None:
                 x = x.index_select(0, picked)
-            cells = sum(part.cells(self.layers[0].window) for part in parts)
             return Output(self.head(self.norm(x)).float(), states, cells)
         except BaseException:
             for slot, length in before:  # keys and values behind it were not all written
@@ -164,3 +181,8 @@ class Decoder:
         if -1 in hidden:
             states[-1] = self.norm(x)
         return states
+
+
+def _known(border: Border | None) -> Border:
+    assert border is not None, "a stage of a split model works with the one before and the one behind it"
+    return border

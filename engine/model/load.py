@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from engine.errors import ModelError
 from engine.model.decoder import Decoder
 from engine.model.shape import FAMILIES, Shape
+from engine.model.stage import layer_stages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,19 +34,23 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     name: str = "target",
+    stage: tuple[int, int] = (0, 1),
 ) -> Decoder:
     """Return the decoder of a model directory or hub id.
 
-    Weights are read tensor by tensor, so that at most one layer is in memory twice.
+    Weights are read tensor by tensor, so that at most one layer is in memory twice. Of a model that is split by its layers
+    only those of one stage are read; `stage` says which of how many.
 
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or of an unsupported kind.
+        UsageError: The model has fewer layers than there are stages.
     """
     directory = resolve(model)
     shape = Shape.of(read_config(directory), directory / "config.json")
     checkpoint = Checkpoint(directory)
     checkpoint.check(shape.tensors())
-    return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name)
+    span = layer_stages(shape.layers, stage[1])[stage[0]]
+    return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name, span)
 
 
 def resolve(model: str | Path) -> Path:

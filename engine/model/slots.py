@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.fuzzy import Fuzzy
+    from engine.model.stage import Border
 
 PAD = 1
 """Flag of a padding row: it costs what a row costs and is nobody's ancestor."""
@@ -190,6 +191,20 @@ class Slots:
         trunk = _run(self.flags[slot, :n] == 0) if moved else min(n, self._extents[slot].trunk)
         self._extents[slot] = _Extent(n, n, trunk)
 
+    def pick(self, slot: int, path: np.ndarray) -> bytes:  # noqa: ARG002 - tokens are all there is
+        """Return the keys and values of rows, (n,) int64, as bytes; nothing where there are no tensors."""
+        return b""
+
+    def plant(self, slot: int, tokens: np.ndarray, data: bytes) -> None:  # noqa: ARG002 - tensors need it
+        """Add rows that another copy of the model computed, one after the other behind the slot's length.
+
+        Args:
+            slot: Holds a chain.
+            tokens: Ids of the N new rows, (N,) int64.
+            data: What `pick` returned there.
+        """
+        self.append(Rows.chain(slot, tokens, self.length(slot)))
+
     def path(self, slot: int, row: int) -> np.ndarray:
         """Return the token ids from the root to a row, (position + 1,) int64."""
         return self.tokens[slot, self._rows_to(slot, row)]
@@ -336,6 +351,7 @@ class LanguageModel(Protocol):
         want: np.ndarray,
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
+        border: Border | None = None,
     ) -> Output:
         """Run the rows and add them to the cache.
 
@@ -345,6 +361,8 @@ class LanguageModel(Protocol):
             want: Row numbers, 0 to T - 1, whose logits are returned, in that order.
             hidden: Layers whose states are returned, see `Output.hidden`.
             fuzzy: Which layers read one hidden state, and who computes which; the ordinary forward when not given.
+            border: Of a stage of a split model: the states that come in, and those to hand on. Its logits are (W, 0) where it
+                has no head.
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.

@@ -12,6 +12,7 @@ import torch
 from engine.errors import SpecScopeError
 from engine.model.fuzzy import Fuzzy
 from engine.model.slots import PROVISIONAL, LanguageModel, Rows, Slots
+from engine.model.stage import Border
 from engine.runtime.jobs import Stamp
 from engine.runtime.packing import Alignment, padded
 from engine.types import Packing, Prefix
@@ -88,6 +89,7 @@ class Forwards:
         *,
         logits: bool = True,
         fuzzy: Fuzzy | None = None,
+        border: Border | None = None,
     ) -> list[torch.Tensor]:
         """Forward what is not cached of each prefix + draft, all in one packed forward.
 
@@ -99,6 +101,7 @@ class Forwards:
             kind: The span's kind.
             logits: Whether logits are wanted.
             fuzzy: How the layers are run, where that is not in order.
+            border: Of a stage of a split model: what comes in and what goes on.
 
         Returns:
             For each prefix the logits from its last row on, (1 + N, V); without `logits` empty ones.
@@ -107,7 +110,36 @@ class Forwards:
         cache = self.cache(name)
         each = zip(prefixes, drafts, strict=True)
         parts = [self._part(cache, i, prefix, draft, logits) for i, (prefix, draft) in enumerate(each)]
-        return self._forward(name, parts, stamps, kind, start, fuzzy)
+        return self._forward(name, parts, stamps, kind, start, fuzzy, border)
+
+    def export(self, name: str, prefix: Prefix, start: int, stamps: list[Stamp]) -> bytes:
+        """Return the KV rows of a prefix from `start` on, all but its last token's; every one of them is cached."""
+        began, slot, end = time.perf_counter_ns(), self.slot(prefix.sequence), len(prefix) - 1
+        path = self._held(name, prefix, end)
+        data = self.cache(name).pick(slot, path[start:])
+        stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - start, start))
+        return data
+
+    def take_over(self, name: str, prefix: Prefix, start: int, data: bytes, stamps: list[Stamp]) -> None:
+        """Put exported rows behind the first `start` of the prefix, which are cached here."""
+        began, slot, end = time.perf_counter_ns(), self.slot(prefix.sequence), len(prefix) - 1
+        cache = self.cache(name)
+        cache.keep(slot, self._held(name, prefix, start))
+        cache.plant(slot, prefix.tokens[start:end], data)
+        stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - start, start))
+
+    def _held(self, name: str, prefix: Prefix, count: int) -> np.ndarray:
+        """Return where the first `count` rows of a prefix are, (count,) int64.
+
+        Raises:
+            SpecScopeError: They are not cached.
+        """
+        path = self.cache(name).match(self.slot(prefix.sequence), prefix.tokens, count)
+        if len(path) < count:
+            raise SpecScopeError(
+                f"only {len(path)} of {count} KV rows of the {name} are here; none can be moved"
+            )
+        return path
 
     def branch(
         self,
@@ -149,12 +181,13 @@ class Forwards:
         kind: str,
         start: int,
         fuzzy: Fuzzy | None,
+        border: Border | None = None,
     ) -> list[torch.Tensor]:
         """Run one forward over all parts; return the logits that each wants."""
         cache = self.cache(name)
         parts.sort(key=lambda part: part.slot)  # neighbours in the cache stand next to each other
         rows, want, context = self._pack(cache, parts)
-        out = self.models[name].forward(cache, rows, want, fuzzy=fuzzy)
+        out = self.models[name].forward(cache, rows, want, fuzzy=fuzzy, border=border)
         if out.logits.is_cuda:
             torch.cuda.current_stream(out.logits.device).synchronize()
         end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()

@@ -17,6 +17,7 @@ from engine.accept import judge
 from engine.draws import Draws, Key, facts, propose_token, warp
 from engine.model.fuzzy import Alone
 from engine.model.slots import Rows
+from engine.model.stage import Border
 from engine.runtime.exchange import Exchange
 from engine.runtime.forwards import NO_DRAFT, Forwards
 from engine.runtime.growing import Drafting, grow
@@ -24,8 +25,10 @@ from engine.runtime.jobs import (
     Begin,
     Connect,
     Drop,
+    Export,
     Facts,
     Grow,
+    Import,
     Job,
     Join,
     Judge,
@@ -47,6 +50,11 @@ from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
 def never() -> bool:
     """Answer that nobody asked to stop."""
     return False
+
+
+def _part(job: Prefill | Score) -> tuple[str, Border | None]:
+    """Return which of the worker's models does a forward, and the borders it has where that is a stage of one."""
+    return (job.model, None) if job.stage is None else (job.stage.of(job.model), Border(job.stage.states))
 
 
 def _nowhere(row: int, q: torch.Tensor) -> None:
@@ -97,6 +105,10 @@ class Host:
                 value = self._prefill(job, stamps)
             case Propose():
                 value = self._propose(job, stamps, stopped)
+            case Export():
+                value = self.forwards.export(job.model, job.prefixes[0], job.start, stamps)
+            case Import():
+                value = self.forwards.take_over(job.model, job.prefixes[0], job.start, job.data, stamps)
             case Grow():
                 value = grow(self.forwards, job, self._drafting(job), stamps, stopped)
             case Score():
@@ -133,11 +145,13 @@ class Host:
         """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
         return Draws(self._sampling.seed + sequence, 0)
 
-    def _prefill(self, job: Prefill, stamps: list[Stamp]) -> None:
+    def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
+        model, border = _part(job)
         if prefixes:
             drafts = [NO_DRAFT] * len(prefixes)
-            self.forwards.extend(job.model, prefixes, drafts, stamps, "prefill", logits=False)
+            self.forwards.extend(model, prefixes, drafts, stamps, "prefill", logits=False, border=border)
+        return border.left if border else None
 
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
@@ -177,8 +191,11 @@ class Host:
         probabilities, tops = facts(torch.stack(logits), ids, self._sampling, sampled)
         return tuple(Proposed(*row) for row in zip(ids, probabilities, tops, strict=True))
 
-    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | None:
-        logits = self.forwards.extend(job.model, job.prefixes, job.drafts, stamps, "verify")
+    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | bytes | None:
+        model, border = _part(job)
+        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, "verify", border=border)
+        if border is not None and border.left is not None:
+            return border.left
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])
             return None

@@ -69,12 +69,28 @@ class Retire:
     sequence: int
 
 
+class Stage(NamedTuple):
+    """Which part of a model that is split by its layers does a forward."""
+
+    number: int
+    """From 0."""
+    total: int
+    """Stages there are."""
+    states: bytes = b""
+    """What the stage before hands on (`engine.model.stage`)."""
+
+    def of(self, model: str) -> str:
+        """Return what its worker calls its part of the model."""
+        return f"{model} {self.number + 1}/{self.total}"
+
+
 @dataclass(frozen=True)
 class Prefill:
-    """Cache the rows of prefixes, without their last tokens; no logits."""
+    """Cache the rows of prefixes, without their last tokens; no logits. Value: None, or the states that a stage hands on."""
 
     model: str
     prefixes: tuple[Prefix, ...]
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,28 @@ class Propose:
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
     """Slab rows to write q to, per prefix; empty for greedy drafts."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Copy cached KV rows of a prefix, from `start` on, all but its last token's. Value: their keys and values, as bytes.
+
+    The model must be at rest: the device may go on with another one.
+    """
+
+    model: str
+    prefixes: tuple[Prefix]
+    start: int
+
+
+@dataclass(frozen=True)
+class Import:
+    """Take over the KV rows that another copy of the model exported, behind the `start` ones that are here."""
+
+    model: str
+    prefixes: tuple[Prefix]
+    start: int
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -115,7 +153,7 @@ class Grow:
 class Score:
     """One forward over the drafts. The logits stay on the worker under `scores`, or are judged at once and forgotten.
 
-    Value: None, or the Verdicts, without their drafts.
+    Value: None, or the Verdicts, without their drafts, or the states that a stage hands on.
     """
 
     model: str
@@ -125,6 +163,7 @@ class Score:
     scores: int
     judges: tuple[Judge, ...] = ()
     """Judge at once, one for each prefix: one round trip less."""
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +208,8 @@ Job: TypeAlias = (
     | Retire
     | Prefill
     | Propose
+    | Export
+    | Import
     | Grow
     | Score
     | Judge
@@ -176,8 +217,8 @@ Job: TypeAlias = (
     | Drop
     | Measure
 )
-CONTROL = (Begin, Retire, Judge, Tokens, Drop)
-"""Jobs answered at once, never queued behind another run's or round's forward."""
+CONTROL = (Begin, Retire, Judge, Tokens, Drop, Export)
+"""Jobs answered at once, never queued behind another run's, round's or model's forward. They only read what others wait for."""
 
 
 class Facts(NamedTuple):
@@ -227,6 +268,8 @@ class Stamp(NamedTuple):
     """Sequences its rows belong to."""
     parts: tuple[PartTime, ...] = ()
     """Of a fuzzy forward: when which attention layers were computed, and their outputs exchanged."""
+    alone: bool = False
+    """Whether no other device has a part in it, whatever its lane."""
 
 
 class Reply(NamedTuple):

@@ -8,7 +8,20 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from engine.runtime.jobs import Grow, Grown, Judge, Prefill, Propose, Proposed, Score, Tokens
+import numpy as np
+
+from engine.runtime.jobs import (
+    Export,
+    Grow,
+    Grown,
+    Import,
+    Judge,
+    Prefill,
+    Propose,
+    Proposed,
+    Score,
+    Tokens,
+)
 from engine.types import Draft, DraftToken, Prefix, RowRef, Verdict
 
 if TYPE_CHECKING:
@@ -29,6 +42,7 @@ class Model:
         self._run = run
         self.name = name
         self.worker = worker
+        self._cached: dict[int, np.ndarray] = {}
 
     @property
     def busy(self) -> bool:
@@ -45,6 +59,7 @@ class Model:
         if any(len(prefix) > 1 for prefix in prefixes):
             job = Prefill(self.name, tuple(prefixes))
             await self._run.call(self, job, self._run.reserve(self.lanes))
+        self._cached = {p.sequence: p.tokens[:-1] for p in prefixes}
 
     @overload
     async def propose(self, prefix: Prefix, n: int, *, sampled: bool = True) -> Draft: ...
@@ -70,7 +85,13 @@ class Model:
         proposed: Sequence[tuple[Proposed, ...]] = [()] * len(prefixes)
         if any(counts):
             job = Propose(self.name, prefixes, counts, sampled, tuple(lease.rows for lease in leases))
+            self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}
             proposed = (await run.call(self, job, spans)).value
+            self._cached |= {
+                p.sequence: (p + (t.id for t in each)).tokens[:-1]
+                for p, each in zip(prefixes, proposed, strict=True)
+                if each
+            }
         drafts = list[Draft]()
         for i, each in enumerate(proposed):
             q = [RowRef(self.worker.name, row) for row in leases[i].rows] if leases else [None] * len(each)
@@ -84,6 +105,21 @@ class Model:
             )
             drafts.append(Draft(tokens, (leases[i],) if leases else ()))
         return drafts[0] if isinstance(prefix, Prefix) else drafts
+
+    def held(self, prefix: Prefix) -> int:
+        """Return how many KV rows of a prefix, from its first on, its device has been told to cache: those of chains only."""
+        known = self._cached.get(prefix.sequence, prefix.tokens[:0])
+        n = min(len(known), len(prefix) - 1)
+        differs = np.flatnonzero(known[:n] != prefix.tokens[:n])
+        return int(differs[0]) if len(differs) else n
+
+    async def move(self, prefix: Prefix, to: Model) -> None:
+        """Copy KV rows of a prefix, all but its last token's, to a device with the same model; only rows that it lacks."""
+        run, start = self._run, to.held(prefix)
+        if start < len(prefix) - 1:
+            exported = await run.call(self, Export(self.name, (prefix,), start), run.reserve(1))
+            await run.call(to, Import(self.name, (prefix,), start, exported.value), run.reserve(1))
+            to._cached[prefix.sequence] = prefix.tokens[:-1]
 
     async def grow(
         self,

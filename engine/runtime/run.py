@@ -204,7 +204,8 @@ class Run:
         for number, stamp in zip(spans, reply.stamps, strict=False):
             device, kind = model.worker.devices[stamp.lane].name, cast("SpanKind", stamp.kind)
             start, end = stamp.start - self._origin, stamp.end - self._origin
-            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells, stamp.lane)
+            rank = 0 if stamp.alone else stamp.lane
+            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells, rank)
             self._emit(Span(number, device, kind, start, end, *work))
             for part in stamp.parts:
                 since = part.later(-self._origin)

@@ -22,10 +22,12 @@ from engine.runtime.jobs import (
     Connect,
     Drop,
     Grow,
+    Import,
     Job,
     Join,
     Judge,
     Load,
+    Prefill,
     Reply,
     Score,
     Stamp,
@@ -112,6 +114,14 @@ class Latency(Protocol):
         """One fuzzy forward: attention layers in groups of `size`, shared by so many devices."""
         ...
 
+    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
+        """One stage's part of a forward of a model that is split over `count` devices by its layers."""
+        ...
+
+    def move_us(self, model: str, rows: int) -> int:
+        """Bringing KV rows to another device."""
+        ...
+
     def parts(
         self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
     ) -> Sequence[Sequence[PartTime]]:
@@ -187,7 +197,7 @@ class VirtualWorker:
         if isinstance(job, Drop):
             self._scoring.pop(job.scores, None)
         if isinstance(job, CONTROL) and not isinstance(job, Judge | Tokens):
-            state.reply.set_result(self._host.handle(job))
+            state.reply.set_result(Reply(self._host.handle(job).value, ()))
         else:
             work = self._judge(job, state) if isinstance(job, Judge | Tokens) else self._forward(job, state)
             task = self._loop.create_task(self._finish(work, state))
@@ -231,6 +241,15 @@ class VirtualWorker:
         """Hold the devices for one forward."""
         model: str = getattr(job, "model", "target")
         asked, lanes = (model, stamp.rows, stamp.context), self.lanes(model)
+        if isinstance(
+            job, Import
+        ):  # the link copies; the device that waits for the rows is held, the other one goes on
+            await self._hold(stamp, self._latency.move_us(model, stamp.rows), state, lanes)
+            return
+        if isinstance(job, Prefill | Score) and job.stage is not None:
+            us = self._latency.stage(*asked, job.stage.number, job.stage.total, stamp.batch)
+            await self._hold(stamp, us, state, lanes, self._processor)
+            return
         if not isinstance(job, Grow) or job.fuzzy == 1 or stamp.kind != "draft":
             us = self._latency(*asked, stamp.batch)
             await self._hold(stamp, us, state, lanes, self._processor)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from engine.errors import UsageError
 from engine.model.fuzzy import PartTime, layer_groups
+from engine.model.stage import layer_stages
 from engine.runtime.events import PartKind
 from engine.simulate.roofline import Hardware, Model
 from engine.types import check_range
@@ -106,6 +107,25 @@ class Latency:
         return self.hardware.known("collective_us") + self.hardware.link_us(
             others * rows * shape.dim * shape.element
         )
+
+    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
+        """Return the microseconds of one stage's part of a forward of a model split over `count` GPUs by its layers.
+
+        A forward over one row takes what was published, on however many GPUs it was published; a stage takes the share of its
+        layers, and all stages together take the whole (PEARL, appendix G: t / g each).
+
+        Args:
+            model: As for a call, like `rows`, `context` and `batch`.
+            rows: New rows.
+            context: Rows already cached.
+            number: The stage, from 0.
+            count: How many there are, at most the model's layers.
+            batch: Sequences.
+        """
+        shape = replace(self._shape(model, rows, context, batch), gpus=count)
+        whole = shape.forward_us(self.hardware, rows, context, batch)
+        layers = layer_stages(shape.layers, count)[number]
+        return round(whole * layers.stop / shape.layers) - round(whole * layers.start / shape.layers)
 
     def attention_share(self, model: str, rows: int, context: int, batch: int = 1) -> float:
         """Return the fraction of a layer's time that is attention; arguments and errors as `parallel`."""

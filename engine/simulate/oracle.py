@@ -15,6 +15,7 @@ import torch
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
 from engine.model.slots import Output, Rows, Slots
+from engine.model.stage import Border
 from engine.runtime.events import Decision, Trace
 from engine.types import check_range
 
@@ -54,6 +55,7 @@ class Scripted:
         want: Sequence[int] | np.ndarray,
         hidden: Sequence[int] = (),
         fuzzy: Fuzzy | None = None,  # noqa: ARG002 - it says the same either way
+        border: Border | None = None,  # noqa: ARG002 - as does each of its stages
     ) -> Output:
         """Add the rows to the cache and say what follows the wanted ones.
 
@@ -63,6 +65,7 @@ class Scripted:
             want: Indices into the new rows, (W,).
             hidden: Must be empty.
             fuzzy: Makes no difference: there are no layers.
+            border: Nor does this.
 
         Raises:
             UsageError: Hidden states were asked for, or the function said a token outside the vocabulary.

@@ -130,6 +130,7 @@ class ToyRun:
     ) -> None:
         self.x = Prefix(0, np.asarray(prompt, dtype=np.int64))
         self.drafter = ToyDrafter(self, q)
+        self.drafters = [self.drafter]
         self.target = ToyTarget(self, p)
         self.targets = [self.target]
         self.draws, self.sampling = draws, sampling
@@ -186,6 +187,9 @@ class ToyDrafter:
             tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q)))
             context.append(token)
         return Draft(tuple(tokens))
+
+    async def move(self, prefix: Prefix, to: ToyDrafter) -> None:
+        """A table has no KV rows."""
 
     async def grow(
         self,

@@ -17,7 +17,7 @@ from engine.runtime.sharing import Processor
 from engine.runtime.virtual import VirtualLoop, VirtualWorker
 from engine.session import Cluster
 from engine.simulate.oracle import scripted_pair
-from engine.sites import Loader, Seat
+from engine.sites import Loader, Pipeline, Seat, staged
 from engine.types import Layout, Limits
 
 NextToken = Callable[[np.ndarray], int]
@@ -34,6 +34,7 @@ class Flat:
     pair: str = "flat"
     preempts: bool = False
     fuzzy_us: int = 100
+    row_move_us: int = 0
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         return self.target_us if model == "target" else self.drafter_us
@@ -42,6 +43,12 @@ class Flat:
         self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
     ) -> int:
         return self.fuzzy_us
+
+    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
+        return self(model, rows, context) // count
+
+    def move_us(self, model: str, rows: int) -> int:
+        return self.row_move_us * rows
 
     def parts(
         self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
@@ -83,6 +90,8 @@ class Racks:
             raise UsageError(
                 f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
             )
+        if layout.stages > 1:
+            return staged([_seat("gpu", i) for i in range(self.devices)], layout.stages)
         if layout.shared:
             device = Device("gpu-target", "", "GPU target", "virtual")
             return {
@@ -105,6 +114,9 @@ class Racks:
     def depth(self) -> int:
         return 0
 
+    def pipeline(self) -> Pipeline:
+        return Pipeline(2, self.devices)
+
     def hire(self, seat: Seat) -> VirtualWorker:
         processor = self.processors.setdefault(seat.devices[0].name, Processor())
         return VirtualWorker(
@@ -112,7 +124,7 @@ class Racks:
         )
 
     def loader(self, model: str, seat: Seat) -> Loader:
-        return lambda: self.models[model]
+        return lambda **_: self.models[model]
 
 
 def _seat(name: str, number: int) -> Seat:
