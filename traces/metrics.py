@@ -6,7 +6,7 @@ report show beside each figure. Decoding is what happens in `waiting.decode_wind
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,7 @@ class Metrics:
 def measure(trace: Trace) -> Metrics:
     """Return all figures of a run, also of one that is still running or ended badly."""
     start, end = waiting.decode_window(trace)
-    forwards = [s for s in trace.spans if s.kind in _FORWARDS and s.rank == 0]
+    forwards = _forwards(trace)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
     verifies = [s for s in forwards if waiting.side(s) == "target"]
     fates = [d.outcome for d in trace.decisions if d.outcome in _FATES]
@@ -222,6 +222,29 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
 def speedup(metrics: Metrics, baseline: Metrics) -> float | None:
     """Return how many times faster a run decodes than the baseline; None where one of them has no speed."""
     return _ratio(metrics.decode_tokens_per_second or 0, baseline.decode_tokens_per_second or 0) or None
+
+
+def _forwards(trace: Trace) -> list[Span]:
+    """Return the forwards while decoding; of one that several devices do, the leader's span, as long as any of them works."""
+    leaders: list[Span] = []
+    shares: dict[int, list[Span]] = {}
+    for span in trace.spans:
+        if span.kind in _FORWARDS:
+            shares.setdefault(span.id - span.rank, []).append(span)
+            if span.rank == 0:
+                leaders.append(span)
+    return [
+        replace(s, end=s.start + _covered(shares[s.id])) if len(shares[s.id]) > 1 else s for s in leaders
+    ]
+
+
+def _covered(spans: Iterable[Span]) -> int:
+    """Return the nanoseconds in which at least one of the spans lasts."""
+    total = reached = 0
+    for span in sorted(spans, key=lambda s: s.start):
+        total += max(0, span.end - max(span.start, reached))
+        reached = max(reached, span.end)
+    return total
 
 
 def _ratio(part: float, whole: float) -> float | None:

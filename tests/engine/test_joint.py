@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Coroutine
 
 import pytest
 
@@ -39,6 +40,7 @@ METHODS = {
     "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
     "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
     "pearl-2-guesses": ("pearl", {"gamma": 2, "guesses": 2}),
+    "pearl-3-pipeline": ("pearl", {"gamma": 3, "placement": "pipeline", "stages": 2}),
     "pearl-3-guesses": ("pearl", {"gamma": 3, "guesses": 1}),
     "dsi": ("dsi", {"lookahead": 2, "sp": 1}),
     "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
@@ -78,7 +80,13 @@ def method(key: str, **config: object) -> Method:
     """Return the real method with these settings."""
     found = find(key)
     settings = found.configure(config)
-    return lambda run: found.decode(run, settings)
+
+    def decode(run: ToyRun) -> Coroutine[None, None, None]:
+        if found.layout(settings).stages > 1:  # a drafter at both ends
+            run.drafters = [run.drafter, run.drafter]
+        return found.decode(run, settings)
+
+    return decode
 
 
 def sampled_tree(*widths: int, wide: bool = True) -> Method:

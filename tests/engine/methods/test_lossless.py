@@ -30,6 +30,8 @@ CONFIGS = {
         {"gamma": 1},
         {"gamma": 4},
         {"gamma": 3, "guesses": 4, "placement": "co-located"},
+        {"gamma": 3, "placement": "pipeline"},
+        {"gamma": 4, "placement": "pipeline", "post_verify": False},
         {"gamma": 3, "pre_verify": False},
         {"gamma": 3, "post_verify": False},
         {"gamma": 3, "pre_verify": False, "post_verify": False},

@@ -91,7 +91,8 @@ class Racks:
                 f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
             )
         if layout.stages > 1:
-            return staged([_seat("gpu", i) for i in range(self.devices)], layout.stages)
+            devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
+            return staged([Seat(device.name, (device,)) for device in devices], layout.stages)
         if layout.shared:
             device = Device("gpu-target", "", "GPU target", "virtual")
             return {

@@ -41,12 +41,15 @@ def reference():
             ("autoregressive", {}),
             ("speculative", {"gamma": 4}),
             ("pearl", {"gamma": 3}),
+            ("pearl in a pipeline", {"gamma": 3, "placement": "pipeline"}),
+            ("pearl co-located", {"gamma": 3, "placement": "co-located"}),
             ("tree", {"width": 3, "depth": 4}),
             ("easyspec", {"gamma": 4}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
-                trace = opened.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(40))
+                key = method.split()[0]
+                trace = opened.run(key, PROMPT, config=config, sampling=sampling, limits=Limits(40))
                 runs[method, sampling.temperature] = (config, sampling, trace)
     return runs
 
@@ -67,11 +70,22 @@ def _facts(trace: Trace) -> tuple[list[object], ...]:
 
 def test_same_rows_on_every_runtime(cluster, reference):
     for (method, _), (config, sampling, expected) in reference.items():
-        trace = cluster.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(40))
+        trace = cluster.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=Limits(40))
         assert trace.status == "done"
         for mine, theirs in zip(_facts(trace), _facts(expected), strict=True):
             assert mine == theirs, method
         assert trace.text == expected.text
+
+
+def test_a_placement_changes_no_row(reference):
+    for temperature in (0.0, 0.9):
+        separate, *others = (
+            _facts(reference[method, temperature][2])
+            for method in ("pearl", "pearl in a pipeline", "pearl co-located")
+        )
+        for other in others:
+            for mine, theirs in zip(separate, other, strict=True):
+                assert mine == theirs
 
 
 @pytest.mark.parametrize("config", [{}, {"acceptance": "rejection"}], ids=str)
@@ -86,7 +100,15 @@ def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
             assert again.text == trace.text
 
 
-@pytest.mark.parametrize(("method", "config"), [("pearl", {"gamma": 3}), ("dsi", {}), ("tree", {})])
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        ("pearl", {"gamma": 3}),
+        ("pearl", {"gamma": 3, "placement": "pipeline"}),
+        ("dsi", {}),
+        ("tree", {}),
+    ],
+)
 def test_the_trace_tells_the_whole_story(cluster, method, config):
     trace = cluster.run(method, PROMPT, config=config, limits=Limits(40))
     spans = {s.id: s for s in trace.spans}

@@ -1,0 +1,288 @@
+"""PEARL under resource competition: the schedule of its appendix G, the KV rows it moves, and virtual times by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.errors import SpecScopeError, UsageError
+from engine.methods.pearl import Config, plan
+from engine.model.load import load
+from engine.model.pair import Pair
+from engine.model.stage import to_bytes
+from engine.runtime.host import Host
+from engine.runtime.jobs import Begin, Export, Import, Load, Prefill, Propose
+from engine.sites import Pipeline
+from engine.types import Limits, Packing, Prefix, Sampling
+from tests.engine.runtime.harness import Flat, scripted_cluster
+from traces.metrics import measure
+
+STEP = 1000
+"""Microseconds of a sub-step: eta in the paper."""
+APPENDIX_G = Flat(target_us=20 * STEP, drafter_us=4 * STEP)
+FORWARDS = ("verify", "pre-verify")
+M_P = "0, 0, 0, 0, 0; 1, 1, 1, 1, 1; 2, 2, 2, 2, 2; 3, 3, 3, 3, 3"
+M_Q = "3, 3, 3, 3; 3, 3, 3, 3; 3, 3, 3, 3; 0, 0, 0, 0; 0, 0, 0, 0"
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.replace(";", ",").split(",")]
+
+
+def right(path: np.ndarray) -> int:
+    return int(path[-1]) % 50 + 10
+
+
+def wrong(path: np.ndarray) -> int:
+    return 7
+
+
+def run(latency: Flat, drafter=right, new: int = 41, **config: object):
+    config = {"gamma": 5, "placement": "pipeline", "stages": 4, **config}
+    with scripted_cluster(right, drafter, latency) as cluster:
+        return cluster.run("pearl", [1, 2, 3], config=config, limits=cluster.limits(new))
+
+
+def occupied(trace, model: str) -> list[list[int]]:
+    """The device of a model in each sub-step of each round."""
+    starts = sorted({s.start for s in trace.spans if s.kind in FORWARDS and s.rank == 0})
+    rounds = []
+    for start in starts:
+        steps = []
+        for i in range(20):
+            at = start + (i * STEP + STEP // 2) * 1000
+            here = [s for s in trace.spans if s.model == model and s.start <= at < s.end]
+            assert len(here) <= 1, "a model is on one device at a time"
+            steps += [int(s.device.removeprefix("gpu")) for s in here]
+        rounds.append(steps)
+    return rounds
+
+
+def test_the_schedule_of_appendix_g_sub_step_by_sub_step():
+    trace = run(APPENDIX_G)
+    assert [r.emitted for r in trace.rounds] == [1] + [5] * 8
+    target, drafter = occupied(trace, "target"), occupied(trace, "drafter")
+    assert target == [numbers(M_P)] * 9
+    assert drafter == [numbers(M_Q)] * 8 + [
+        [3] * 4
+    ]  # in the last round the output has room for one draft more
+    assert all(p != q for p, q in zip(numbers(M_P), numbers(M_Q), strict=True))
+
+
+@pytest.mark.parametrize("drafter", [right, wrong])
+@pytest.mark.parametrize(
+    ("gamma", "c", "stages"), [(5, 5, 4), (4, 4, 2), (3, 3, 3), (5, 5, 3), (2, 2, 2), (8, 8, 5)]
+)
+def test_drafter_and_target_are_never_on_one_device_at_once(gamma, c, stages, drafter):
+    latency = Flat(target_us=60 * STEP, drafter_us=60 * STEP // c)
+    trace = run(latency, drafter, gamma=gamma, stages=stages)
+    for a in trace.spans:
+        for b in trace.spans:
+            if a.model == "drafter" and b.model == "target" and a.device == b.device:
+                assert a.end <= b.start or b.end <= a.start
+    prefill = latency.drafter_us + latency.target_us  # the drafter's comes first where the first stage is
+    without_waiting = prefill + latency.target_us * len(trace.rounds)
+    assert trace.footer.time == 1000 * without_waiting
+
+
+def test_an_odd_gamma_on_two_devices_makes_the_target_wait_for_the_drafter():
+    """3 of 5 drafts take 12 of 20 sub-steps, the last of two stages could begin after 10: the paper's plan needs three."""
+    trace = run(APPENDIX_G, stages=2)
+    first = [s for s in trace.spans if s.step == 1 and s.kind in FORWARDS]
+    assert [(s.start - first[0].start) // 1_000_000 for s in first] == [0, 12]
+
+
+def test_halves_are_drafted_at_the_ends_and_rows_move_between():
+    trace = run(Flat(20 * STEP, 4 * STEP, row_move_us=STEP))
+    spans = [s for s in trace.spans if s.step == 2 and s.model == "drafter"]
+    begin = spans[0].start
+    told = [
+        (s.kind, s.device, (s.start - begin) // 1_000_000, (s.end - begin) // 1_000_000, s.rows)
+        for s in spans
+    ]
+    assert told == [
+        ("draft", "gpu3", 0, 4, 3),  # the other half of the round before was drafted elsewhere
+        ("draft", "gpu3", 4, 8, 1),
+        ("draft", "gpu3", 8, 12, 1),
+        ("communicate", "gpu0", 12, 15, 3),
+        ("draft", "gpu0", 15, 19, 1),
+        ("draft", "gpu0", 19, 23, 1),
+    ]
+    moved = [s for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
+    drafts = [s for s in trace.spans if s.kind == "draft" and s.device == "gpu0"]
+    assert len(moved) == len(trace.rounds) - 1
+    assert {s.rows for s in drafts} == {1}, "every row that was drafted at the other end has come"
+
+
+@pytest.mark.parametrize(("gamma", "ends"), [(1, [1, 0]), (2, [1, 1]), (3, [2, 1]), (7, [4, 3])])
+def test_the_larger_half_is_drafted_on_the_last_device(gamma, ends):
+    trace = run(APPENDIX_G, gamma=gamma)
+    drafts = [s.device for s in trace.spans if s.kind == "draft" and s.step == 1]
+    assert [drafts.count("gpu3"), drafts.count("gpu0")] == ends
+
+
+def test_a_draft_that_ends_with_the_output_is_neither_moved_nor_gone_on_with():
+    trace = run(APPENDIX_G, new=3)
+    assert [s.device for s in trace.spans if s.kind == "draft"] == ["gpu3"] * 3
+    assert not [s for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
+
+
+@pytest.mark.parametrize("drafter", [right, wrong])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"pre_verify": False},
+        {"post_verify": False},
+        {"pre_verify": False, "post_verify": False},
+        {"guesses": 3},
+    ],
+    ids=str,
+)
+def test_a_pipeline_changes_no_row_whatever_the_strategies(config, drafter):
+    def rows(placement: str):
+        trace = run(APPENDIX_G, drafter, placement=placement, **config)
+        told = [(r.step, r.mode, r.drafted, r.accepted, r.emitted) for r in trace.rounds]
+        return told, [(d.position, d.token, d.node, d.outcome) for d in trace.decisions], trace.token_ids()
+
+    assert rows("pipeline") == rows("separate")
+
+
+def test_a_forward_of_all_stages_counts_once_and_with_all_of_its_time():
+    trace = run(APPENDIX_G)
+    found = measure(trace)
+    assert found.target_forwards == len(trace.rounds)
+    assert found.verify_seconds_per_100_tokens == pytest.approx(len(trace.rounds) * 0.020 / 41 * 100)
+    assert found.c == pytest.approx(5)
+    assert found.sp_degree == 1
+
+
+# The rows that move.
+
+
+class Two:
+    """Two devices with the bundled drafter, after the same prefill."""
+
+    def __init__(self) -> None:
+        pair = Pair.find("bundled")
+        self.prefix = Prefix(0, np.array(pair.encode("Tell me a story about a fox."), dtype=np.int64))
+        self.hosts = [Host(name) for name in ("last", "first", "alone")]
+        for host in self.hosts:
+            host.handle(Load("drafter", lambda: load(str(pair.drafter_path), name="drafter")))
+            host.handle(Begin(Sampling(), 1, 256, 1024, Packing()))
+            host.handle(Prefill("drafter", (self.prefix,)))
+
+    def draft(self, host: Host, prefix: Prefix, n: int):
+        reply = host.handle(Propose("drafter", (prefix,), (n,), False, ()))
+        return reply.value[0], [stamp.rows for stamp in reply.stamps]
+
+
+def test_moved_rows_are_all_that_the_other_device_needs():
+    two = Two()
+    last, first, alone = two.hosts
+    head, _ = two.draft(last, two.prefix, 3)
+    longer = two.prefix + [token.id for token in head]
+    start = len(two.prefix) - 1
+    exported = last.handle(Export("drafter", (longer,), start))
+    assert [(s.kind, s.rows) for s in exported.stamps] == [("communicate", 3)]
+    cache = last.forwards.cache("drafter")
+    assert len(exported.value) == 3 * cache.tensor[:, 0, :, 0].nbytes
+    imported = first.handle(Import("drafter", (longer,), start, exported.value))
+    assert [(s.kind, s.rows, s.context) for s in imported.stamps] == [("communicate", 3, start)]
+    held = first.forwards.cache("drafter")
+    assert to_bytes(held.tensor[:, :, :, : len(longer) - 1]) == to_bytes(
+        cache.tensor[:, :, :, : len(longer) - 1]
+    )
+    tail, rows = two.draft(first, longer, 2)
+    assert rows == [1, 1], "one row for each draft"
+    own, rows = two.draft(alone, longer, 2)
+    assert rows == [4, 1], "without the move three rows more"
+    assert [token.id for token in tail] == [token.id for token in own]
+    for mine, theirs in zip(tail, own, strict=True):
+        assert mine.probability == pytest.approx(theirs.probability, abs=1e-5)
+
+
+def test_rows_that_are_not_there_are_neither_sent_nor_built_upon():
+    two = Two()
+    last, first, _ = two.hosts
+    longer = two.prefix + (5, 6, 7)  # noqa: RUF005 - a Prefix, not a tuple
+    with pytest.raises(SpecScopeError, match=r"only \d+ of \d+ KV rows of the drafter are here"):
+        last.handle(Export("drafter", (longer,), len(two.prefix)))
+    two.draft(last, longer, 1)
+    data = last.handle(Export("drafter", (longer,), len(two.prefix))).value
+    with pytest.raises(SpecScopeError, match="KV rows of the drafter are here"):
+        first.handle(Import("drafter", (longer,), len(two.prefix), data))
+
+
+def test_exporting_leaves_what_is_cached_alone():
+    two = Two()
+    last, *_ = two.hosts
+    head, _ = two.draft(last, two.prefix, 4)
+    ids = [token.id for token in head]
+    last.handle(Export("drafter", (two.prefix + ids[:2],), len(two.prefix) - 1))
+    _, rows = two.draft(last, two.prefix + ids, 1)
+    assert rows == [1]
+
+
+# Settings.
+
+
+class Room:
+    """What a plan may know."""
+
+    c = 4.0
+    depth = 4
+    devices = 4
+
+    def servers(self, drafters: int) -> int:
+        return 1
+
+    def stages(self, asked: int) -> int:
+        return asked or 3
+
+
+def test_stages_are_planned_in_a_pipeline_only():
+    assert plan(Config(placement="pipeline"), Room()).stages == 3
+    assert plan(Config(placement="pipeline", stages=2), Room()).stages == 2
+    assert plan(Config(), Room()).stages == 0
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "expected"),
+    [
+        (Pipeline(2, 4, 80), 0, 2),
+        (Pipeline(3, 4, 80), 0, 3),
+        (Pipeline(3, 4, 80), 4, 4),
+        (Pipeline(3, 4, 80), 5, "stages is 5; it must be at least 2 and at most 4: there are 4 devices, and the target has 80 layers"),
+        (Pipeline(2, 12, 8), 9, "stages is 9; it must be at least 2 and at most 8: there are 12 devices, and the target has 8 layers"),
+        (Pipeline(2, 1), 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices: choose another placement"),
+        (Pipeline(2, 3), 1, "stages is 1; it must be at least 2 and at most 3: there are 3 devices"),
+    ],
+)  # fmt: skip
+def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, there, asked, expected):
+    with scripted_cluster(right, right) as cluster:
+        monkeypatch.setattr(type(cluster.placement.site), "pipeline", lambda _: there)
+        if isinstance(expected, int):
+            assert cluster.stages(asked) == expected
+            return
+        with pytest.raises(UsageError) as caught:
+            cluster.stages(asked)
+        assert str(caught.value) == expected
+
+
+def test_q_of_sampled_drafts_comes_from_both_ends():
+    """Rule 1 judges drafts by the q of the device that drew them."""
+    import engine
+
+    with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+        warm = Sampling(0.9, seed=4)
+        traces = [
+            cluster.run("pearl", "Hi", config={"gamma": 4, "placement": p}, sampling=warm, limits=Limits(40))
+            for p in ("separate", "pipeline")
+        ]
+    told = [[(d.position, d.token, d.rule, d.outcome, d.u) for d in trace.decisions] for trace in traces]
+    assert told[0] == told[1]
+    assert "ratio" in {d.rule for d in traces[1].decisions}
+    for a, b in zip(traces[0].decisions, traces[1].decisions, strict=True):
+        assert (a.q is None) == (b.q is None)
+        assert a.q is None or a.q == pytest.approx(b.q, abs=1e-4)
