@@ -65,6 +65,8 @@ class Cache(Slots):
 
     def pick(self, slot: int, path: np.ndarray) -> bytes:
         """Return keys and values, (layers, 2 x kv_heads, n, head_dim) as bytes."""
+        if self.absent[slot, path].any():
+            return b""
         rows = torch.from_numpy(path).to(self.tensor.device)
         return to_bytes(self.tensor[:, slot].index_select(2, rows))
 
@@ -72,9 +74,10 @@ class Cache(Slots):
         """Add rows with their keys and values (see `Slots.plant`)."""
         first, last = self.length(slot), self.length(slot) + len(tokens)
         shape = (self.shape.layers, 2 * self.shape.kv_heads, len(tokens), self.shape.head_dim)
-        new = from_bytes(data, shape, self.tensor)
+        new = from_bytes(data, shape, self.tensor) if data else None
         super().plant(slot, tokens, data)
-        self.tensor[:, slot, :, first:last] = new
+        if new is not None:
+            self.tensor[:, slot, :, first:last] = new
 
     def buffers(self, count: int) -> Buffers:
         """Return the buffers of a forward of that many rows."""

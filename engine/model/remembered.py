@@ -18,6 +18,7 @@ from engine.model.slots import Output, Rows
 if TYPE_CHECKING:
     from engine.model.fuzzy import Fuzzy
     from engine.model.slots import LanguageModel, Slots
+    from engine.model.stage import Border
 
 BYTES = 1 << 28
 """Logits are kept up to this size; then all are forgotten."""
@@ -54,6 +55,7 @@ class Remembered:
         want: np.ndarray,
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
+        border: Border | None = None,  # noqa: ARG002 - each stage asks the whole model
     ) -> Output:
         """Return what is known, or run the rows; see `LanguageModel.forward`."""
         if fuzzy is not None:

@@ -195,10 +195,10 @@ class Slots:
         self._extents[slot] = _Extent(n, n, trunk)
 
     def pick(self, slot: int, path: np.ndarray) -> bytes:  # noqa: ARG002 - tokens are all there is
-        """Return the keys and values of rows, (n,) int64, as bytes; nothing where there are no tensors."""
+        """Return the keys and values of rows, (n,) int64, as bytes; nothing where some have none."""
         return b""
 
-    def plant(self, slot: int, tokens: np.ndarray, data: bytes) -> None:  # noqa: ARG002 - tensors need it
+    def plant(self, slot: int, tokens: np.ndarray, data: bytes) -> None:
         """Add rows that another copy of the model computed, one after the other behind the slot's length.
 
         Args:
@@ -206,7 +206,9 @@ class Slots:
             tokens: Ids of the N new rows, (N,) int64.
             data: What `pick` returned there.
         """
-        self.append(Rows.chain(slot, tokens, self.length(slot)))
+        first = self.length(slot)
+        self.append(Rows.chain(slot, tokens, first))
+        self.absent[slot, first : first + len(tokens)] = not data
 
     def path(self, slot: int, row: int) -> np.ndarray:
         """Return the token ids from the root to a row, (position + 1,) int64."""

@@ -125,6 +125,20 @@ def test_a_fuzzy_forward_finds_exact_keys_and_is_never_remembered(model):
     assert not torch.allclose(exact, got.logits, atol=1e-3)
 
 
+def test_rows_moved_without_keys_are_computed_where_they_went(model):
+    remembered, plain = Remembered(model), model.new_cache(1, 32)
+    say(remembered, remembered.new_cache(1, 32), [*TEXT, 7, 8])
+    here, there = (remembered.new_cache(1, 32) for _ in range(2))
+    say(remembered, here, [*TEXT, 7, 8])  # known: no keys
+    say(remembered, there, TEXT)
+    moved = np.arange(len(TEXT), len(TEXT) + 2)
+    assert here.pick(0, moved) == b""
+    there.plant(0, np.array([7, 8]), b"")
+    say(model, plain, [*TEXT, 7, 8])
+    got, expected = say(remembered, there, [4, 6]), say(model, plain, [4, 6])
+    assert torch.allclose(got.logits, expected.logits, atol=1e-5)
+
+
 def test_hidden_states_are_computed(model):
     remembered = Remembered(model)
     for _ in range(2):
