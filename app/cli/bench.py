@@ -6,35 +6,42 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from app.cli import common
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.bench.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("--quick", action="store_true", help="fewer prompts and rounds: under five minutes")
+    parser.add_argument(
+        "--placements",
+        action="store_true",
+        help="only PEARL's placements: what competing for devices costs it",
+    )
+    parser.add_argument(
+        "--profile", metavar="NAME", help="with --placements: in virtual time, on this latency profile"
+    )
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; progress goes to stderr."""
-    from tqdm import tqdm
-
     from app.bench import figures, plan, suite
     from engine.environment import environment
 
-    begun = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr), tqdm(unit=" rounds", file=sys.stderr, leave=False) as bar:
-
-        def note(text: str) -> None:
-            if text:
-                bar.set_description(text)
-            else:
-                bar.update()
-
-        found = suite.measure(plan.QUICK if args.quick else plan.FULL, note)
+    if args.profile and not args.placements:
+        raise UsageError(f"the bench measures this machine; --profile {args.profile} goes with --placements")
+    begun, chosen = time.perf_counter(), plan.QUICK if args.quick else plan.FULL
+    if args.placements:
+        return _placements(args, chosen)
+    with _progress() as note:
+        found = suite.measure(chosen, note)
     bars = figures.judged(found)
     result = {key: figure.to_dict() for key, figure in found.items()} | {
         "bars": bars,
@@ -46,6 +53,39 @@ def run(args: argparse.Namespace) -> int:
         common.print_json(result)
     else:
         _print(result, bars)
+    return 0
+
+
+@contextlib.contextmanager
+def _progress() -> Generator[Callable[[str], None]]:
+    """Show on stderr what is measured, whatever libraries print; yields what takes note of it."""
+    from tqdm import tqdm
+
+    with contextlib.redirect_stdout(sys.stderr), tqdm(unit=" rounds", file=sys.stderr, leave=False) as bar:
+
+        def note(text: str) -> None:
+            if text:
+                bar.set_description(text)
+            else:
+                bar.update()
+
+        yield note
+
+
+def _placements(args: argparse.Namespace, plan: Plan) -> int:
+    from app.bench import placements
+
+    with _progress() as note:
+        if args.profile:
+            reports, left_out = placements.virtual(args.profile, plan, note)
+        else:
+            reports, left_out = [placements.measured(plan, note)], {}
+    if args.json:
+        common.print_json(
+            {"reports": [report.to_dict() for report in reports], "left_out": left_out, "quick": args.quick}
+        )
+    else:
+        print("\n".join(placements.lines(reports, left_out)))
     return 0
 
 

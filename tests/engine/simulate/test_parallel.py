@@ -288,3 +288,32 @@ def test_more_devices_than_a_group_has_layers_do_nothing_in_it():
         [("exchange", 1)],
         [("exchange", 1)],
     ]
+
+
+# A pipeline: PEARL, appendix G.
+
+
+def test_stages_share_a_forward_by_their_layers():
+    """80 layers in 4 stages: t / 4 each; one row takes what was published on three GPUs."""
+    latency = Profile.load("pearl-4xA100").latency("llama-2-7-70")
+    whole = latency("target", 1, 0)
+    assert whole == round(1e6 / 9.22)
+    four = [latency.stage("target", 1, 0, i, 4) for i in range(4)]
+    assert sum(four) == whole
+    assert max(four) - min(four) <= 1
+    three = [latency.stage("target", 1, 0, i, 3) for i in range(3)]
+    assert three == pytest.approx([whole * n / 80 for n in (26, 27, 27)], abs=1)
+    assert sum(latency.stage("target", 6, 500, i, 3) for i in range(3)) == latency("target", 6, 500)
+
+
+def test_a_target_of_one_gpu_can_be_split_too():
+    latency = toy()
+    assert sum(latency.stage("target", 1, 0, i, 2) for i in range(2)) == 5000
+    hop = 128 * 4 / 1e3  # a row's hidden state over the link, once more for each further row
+    rows = sum(latency.stage("target", 11, 89, i, 2) for i in range(2))
+    assert rows == pytest.approx(latency("target", 11, 89) + 10 * hop, abs=1)
+
+
+def test_more_stages_than_layers_have_no_time():
+    with pytest.raises(UsageError, match="stages is 5; it must be at least 1 and at most 4"):
+        toy().stage("target", 1, 0, 0, 5)

@@ -1,0 +1,206 @@
+"""PEARL where drafter and target compete for devices, over PEARL where each has its own: the question of its Tables 8, 17 and 18.
+
+Measured on this machine, or in virtual time on a profile; a profile's pairs stand beside what the paper prints for them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import engine
+from app.bench import speed
+from app.bench.figures import Figure
+from app.bench.plan import Plan
+from app.bench.race import Race
+from engine.errors import UsageError
+from engine.model.pair import Pair
+from engine.runtime.events import Trace
+from engine.simulate.profile import Profile
+from engine.types import Limits
+
+if TYPE_CHECKING:
+    from engine import Cluster
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "assets" / "papers" / "pearl-rc.toml"
+ALONE = "separate"
+MOST_STAGES = 16
+"""As the method's setting allows."""
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One pair of models under all placements."""
+
+    title: str
+    clock: str
+    """Measured or virtual, as everywhere."""
+    gamma: int
+    figures: Mapping[str, Figure]
+    """By placement: decoding speed over that of `separate`."""
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """By the paper's table: what its placement `pipeline` retained, by column."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        figures = {name: figure.to_dict() for name, figure in self.figures.items()}
+        return {
+            "title": self.title,
+            "clock": self.clock,
+            "gamma": self.gamma,
+            "placements": figures,
+            "published": self.published,
+        }
+
+
+def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Return the settings of each placement; the target is split as usual, and over all devices.
+
+    Raises:
+        UsageError: No target can be split here.
+    """
+    there = min(MOST_STAGES, cluster.placement.site.pipeline().devices)
+    found: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
+    for stages in sorted({cluster.stages(0), *([there] if cluster.placement.profile else [])}):
+        found[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}
+    return found
+
+
+def measured(plan: Plan, note: Note) -> Report:
+    """Measure the bundled pair on worker processes, a core each."""
+    pair = Pair.find()
+    prompts = [pair.encode(question) for question in plan.questions()]
+    note("placements")
+    with engine.open(pair, runtime="local-process", device="cpu") as workers:
+        traces: dict[str, list[Trace]] = {name: [] for name in places(workers)}
+        contestants = {
+            name: speed.decode(workers, plan, "pearl", traces[name], **config)
+            for name, config in places(workers).items()
+        }
+        race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
+    figures = {
+        name: _figure(race.ratio(name, ALONE), race.speed(name), traces[name], race.same(name, ALONE))
+        for name in contestants
+    }
+    return _report("bundled pair", traces, figures)
+
+
+def virtual(profile: str, plan: Plan, note: Note) -> tuple[list[Report], dict[str, str]]:
+    """Decode the bench's prompts on the clusters of a profile's pairs.
+
+    Returns:
+        A report for each pair, and why the others are left out.
+
+    Raises:
+        UsageError: There is no such profile, or none of its pairs can be run in a pipeline.
+    """
+    pair, reports, left_out = Pair.find(), list[Report](), dict[str, str]()
+    for key, row in Profile.load(profile).pairs.items():
+        note(key)
+        try:
+            with engine.open(pair, runtime="virtual", profile=profile, profile_pair=key) as cluster:
+                reports.append(_virtual(cluster, key, row.title, plan, note))
+        except UsageError as error:
+            left_out[key] = str(error)
+    if not reports:
+        raise UsageError(
+            f"no pair of the profile {profile} runs in a pipeline: {next(iter(left_out.values()))}"
+        )
+    return reports, left_out
+
+
+def _virtual(cluster: Cluster, key: str, title: str, plan: Plan, note: Note) -> Report:
+    traces: dict[str, list[Trace]] = {name: [] for name in places(cluster)}
+    for question in plan.questions():
+        for name, config in places(cluster).items():
+            limits = Limits(plan.new_tokens)
+            traces[name].append(cluster.run("pearl", question, config=config, limits=limits))
+        note("")
+    speeds = {name: [_speed(trace) for trace in found] for name, found in traces.items()}
+    figures = {
+        name: _figure(
+            tuple(a / b for a, b in zip(speeds[name], speeds[ALONE], strict=True)),
+            _speed(*found),
+            found,
+            _ids(found) == _ids(traces[ALONE]),
+        )
+        for name, found in traces.items()
+    }
+    return _report(
+        title, traces, figures, _retained(key) if cluster.placement.profile.startswith("pearl") else {}
+    )
+
+
+def _report(
+    title: str,
+    traces: Mapping[str, Sequence[Trace]],
+    figures: Mapping[str, Figure],
+    published: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Report:
+    header = traces[ALONE][0].header
+    return Report(title, header.clock, header.config["gamma"], figures, published or {})
+
+
+def _figure(
+    ratios: tuple[float, ...], tokens_per_second: float, traces: Sequence[Trace], same: bool
+) -> Figure:
+    devices = [device.name for device in traces[0].header.devices]
+    detail = {"same_tokens": same, "tokens_per_second": round(tokens_per_second, 2), "devices": devices}
+    return Figure(ratios, f"of {ALONE}", same, detail)
+
+
+def _speed(*traces: Trace) -> float:
+    """Return decoded tokens per second over all of the runs."""
+    from traces.metrics import measure
+
+    found = [measure(trace) for trace in traces]
+    return sum(m.tokens for m in found) / sum(m.decode_seconds or 0.0 for m in found)
+
+
+def _ids(traces: Iterable[Trace]) -> list[list[int]]:
+    return [trace.token_ids() for trace in traces]
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Return the paper's tables, by the profile's pair."""
+    return tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
+def _retained(key: str) -> dict[str, dict[str, Any]]:
+    tables: Mapping[str, Any] = published().get(key, {})
+    return {
+        name: {
+            column: round(with_it / without, 3)
+            for column, without, with_it in zip(
+                table["columns"], table["separate"], table["pipeline"], strict=True
+            )
+        }
+        for name, table in tables.items()
+    }
+
+
+def lines(reports: Sequence[Report], left_out: Mapping[str, str]) -> list[str]:
+    """Return the reports as a person reads them."""
+    found = list[str]()
+    for report in reports:
+        found.append(f"{report.title} · {report.clock} · PEARL, gamma {report.gamma}")
+        found.append(f"  {'placement':22}{'tokens/s':>10}{'of separate':>13}{'from':>8}{'to':>8}  devices")
+        for name, figure in report.figures.items():
+            row = figure.to_dict()
+            shares = f"{figure.median:>13.3f}{row['min']:>8.3f}{row['max']:>8.3f}"
+            note = "" if figure.valid else " (other tokens: not comparable)"
+            devices = ", ".join(row["devices"])
+            found.append(f"  {name:22}{row['tokens_per_second']:>10.1f}{shares}  {devices}{note}")
+        for table, columns in report.published.items():
+            each = [share for column, share in columns.items() if column != "average"]
+            shares = f"{fmean(each):>13.3f}{min(each):>8.3f}{max(each):>8.3f}"
+            found.append(f"  {f'published, {table}':32}{shares}")
+        found.append("")
+    return found + [f"left out: {why}" for why in left_out.values()]
