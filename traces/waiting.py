@@ -21,7 +21,8 @@ Reason = Literal["draft", "verify", "communication", "queue", "host"]
 """What an idle device waits for, in this order of precedence:
 
 `draft` the drafter works on another device; `verify` the target does; `communication` data is moved elsewhere;
-`queue` only devices of its own side work, so it has not been given a turn; `host` no other device works.
+`queue` it has not been given a turn: only devices of its own side work, or a target forward that it has a stage of is on
+another device; `host` no other device works.
 The gaps between the forwards of one draft belong to the host whatever else runs: the device has its job already.
 """
 BandKind = Literal["both", "draft", "target", "none"]
@@ -76,12 +77,14 @@ def waits(trace: Trace) -> list[Wait]:
     """Return every idle stretch of every device in the decode window, by device, then by time."""
     found: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
     roles = {d.name: d.role for d in trace.header.devices}
+    stages = _stages(trace)
     for start, end, work in _states(trace):
         for device, role in roles.items():
             if work.get(device) is not None:
                 continue
             others = [s for name, s in work.items() if name != device and s is not None]
-            reason = "host" if device in work else _reason(role, others)
+            passing = any(device in stages.get(s.id - s.rank, ()) for s in others)
+            reason = "host" if device in work else "queue" if passing else _reason(role, others)
             row = found[device]
             if row and row[-1].end == start and row[-1].reason == reason:
                 row[-1] = row[-1]._replace(end=end)
@@ -163,6 +166,15 @@ def wasted(trace: Trace) -> list[Span]:
 def side(span: Span) -> str:
     """Return the side a span works for: `drafter` or `target`."""
     return "drafter" if span.model == "drafter" else "target"
+
+
+def _stages(trace: Trace) -> dict[int, set[str]]:
+    """Return the devices that do a target forward together, by the leader's span."""
+    found: dict[int, set[str]] = {}
+    for span in trace.spans:
+        if side(span) == "target":
+            found.setdefault(span.id - span.rank, set()).add(span.device)
+    return {leader: devices for leader, devices in found.items() if len(devices) > 1}
 
 
 def _reason(role: str, others: Iterable[Span]) -> Reason:

@@ -60,7 +60,7 @@ def test_the_drafter_s_move_costs_only_where_drafting_is_the_longer_half(found):
     """Llama 2: 5 x 20.0 ms and a move of 1.3 ms go on beside a forward of 108.5 ms. Llama 3.1: 5 x 22.5 ms beside 111.1 ms."""
     llama2, llama3 = (found[0][title] for title in ("Llama 2 7B / 70B", "Llama 3.1 8B / 70B"))
     assert llama2.figures["pipeline, 4 stages"].median == pytest.approx(1, abs=1e-4)
-    assert llama3.figures["pipeline, 4 stages"].median < 0.995
+    assert llama3.figures["pipeline, 4 stages"].median == pytest.approx(0.99, abs=0.004)
 
 
 def test_a_person_reads_placements_beside_what_is_published(found):

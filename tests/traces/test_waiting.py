@@ -48,6 +48,30 @@ def test_a_later_prefill_of_a_rebuilt_worker_belongs_to_decoding():
     assert waiting.decode_window(trace) == (30, 70)
 
 
+def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewhere():
+    devices = tuple(Device(name, role, name, "virtual") for name, role in (("a", "drafter+target"), ("b", "target"), ("c", "drafter+target")))  # fmt: skip
+    trace = trace_of(devices=devices, end=60)
+    for rank, name in enumerate("abc"):
+        trace.add(Span(3 + rank, name, "verify", 10 * rank, 10 * rank + 10, "target", 1, 0, 1, 0, "done", rank=rank))  # fmt: skip
+    trace.add(Span(6, "c", "draft", 0, 15, "drafter", 1, 0, 1, 0, "done"))
+    trace.add(Span(7, "a", "draft", 30, 45, "drafter", 1, 0, 1, 0, "done"))
+    trace.add(Span(8, "c", "verify", 50, 60, "target", 2, 0, 1, 0, "done"))  # by that device alone
+    found = [(w.device, w.start, w.end, w.reason) for w in waiting.waits(trace)]
+    assert found == [
+        ("a", 10, 30, "queue"),
+        ("a", 45, 50, "host"),
+        ("a", 50, 60, "verify"),
+        ("b", 0, 10, "queue"),
+        ("b", 20, 30, "queue"),
+        ("b", 30, 45, "draft"),
+        ("b", 45, 50, "host"),
+        ("b", 50, 60, "queue"),
+        ("c", 15, 20, "queue"),
+        ("c", 30, 45, "draft"),
+        ("c", 45, 50, "host"),
+    ]
+
+
 def test_busy_merges_what_touches_and_leaves_out_empty_spans():
     trace = trace_of(
         ("d", "draft", 10, 20, "drafter"),
