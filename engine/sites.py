@@ -54,8 +54,8 @@ class Seat(NamedTuple):
     @property
     def stages(self) -> tuple[Stage | None, ...]:
         """Which part of the model each of its workers holds; None for all of it."""
-        whole = [None] * len(self.singles)
-        return tuple(Stage(i, len(whole)) if self.split else None for i in range(len(whole)))
+        count = len(self.singles)
+        return tuple(Stage(i, count) if self.split else None for i in range(count))
 
 
 class Pipeline(NamedTuple):
@@ -380,9 +380,7 @@ def _remembering(loader: Loader) -> Loader:
         windows = getattr(getattr(model, "shape", None), "windows", ())
         return model if any(windows) else Remembered(model)
 
-    return lambda **_: (
-        once()
-    )  # a stage of a pipeline asks the whole model, too: its part of the time is the profile's
+    return lambda **_: once()  # stages ask the whole model, too: their share of its time is the profile's
 
 
 def _rate(tokens: str) -> float:

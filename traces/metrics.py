@@ -233,9 +233,7 @@ def _forwards(trace: Trace) -> list[Span]:
             shares.setdefault(span.id - span.rank, []).append(span)
             if span.rank == 0:
                 leaders.append(span)
-    return [
-        replace(s, end=s.start + _covered(shares[s.id])) if len(shares[s.id]) > 1 else s for s in leaders
-    ]
+    return [replace(s, end=s.start + _covered(shares[s.id])) if len(shares[s.id]) > 1 else s for s in leaders]
 
 
 def _covered(spans: Iterable[Span]) -> int:

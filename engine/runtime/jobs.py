@@ -218,7 +218,7 @@ Job: TypeAlias = (
     | Measure
 )
 CONTROL = (Begin, Retire, Judge, Tokens, Drop, Export)
-"""Jobs answered at once, never queued behind another run's, round's or model's forward. They only read what others wait for."""
+"""Jobs answered at once, never queued behind another run's, round's or model's forward."""
 
 
 class Facts(NamedTuple):

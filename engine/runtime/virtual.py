@@ -241,9 +241,7 @@ class VirtualWorker:
         """Hold the devices for one forward."""
         model: str = getattr(job, "model", "target")
         asked, lanes = (model, stamp.rows, stamp.context), self.lanes(model)
-        if isinstance(
-            job, Import
-        ):  # the link copies; the device that waits for the rows is held, the other one goes on
+        if isinstance(job, Import):  # the device that waits for the rows is held; the one that sends goes on
             await self._hold(stamp, self._latency.move_us(model, stamp.rows), state, lanes)
             return
         if isinstance(job, Prefill | Score) and job.stage is not None:
