@@ -34,9 +34,6 @@ from engine.types import Layout, Limits, Sampling
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
 
-SLACK = 96
-"""KV rows beyond prompt and output, for trees."""
-
 
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
@@ -70,6 +67,11 @@ class Cluster:
     def depth(self) -> int:
         """Layers of the drafter; 0 without one, or where it has none."""
         return self.placement.depth
+
+    @property
+    def context(self) -> int:
+        """Positions that both models know."""
+        return self.pair.context
 
     @property
     def devices(self) -> int:
@@ -127,7 +129,7 @@ class Cluster:
             begin = Begin(
                 sampling,
                 min(layout.batch, len(ids)),
-                max(map(len, ids)) + limits.max_new_tokens + SLACK,
+                max(map(len, ids)) + limits.max_new_tokens + layout.slack,
                 self.placement.vocab_size,
                 layout.packing,
                 next(self._numbers),

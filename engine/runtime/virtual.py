@@ -29,7 +29,6 @@ from engine.runtime.jobs import (
     Reply,
     Score,
     Stamp,
-    Tokens,
 )
 from engine.runtime.sharing import Processor
 from engine.runtime.worker import Ticket
@@ -186,10 +185,10 @@ class VirtualWorker:
             self._scoring[job.scores] = state.reply
         if isinstance(job, Drop):
             self._scoring.pop(job.scores, None)
-        if isinstance(job, CONTROL) and not isinstance(job, Judge | Tokens):
+        if isinstance(job, CONTROL) and not isinstance(job, Judge):
             state.reply.set_result(self._host.handle(job))
         else:
-            work = self._judge(job, state) if isinstance(job, Judge | Tokens) else self._forward(job, state)
+            work = self._judge(job, state) if isinstance(job, Judge) else self._forward(job, state)
             task = self._loop.create_task(self._finish(work, state))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -239,7 +238,7 @@ class VirtualWorker:
         parts = self._latency.parts(*asked, job.fuzzy, lanes, stamp.batch) if lanes > 1 else ()
         await self._hold(stamp, us, state, lanes, self._processor, parts)
 
-    async def _judge(self, job: Judge | Tokens, state: _Job) -> Reply:
+    async def _judge(self, job: Judge, state: _Job) -> Reply:
         if (scoring := self._scoring.get(job.scores)) is not None:
             await asyncio.wait([scoring])
         done = self._host.handle(job)
