@@ -43,6 +43,10 @@ def reference():
             ("pearl", {"gamma": 3}),
             ("tree", {"width": 3, "depth": 4}),
             ("easyspec", {"gamma": 4}),
+            ("prompt_lookup", {"ngram": 2, "copy": 5}),
+            ("assisted", {"start": 3}),
+            ("lookahead", {"level": 4, "window": 6}),
+            ("ouroboros", {"gamma": 4}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
@@ -61,7 +65,7 @@ def _facts(trace: Trace) -> tuple[list[object], ...]:
         replace(d, p=d.p and round(d.p, 3), q=d.q and round(d.q, 3), top_p=(), top_q=())
         for d in map(strip, trace.decisions)
     ]
-    told = (trace.rounds, trace.commits, trace.documents, trace.copies)
+    told = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
     return rounded, *(list(map(strip, rows)) for rows in told)
 
 
@@ -86,7 +90,17 @@ def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
             assert again.text == trace.text
 
 
-@pytest.mark.parametrize(("method", "config"), [("pearl", {"gamma": 3}), ("dsi", {}), ("tree", {})])
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        ("pearl", {"gamma": 3}),
+        ("dsi", {}),
+        ("tree", {}),
+        ("assisted", {}),
+        ("lookahead", {}),
+        ("ouroboros", {}),
+    ],
+)
 def test_the_trace_tells_the_whole_story(cluster, method, config):
     trace = cluster.run(method, PROMPT, config=config, limits=Limits(40))
     spans = {s.id: s for s in trace.spans}
