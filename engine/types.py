@@ -237,7 +237,7 @@ class Pooled(NamedTuple):
     model: str
     """Whose window it is: `target` or `drafter`."""
     window: tuple[Gram, ...]
-    """Its levels; the last one is what the model said last."""
+    """The levels of the last forward, and below them what the model said; nothing once no column is left."""
     gained: tuple[Gram, ...]
     """The n-grams added or met again, in order."""
     size: int

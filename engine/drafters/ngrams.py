@@ -67,6 +67,8 @@ class Window:
     def __init__(self, prompt: Sequence[int] | np.ndarray, level: int, columns: int) -> None:
         self.level = level
         self.levels = [[int(prompt[i * len(prompt) // columns]) for i in range(columns)]]
+        self.seen: tuple[Gram, ...] = ()
+        """The levels of the last forward, and below them what the model said; nothing once no column is left."""
 
     def tree(self, last: int, room: int) -> Tree:
         """Return the window's rows, level by level, for a forward after a prefix.
@@ -87,10 +89,11 @@ class Window:
 
     def move(self, said: Sequence[int]) -> list[Gram]:
         """Take what the model said after the prefix and after each row of `tree`; return the n-grams found, one a column."""
-        width = len(self.levels[0])
+        width, self.seen = len(self.levels[0]), ()
         if not width:
             return []
         self.levels.append(list(said[-width:]))
+        self.seen = tuple(map(tuple, self.levels))
         if len(self.levels) < self.level:
             return []
         grams = list(zip(*self.levels, strict=True))
@@ -153,10 +156,10 @@ class Lookahead:
                     nodes[at, token] = len(tokens)
                     tokens.append(DraftToken(token, at))
                 at = nodes[at, token]
-        return Draft(tuple(tokens), chain.lease, grams=tuple((last, *tail) for tail in tails if tail))
+        grams = dict.fromkeys((last, *tail) for tail in tails if tail)
+        return Draft(tuple(tokens), chain.lease, grams=tuple(grams))
 
     def told(self) -> Pooled:
         """Return what happened since the last call, for the trace."""
         gained, self._gained = tuple(self._gained), []
-        window = tuple(map(tuple, self.window.levels)) if self.window.levels[0] else ()
-        return Pooled(self._model, window, gained, len(self.pool))
+        return Pooled(self._model, self.window.seen, gained, len(self.pool))

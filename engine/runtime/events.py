@@ -227,7 +227,7 @@ class Pooled:
     model: str
     """Whose window it is: `target` or `drafter`."""
     window: Grams
-    """The look-ahead window after the round, level by level; the first level begins with the last token of its forward."""
+    """The look-ahead window of the round's last forward, level by level, and below it what the model said; may be empty."""
     tried: Grams
     """N-grams of the pool that the judged draft tried, each with the token it comes after."""
     gained: Grams

@@ -86,7 +86,7 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, trace.occupancy):
         if row.device not in devices:
             yield f"device {row.device!r} is not among the header's"
-    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies):
+    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled):
         several = row.sequence == -1 and isinstance(row, Span)
         if not several and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
