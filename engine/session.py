@@ -139,6 +139,10 @@ class Cluster:
         finally:
             self._busy.release()
 
+    def count(self, prompt: Prompt) -> int:
+        """Return how many tokens a prompt has, with what the chat template puts around it."""
+        return len(self._ids(prompt))
+
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
         if layout.drafters and not self.placement.base.drafters:
@@ -159,13 +163,15 @@ class Cluster:
                 raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
         return tuple(found)
 
-    def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            ids = self.pair.encode(prompt)
-        elif prompt and isinstance(prompt[0], int):
-            ids = [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
-        else:
-            ids = self.pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
+            return self.pair.encode(prompt)
+        if prompt and isinstance(prompt[0], int):
+            return [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
+        return self.pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
+
+    def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
+        ids = self._ids(prompt)
         if not ids:
             raise UsageError("the prompt is empty; type some text")
         vocab = self.placement.vocab_size
