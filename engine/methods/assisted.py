@@ -1,6 +1,6 @@
 """Assisted generation: a draft length that follows the last round, and drafts that stop where the drafter is unsure.
 
-Source: assisted generation of Hugging Face transformers, PEARL's baseline (section 4). Lossless.
+Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4). Lossless.
 After a round that accepts all of its draft the next one is 2 tokens longer, otherwise 1 shorter. A draft ends early
 after a token whose own probability is low; that token stays, since a draft that left it out would favour likely ones.
 """
@@ -37,7 +37,7 @@ class Config:
 
 @method(
     title="Assisted generation",
-    source="transformers, as in PEARL",
+    source="Gante 2023, as in PEARL",
     config=Config,
     layout=lambda _: Layout(turns=True),
 )

@@ -1,6 +1,6 @@
 """Prompt lookup: draft what followed the last few tokens where they stood before, in the prompt or the output.
 
-Source: prompt lookup decoding (Saxena 2023), ParallelSpec's baseline PLD (section 4). Lossless.
+Source: prompt lookup decoding (Saxena 2023), ParallelSpec's baseline PLD (section 5). Lossless.
 No drafter: the last 3 tokens are looked up, then the last 2, then the last one. Where nothing matches, the round is one
 plain target forward.
 """
