@@ -34,9 +34,6 @@ from engine.types import Layout, Limits, Sampling
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
 
-SLACK = 96
-"""KV rows beyond prompt and output, for trees."""
-
 
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
@@ -70,6 +67,11 @@ class Cluster:
     def depth(self) -> int:
         """Layers of the drafter; 0 without one, or where it has none."""
         return self.placement.depth
+
+    @property
+    def context(self) -> int:
+        """Positions that both models know."""
+        return self.pair.context
 
     @property
     def devices(self) -> int:
@@ -135,7 +137,7 @@ class Cluster:
             begin = Begin(
                 sampling,
                 min(layout.batch, len(ids)),
-                max(map(len, ids)) + limits.max_new_tokens + SLACK,
+                max(map(len, ids)) + limits.max_new_tokens + layout.slack,
                 self.placement.vocab_size,
                 layout.packing,
                 next(self._numbers),
@@ -144,6 +146,10 @@ class Cluster:
             return recording.trace
         finally:
             self._busy.release()
+
+    def count(self, prompt: Prompt) -> int:
+        """Return how many tokens a prompt has, with what the chat template puts around it."""
+        return len(self._ids(prompt))
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
@@ -165,13 +171,15 @@ class Cluster:
                 raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
         return tuple(found)
 
-    def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            ids = self.pair.encode(prompt)
-        elif prompt and isinstance(prompt[0], int):
-            ids = [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
-        else:
-            ids = self.pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
+            return self.pair.encode(prompt)
+        if prompt and isinstance(prompt[0], int):
+            return [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
+        return self.pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
+
+    def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
+        ids = self._ids(prompt)
         if not ids:
             raise UsageError("the prompt is empty; type some text")
         vocab = self.placement.vocab_size

@@ -7,7 +7,7 @@ tokens known so far), gamma the draft length, n the number of accepted draft tok
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -110,6 +110,8 @@ class Layout:
     """Whether drafter and target take turns: they may then share devices where there are too few."""
     packing: Packing = Packing()
     """How their forwards are packed."""
+    slack: int = 96
+    """KV rows that a sequence needs beyond prompt and output: those of a forward's tree."""
 
 
 class RowRef(NamedTuple):
@@ -140,6 +142,13 @@ class DraftToken:
     """Its number in the run; -1 for one that no drafter made."""
 
 
+Tree: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Ids and parents of rows after a prefix; parents are indices into them, -1 for the prefix's last token."""
+NO_TREE: Tree = ((), ())
+Gram: TypeAlias = tuple[int, ...]
+"""Tokens that stand one after the other."""
+
+
 class Source(NamedTuple):
     """Where the tokens of a draft were copied from."""
 
@@ -160,6 +169,8 @@ class Draft:
     """Keeps the q rows alive."""
     source: Source | None = None
     """Where the tokens were copied from; None when they were not. Parts and sums of a draft have none."""
+    grams: tuple[Gram, ...] = ()
+    """The n-grams of a pool that it tries, each with the token they come after. Parts and sums of a draft have none."""
 
     @classmethod
     def empty(cls) -> Draft:
@@ -222,6 +233,19 @@ class Prefix:
         )
 
 
+class Pooled(NamedTuple):
+    """What a pool of n-grams took since it was asked last, and the window that feeds it."""
+
+    model: str
+    """Whose window it is: `target` or `drafter`."""
+    window: tuple[Gram, ...]
+    """The levels of the last forward, and below them what the model said; nothing once no column is left."""
+    gained: tuple[Gram, ...]
+    """The n-grams added or met again, in order."""
+    size: int
+    """N-grams held."""
+
+
 class Judged(NamedTuple):
     """One decision of an acceptance rule, about one drafted token or about a token the target drew itself."""
 
@@ -267,6 +291,8 @@ class Verdict:
     """Id of the target's span."""
     forward: int = 0
     """Rows of draft that the judged forward had seen."""
+    best: tuple[int, ...] = ()
+    """The most probable token after the prefix, after each drafted one and after each row beside, where asked for."""
 
     @property
     def all_accepted(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traces import waiting
+from traces.ngrams import ngrams
 from traces.sources import copies
 from traces.tokens import decoding_clock, ghosts, working_devices
 from traces.trees import trees
@@ -21,7 +22,7 @@ def state_at(trace: Trace, t: float) -> dict[str, Any]:
     Returns:
         `texts` (one per sequence), `tokens` committed, drafted tokens `lost` so far, the last round's `step`,
         the `copies` that it judged (see `traces.sources.copies`), the step of the last draft `tree` judged (0: none
-        yet), ids of the spans `running`, the number `ended`, and per device that takes part what it is `doing`: a kind
+        yet), that of the last one with `ngrams`, ids of the spans `running`, the number `ended`, and per device that takes part what it is `doing`: a kind
         of span, `waits: <reason>`, or nothing (before decoding and after the end).
     """
     clock = decoding_clock(trace)
@@ -41,6 +42,7 @@ def state_at(trace: Trace, t: float) -> dict[str, Any]:
         "lost": sum(1 for g in ghosts(trace) if g["t"] <= t),
         "step": step,
         "tree": max((tree["step"] for tree in trees(trace) if tree["t"] <= t), default=0),
+        "ngrams": max((row["step"] for row in ngrams(trace) if row["t"] <= t), default=0),
         "copies": [c for c in copies(trace) if c["step"] == step],
         "running": [s.id for s in running],
         "ended": sum(1 for s in spans if clock(s.end) <= t),

@@ -19,7 +19,7 @@ from engine.runtime import events
 
 APPLICATION_ID = 0x53505343
 """Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-REVISION = "0005"
+REVISION = "0006"
 """The newest revision in `migrations/versions`."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -241,6 +241,19 @@ class Copied(_Row, table=True):
     length: int
 
 
+class Pooled(_Row, table=True):
+    """What a round did with a pool of n-grams."""
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    step: int
+    sequence: int
+    model: str = _code(*MODELS)
+    window: tuple[tuple[int, ...], ...] = _json()
+    tried: tuple[tuple[int, ...], ...] = _json()
+    gained: tuple[tuple[int, ...], ...] = _json()
+    size: int
+
+
 class Piece(_Row, table=True):
     """How a token id reads."""
 
@@ -276,6 +289,7 @@ ROWS: dict[type[Any], Table] = {
     events.Commit: _table(Token),
     events.Document: _table(Document),
     events.Copied: _table(Copied),
+    events.Pooled: _table(Pooled),
     events.Occupancy: _table(Occupancy),
 }
 """The table of each kind of row; its columns are those of the event, after `run` and `number`."""

@@ -17,6 +17,7 @@ from traces import metrics, waiting
 from traces.batches import packings
 from traces.figures import figure_rows, figure_texts
 from traces.layers import layers
+from traces.ngrams import ngrams
 from traces.pool import pool
 from traces.sources import copies, sources
 from traces.tokens import committed, decoding_clock, ghosts, span_fates, working_devices
@@ -79,6 +80,7 @@ def _state(traces: Sequence[Trace]) -> str:
 def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
     tokens, lost, rounds = list(committed(trace)), list(ghosts(trace)), _rounds(trace)
     copied = copies(trace)
+    grams = [] if redact_prompt else ngrams(trace)  # a window begins with tokens of the prompt
     if redact_prompt:
         lost = _without_copies(lost, copied)
     clock = decoding_clock(trace)
@@ -94,9 +96,10 @@ def _run(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
         "sequences": list(range(len(trace.header.prompts))),
         "tokens": tokens,
         "ghosts": lost,
-        "pieces": _pieces(trace, [*tokens, *lost]),
+        "pieces": _pieces(trace, [*tokens, *lost], grams),
         "rounds": rounds,
         "copies": copied,
+        "ngrams": grams,
         "layers": layers(trace),
         "packings": packings(trace),
         "pool": pool(trace),
@@ -298,7 +301,11 @@ def _identity(trace: Trace, baseline: Trace) -> dict[str, Any] | None:
     return {"same": not differs, "at": same if differs else None, "length": length, "final": ended}
 
 
-def _pieces(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the texts of all token ids that appear in a top list."""
+def _pieces(
+    trace: Trace, rows: Sequence[Mapping[str, Any]], grams: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the texts of all token ids that appear in a top list, or as ids in an n-gram or a window."""
     ids = {int(token) for row in rows for key in ("top_p", "top_q") for token, _ in row.get(key, ())}
+    for row in grams:
+        ids.update(*row["window"], *row["gained"], *(tried["ids"] for tried in row["tried"]))
     return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}

@@ -123,6 +123,8 @@ class PromptRow:
 
     text: str
     category: str = ""
+    line: int = 1
+    """Its line in the file, from 1."""
 
 
 def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
@@ -170,7 +172,7 @@ def _row(path: Path, number: int, line: str) -> PromptRow:
         if isinstance(value, list) and value:
             value = value[0]
         if isinstance(value, str):
-            return PromptRow(value, str(row.get("category", "")))
+            return PromptRow(value, str(row.get("category", "")), number)
     raise UsageError(f"{path} line {number} has none of turns, prompt, question, text")
 
 

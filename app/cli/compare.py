@@ -1,18 +1,20 @@
 """Decode the same prompts with several methods and compare text and speed.
 
-A method for batches decodes all prompts in one run, the others have a run for each. Prompt i draws with the seed i higher.
+A method for batches decodes all prompts in one run, or those of a category that stand together; the others have a run
+for each. Prompt i draws with the seed i higher. Prompts of a file that are too long for the models are left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import uuid
 from typing import Any
 
 from app.cli import common
-from app.cli.run import batches_of, open_store, recorded, result_of
+from app.cli.run import open_store, recorded, result_of
 from engine.errors import UsageError
 from engine.methods import METHODS, find
 from engine.runtime.events import Trace
@@ -36,22 +38,24 @@ def run(args: argparse.Namespace) -> int:
     """Run them, the baseline first."""
     keys = method_keys(args.methods)
     sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
-    traces: dict[str, list[Trace]] = {key: [] for key in keys}
+    traces: dict[str, dict[int, Trace]] = {key: {} for key in keys}
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
+        rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
         prompts = [common.prompt_for(args, row) for row in rows]
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
             for key in keys:
-                parts = batches_of(key, prompts)
-                if i < len(parts):
+                if part := _parts(key, rows).get(i):
                     options = {"sampling": common.seeded(sampling, i), "limits": limits, "group": group}
-                    traces[key].append(recorded(store, cluster, key, parts[i], options))
+                    traces[key][i] = recorded(store, cluster, key, [prompts[k] for k in part], options)
+    first = traces[BASELINE][0].header
     result = {
         "prompts": len(rows),
-        "runtime": traces[keys[0]][0].header.runtime,
-        "profile": traces[keys[0]][0].header.profile or None,
+        "skipped": skipped,
+        "runtime": first.runtime,
+        "profile": first.profile or None,
         "methods": {key: _summary(traces[key], traces[BASELINE], rows) for key in keys},
     }
     if args.json:
@@ -71,15 +75,59 @@ def method_keys(text: str) -> list[str]:
     return list(dict.fromkeys([BASELINE, *keys]))
 
 
-def _summary(runs: list[Trace], base: list[Trace], rows: list[common.PromptRow]) -> dict[str, Any]:
-    results = [result_of(t) for t in runs]
-    summary = {**_figures(runs, base), "runs": [r["run_id"] for r in results], "config": results[0]["config"]}
-    categories = dict.fromkeys(r.category for r in rows if r.category)
-    if categories and len(runs) == len(base):
-        chosen = {c: [i for i, r in enumerate(rows) if r.category == c] for c in categories}
-        summary["categories"] = {
-            c: _figures([runs[i] for i in s], [base[i] for i in s]) for c, s in chosen.items()
-        }
+def _fitting(
+    args: argparse.Namespace, cluster: Any, rows: list[common.PromptRow]
+) -> tuple[list[common.PromptRow], list[dict[str, Any]]]:
+    """Return the rows that fit the models' context with their output, and what is to be said of the others.
+
+    Raises:
+        UsageError: None fits.
+    """
+    fitting, skipped = list[common.PromptRow](), list[dict[str, Any]]()
+    new, context = args.max_new_tokens, cluster.context
+    for row in rows:
+        tokens = cluster.count(common.prompt_for(args, row))
+        if tokens + new <= context:
+            fitting.append(row)
+        else:
+            reason = f"{tokens} tokens and {new} new ones are more than the context of {context}"
+            skipped.append({"line": row.line, "category": row.category, "tokens": tokens, "reason": reason})
+    if not fitting:
+        raise UsageError(
+            f"no prompt of {args.prompt_file} fits; line {skipped[0]['line']}: {skipped[0]['reason']}; shorten the prompts "
+            "or lower --max-new-tokens"
+        )
+    return fitting, skipped
+
+
+def _parts(method: str, rows: list[common.PromptRow]) -> dict[int, list[int]]:
+    """Return the prompts of each run of a method, by the first of them.
+
+    One each; for a method that decodes batches all prompts of a category that stand together.
+    """
+    numbers = range(len(rows))
+    if not find(method).batched:
+        return {i: [i] for i in numbers}
+    together = [list(part) for _, part in itertools.groupby(numbers, key=lambda i: rows[i].category)]
+    return {part[0]: part for part in together}
+
+
+def _summary(runs: dict[int, Trace], base: dict[int, Trace], rows: list[common.PromptRow]) -> dict[str, Any]:
+    def figures(category: str | None) -> dict[str, Any]:
+        """Return the figures of a category's runs, by their first prompts; of all runs for None."""
+        mine, theirs = (
+            [t for i, t in each.items() if category in (None, rows[i].category)] for each in (runs, base)
+        )
+        return _figures(mine, theirs)
+
+    every = list(runs.values())
+    summary = {
+        **figures(None),
+        "runs": [t.header.run_id for t in every],
+        "config": result_of(every[0])["config"],
+    }
+    if categories := dict.fromkeys(r.category for r in rows if r.category):
+        summary["categories"] = {c: figures(c) for c in categories}
     return summary
 
 
@@ -123,6 +171,9 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 def _print(result: dict[str, Any]) -> None:
     clock = f"virtual · {result['profile']}" if result["profile"] else f"measured · {result['runtime']}"
     print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {clock}")
+    for row in result["skipped"]:
+        named = f" ({row['category']})" if row["category"] else ""
+        print(f"left out: line {row['line']}{named}: {row['reason']}")
     print(f"{'method':16}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>10}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"

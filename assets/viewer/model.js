@@ -30,6 +30,7 @@ function stateAt(run, t) {
     step: stepAt(run, t),
     copies: copiesAt(run, t),
     tree: treeAt(run, t)?.step ?? 0,
+    ngrams: ngramsAt(run, t)?.step ?? 0,
     running: running.sort((a, b) => a - b),
     ended,
     doing,
@@ -45,6 +46,11 @@ function stepAt(run, t) {
 function copiesAt(run, t) {
   const step = run.copies.length ? stepAt(run, t) : 0;
   return run.copies.filter((copy) => copy.step === step);
+}
+
+/** The last round at time t that used a pool of n-grams, or undefined. */
+function ngramsAt(run, t) {
+  return run.ngrams.findLast((row) => row.t <= t);
 }
 
 /** The distinct times of all runs' `commits` or `rejections`, ascending. */

@@ -49,9 +49,14 @@ function runTables(run) {
   const work = run.tracks.flatMap((track) => [...workOf(track), ...waitsOf(track)]);
   const from = (r) => run.copies.filter((copy) => copy.step === r.step && copy.sequence === r.sequence)
     .map((copy) => `${sourceName(run, copy)}, token ${copy.start + 1}`)[0] ?? "–";
-  const rounds = run.rounds.slice(0, MOST_ROUNDS)
-    .map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t), ...(run.copies.length ? [from(r)] : [])]);
-  const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : [])];
+  const pooled = (r) => {
+    const row = run.ngrams.find((other) => other.step === r.step && other.sequence === r.sequence);
+    return row ? [row.tried.length, row.gained.length, row.size] : ["–", "–", "–"];
+  };
+  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t),
+    ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : [])]);
+  const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : []),
+    ...(run.ngrams.length ? ["n-grams tried", "n-grams learnt", "in the pool"] : [])];
   const more = run.rounds.length - rounds.length;
   return [
     el("h4", {}, runName(run)),

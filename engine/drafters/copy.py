@@ -1,8 +1,9 @@
 """Drafts by copying: what followed the last tokens where they stood before, in the text itself or in a document.
 
-Source: LLMA (Yang et al. 2023, arXiv:2304.04487), as EMS-SD uses it (section 4.1: match length 2, copy length 7).
-The papers do not say which of several matches is copied. Here the longest one wins, up to `LONGER` tokens more than
-asked for, and among equally long ones the latest: documents are read in order, then the sequence as it grows.
+Source: LLMA (Yang et al. 2023, arXiv:2304.04487), as EMS-SD uses it (section 4.1: match length 2, copy length 7), and
+prompt lookup (Saxena 2023). The longest match wins, and among equally long ones the latest or the first: documents are
+read in order, then the sequence as it grows. LLMA does not say how long a match may be; here up to `LONGER` tokens more
+than asked for.
 """
 
 from __future__ import annotations
@@ -23,21 +24,31 @@ LONGER = 3
 class Copier:
     """Copies for one growing sequence; its answer is a function of the sequence and the documents.
 
-    Every n-gram keeps the place after its latest occurrence, so a call costs what the sequence has grown by, however
-    long the texts are.
+    Every n-gram keeps the place after its latest (or first) occurrence, so a call costs what the sequence has grown by,
+    however long the texts are.
 
     Args:
         documents: Token ids of the texts to copy from besides the sequence itself.
         match: How many of the last tokens must stand together elsewhere; at least 1.
         copy: Tokens to copy at most; at least 1.
+        longest: Last tokens compared at most; `LONGER` more than `match` when left out.
+        latest: Whether the latest of equally long matches is copied; otherwise the first.
     """
 
-    def __init__(self, documents: Sequence[Sequence[int]] = (), match: int = 2, copy: int = 7) -> None:
-        self.match, self.copy = match, copy
+    def __init__(
+        self,
+        documents: Sequence[Sequence[int]] = (),
+        match: int = 2,
+        copy: int = 7,
+        *,
+        longest: int = 0,
+        latest: bool = True,
+    ) -> None:
+        self.match, self.copy, self.latest = match, copy, latest
         self._documents = [[int(token) for token in document] for document in documents]
         self._text: list[int] = []
         self._places: dict[int, dict[tuple[int, ...], tuple[int, int]]] = {
-            n: {} for n in range(match + LONGER, match - 1, -1)
+            n: {} for n in range(longest or match + LONGER, match - 1, -1)
         }
         for number, document in enumerate(self._documents):
             self._index(number, document, 0)
@@ -78,7 +89,9 @@ class Copier:
         """Note the n-grams before every token from index `known` on: only what is followed by a token can be copied."""
         for n, places in self._places.items():
             for end in range(max(known, n), len(text)):
-                places[tuple(text[end - n : end])] = (number, end)
+                gram = tuple(text[end - n : end])
+                if self.latest or gram not in places:
+                    places[gram] = (number, end)
 
     def _copy(self, number: int, start: int) -> tuple[int, ...]:
         if number >= 0:

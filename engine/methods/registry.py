@@ -28,6 +28,11 @@ class Situation(Protocol):
         ...
 
     @property
+    def context(self) -> int:
+        """Positions that the models know."""
+        ...
+
+    @property
     def devices(self) -> int:
         """How many devices may share a drafter's layers."""
         ...

@@ -13,15 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import IO, Any, ClassVar, Literal, TypeAlias, get_args
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
-`part`, the power of `occupancy`, and cells and rank of `span`."""
+`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """(token id, probability), most probable first."""
+Grams: TypeAlias = tuple[tuple[int, ...], ...]
+"""Rows of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,25 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """What a round did with a pool of n-grams: those it tried, those it learnt, and the window that feeds the pool."""
+
+    tag: ClassVar[str] = "pooled"
+    step: int
+    sequence: int
+    model: str
+    """Whose window it is: `target` or `drafter`."""
+    window: Grams
+    """The look-ahead window of the round's last forward, level by level, and below it what the model said; may be empty."""
+    tried: Grams
+    """N-grams of the pool that the judged draft tried, each with the token it comes after."""
+    gained: Grams
+    """N-grams that the pool took, in order; one may come again."""
+    size: int
+    """N-grams in the pool after the round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """How a token id reads, sent once before its first use in a run."""
 
@@ -253,7 +274,7 @@ class Footer:
     error: str = ""
 
 
-Row: TypeAlias = Span | Part | Round | Decision | Commit | Document | Copied | Piece | Occupancy
+Row: TypeAlias = Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Piece | Occupancy
 Event: TypeAlias = Header | Row | Footer
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
 
@@ -270,6 +291,7 @@ class Trace:
     commits: list[Commit] = field(default_factory=list[Commit])
     documents: list[Document] = field(default_factory=list[Document])
     copies: list[Copied] = field(default_factory=list[Copied])
+    pooled: list[Pooled] = field(default_factory=list[Pooled])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     footer: Footer | None = None
@@ -291,6 +313,8 @@ class Trace:
                 self.documents.append(event)
             case Copied():
                 self.copies.append(event)
+            case Pooled():
+                self.pooled.append(event)
             case Piece():
                 self.pieces[event.token] = event.text
             case Occupancy():
@@ -313,7 +337,7 @@ class Trace:
         return trace
 
     def rows(self) -> Iterator[Row]:
-        """All rows by kind: pieces, spans, parts, rounds, decisions, commits, documents, copies, occupancy."""
+        """All rows by kind: pieces, spans, parts, rounds, decisions, commits, documents, copies, pools, occupancy."""
         yield from (Piece(t, s) for t, s in self.pieces.items())
         yield from self.spans
         yield from self.parts
@@ -322,6 +346,7 @@ class Trace:
         yield from self.commits
         yield from self.documents
         yield from self.copies
+        yield from self.pooled
         yield from self.occupancy
 
     def events(self) -> Iterator[Event]:

@@ -15,11 +15,9 @@ from engine.model.slots import PROVISIONAL, LanguageModel, Rows, Slots
 from engine.model.stage import Border
 from engine.runtime.jobs import Stamp
 from engine.runtime.packing import Alignment, padded
-from engine.types import Packing, Prefix
+from engine.types import NO_TREE, Packing, Prefix, Tree
 
-Tree = tuple[tuple[int, ...], tuple[int, ...]]
-"""Ids and parents of a draft; parents are indices into it, -1 for the prefix's last token."""
-NO_DRAFT: Tree = ((), ())
+NO_DRAFT = NO_TREE
 
 
 class Forwards:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.accept import judge
-from engine.draws import Draws, Key, facts, propose_token, warp
+from engine.draws import Draws, argmax, facts, propose_token, softmax
 from engine.model.fuzzy import Alone
 from engine.model.slots import Rows
 from engine.model.stage import Border
@@ -41,7 +41,6 @@ from engine.runtime.jobs import (
     Retire,
     Score,
     Stamp,
-    Tokens,
 )
 from engine.runtime.slab import attach
 from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
@@ -83,7 +82,7 @@ class Host:
 
     def scored(self, job: Job) -> bool:
         """Whether the job can be done now: what it judges has been scored."""
-        return not isinstance(job, Judge | Tokens) or job.scores in self._scores
+        return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
         """Execute one job; `stopped` is asked between forwards."""
@@ -116,8 +115,6 @@ class Host:
             case Judge():
                 logits, prefix = self._scores[job.scores]
                 value = self._judge([job], [logits], [prefix], stamps)[0]
-            case Tokens():
-                value = self._tokens(job)
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
@@ -161,10 +158,11 @@ class Host:
         draws = [self._draws(p.sequence) for p in prefixes]
         ids: list[list[int]] = [[] for _ in prefixes]
         logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
+        unsure = set[int]()
         for step in range(max(job.counts, default=0)):
-            if stopped():
+            active = [i for i, count in enumerate(job.counts) if count > step and i not in unsure]
+            if stopped() or not active:
                 break
-            active = [i for i, count in enumerate(job.counts) if count > step]
             drafts = [NO_DRAFT] * len(active)
             out = self.forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
             for i, rows in zip(active, out, strict=True):
@@ -176,6 +174,8 @@ class Host:
                     self._write(job.rows[i][step], q)
                 ids[i].append(token)
                 logits[i].append(row)
+                if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
+                    unsure.add(i)
                 prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
         return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
 
@@ -192,14 +192,23 @@ class Host:
         return tuple(Proposed(*row) for row in zip(ids, probabilities, tops, strict=True))
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | bytes | None:
+        kind = "draft" if job.greedy else "verify"
         model, border = _part(job)
-        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, "verify", border=border)
+        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, border=border)
         if border is not None and border.left is not None:
             return border.left
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])
             return None
-        return self._judge(job.judges, logits, job.prefixes, stamps)
+        if job.greedy:
+            logits = [rows[:, : self._vocab_size] for rows in logits]
+            each = zip(job.judges, logits, job.prefixes, strict=True)
+            verdicts = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in each)
+        else:
+            verdicts = self._judge(job.judges, logits, job.prefixes, stamps)
+        if not job.best:
+            return verdicts
+        return tuple(replace(v, best=tuple(argmax(r))) for v, r in zip(verdicts, logits, strict=True))
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._own][row]
@@ -218,34 +227,23 @@ class Host:
     ) -> tuple[Verdict, ...]:
         start = time.perf_counter_ns()
         each = zip(jobs, logits, prefixes, strict=True)
-        verdicts = tuple(self._decide(job, rows, prefix) for job, rows, prefix in each)
+        verdicts = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in each)
         judged = sum(len(job.draft) for job in jobs)
         stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return verdicts
 
-    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix) -> Verdict:
+    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, sampling: Sampling) -> Verdict:
         verdict = judge(
             logits[job.skip :],
             job.draft,
             self._q_row,
             sequence=prefix.sequence,
             position=len(prefix) + job.skip,
-            sampling=self._sampling,
+            sampling=sampling,
             draws=self._draws(prefix.sequence),
             bonus=job.bonus,
         )
         return replace(verdict, draft=Draft.empty())
-
-    def _tokens(self, job: Tokens) -> tuple[int, ...]:
-        logits, prefix = self._scores[job.scores]
-        picked = logits[list(job.rows)]
-        if self._sampling.greedy:
-            return tuple(picked.argmax(-1).tolist())
-        draws = self._draws(prefix.sequence)
-        return tuple(
-            draws.choose(Key(len(prefix) + row, "target"), p)
-            for row, p in zip(job.rows, warp(picked, self._sampling), strict=True)
-        )
 
     def _measure(self, job: Measure) -> float:
         model = self.forwards.models[job.model]

@@ -104,6 +104,8 @@ class Propose:
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
     """Slab rows to write q to, per prefix; empty for greedy drafts."""
+    stop_below: float = 0.0
+    """A draft ends after a token whose own probability is less."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,10 @@ class Score:
     scores: int
     judges: tuple[Judge, ...] = ()
     """Judge at once, one for each prefix: one round trip less."""
+    best: bool = False
+    """Whether the verdicts bring the most probable token after every row, those that nobody judges included."""
+    greedy: bool = False
+    """Judge at temperature 0, whatever the run's: the model drafts by decoding alone, and may know more tokens."""
     stage: Stage | None = None
 
 
@@ -174,14 +180,6 @@ class Judge:
     draft: Draft
     bonus: bool
     skip: int
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The target's own draw at rows of kept scores (for pools). Value: tuple of ids."""
-
-    scores: int
-    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -213,11 +211,10 @@ Job: TypeAlias = (
     | Grow
     | Score
     | Judge
-    | Tokens
     | Drop
     | Measure
 )
-CONTROL = (Begin, Retire, Judge, Tokens, Drop, Export)
+CONTROL = (Begin, Retire, Judge, Drop, Export)
 """Jobs answered at once, never queued behind another run's, round's or model's forward."""
 
 

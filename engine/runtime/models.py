@@ -20,9 +20,8 @@ from engine.runtime.jobs import (
     Propose,
     Proposed,
     Score,
-    Tokens,
 )
-from engine.types import Draft, DraftToken, Prefix, RowRef, Verdict
+from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Verdict
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -62,11 +61,15 @@ class Model:
         self._cached = {p.sequence: p.tokens[:-1] for p in prefixes}
 
     @overload
-    async def propose(self, prefix: Prefix, n: int, *, sampled: bool = True) -> Draft: ...
-    @overload
-    async def propose(self, prefix: Sequence[Prefix], n: int, *, sampled: bool = True) -> list[Draft]: ...
     async def propose(
-        self, prefix: Prefix | Sequence[Prefix], n: int, *, sampled: bool = True
+        self, prefix: Prefix, n: int, *, sampled: bool = True, stop_below: float = 0.0
+    ) -> Draft: ...
+    @overload
+    async def propose(
+        self, prefix: Sequence[Prefix], n: int, *, sampled: bool = True, stop_below: float = 0.0
+    ) -> list[Draft]: ...
+    async def propose(
+        self, prefix: Prefix | Sequence[Prefix], n: int, *, sampled: bool = True, stop_below: float = 0.0
     ) -> Draft | list[Draft]:
         """Draft up to n tokens after the prefix, or after each of several, each from its own forward.
 
@@ -74,6 +77,7 @@ class Model:
             prefix: The tokens so far, drafted ones included.
             n: How many; fewer, or none, where the output would end before.
             sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, take the argmax (rule 2).
+            stop_below: End a draft after a token whose own probability is less; the token stays.
         """
         run = self._run
         prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
@@ -84,7 +88,8 @@ class Model:
         spans = run.reserve(max(counts, default=0) * lanes)
         proposed: Sequence[tuple[Proposed, ...]] = [()] * len(prefixes)
         if any(counts):
-            job = Propose(self.name, prefixes, counts, sampled, tuple(lease.rows for lease in leases))
+            slab_rows = tuple(lease.rows for lease in leases)
+            job = Propose(self.name, prefixes, counts, sampled, slab_rows, stop_below)
             self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}
             proposed = (await run.call(self, job, spans)).value
             self._cached |= {
@@ -170,24 +175,67 @@ class Model:
         return Scores(self._run, self, prefix, draft)
 
     @overload
-    async def verify(self, prefix: Prefix, draft: Draft) -> Verdict: ...
+    async def verify(self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None) -> Verdict: ...
     @overload
     async def verify(self, prefix: Sequence[Prefix], draft: Sequence[Draft]) -> list[Verdict]: ...
     async def verify(
-        self, prefix: Prefix | Sequence[Prefix], draft: Draft | Sequence[Draft]
+        self,
+        prefix: Prefix | Sequence[Prefix],
+        draft: Draft | Sequence[Draft],
+        *,
+        beside: Tree | None = None,
     ) -> Verdict | list[Verdict]:
-        """Score a draft and judge it, or one draft for each of several prefixes, in one job."""
+        """Score a draft and judge it, or one draft for each of several prefixes, in one job.
+
+        Args:
+            prefix: The tokens so far.
+            draft: What is judged.
+            beside: Rows of the same forward that nobody judges, none or more, for a single prefix. The verdict's `best`
+                then has the most probable token after every row.
+        """
         prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
         drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
         spans = self._run.reserve(3 * self.lanes)
         judges = tuple(_judge(spans[0], d) for d in drafts)
-        job = Score(self.name, prefixes, tuple((d.ids, d.parents) for d in drafts), spans[0], judges)
+        trees = tuple(_tree(d, beside or NO_TREE) for d in drafts)
+        job = Score(self.name, prefixes, trees, spans[0], judges, best=beside is not None)
         reply = await self._run.call(self, job, spans)
         verdicts = [
             replace(verdict, draft=d, mode=_mode(len(d), len(d)), span=spans[0], forward=len(d))
             for verdict, d in zip(reply.value, drafts, strict=True)
         ]
         return verdicts[0] if isinstance(prefix, Prefix) else verdicts
+
+    async def decode(self, prefix: Prefix, guesses: Draft, beside: Tree) -> tuple[Draft, tuple[int, ...]]:
+        """Draft by one forward of greedy decoding: the guesses that are what this model says, and one token more.
+
+        Args:
+            prefix: The tokens so far, drafted ones included.
+            guesses: Tokens that may come next; the output has room for one more than their longest path.
+            beside: Rows of the same forward that nobody judges.
+
+        Returns:
+            The chain drafted (rule 2 judges it), and the most probable token after the prefix, each guess and each
+            row beside.
+        """
+        run, spans = self._run, self._run.reserve(self.lanes)
+        judge = (_judge(spans[0], guesses),)
+        job = Score(self.name, (prefix,), (_tree(guesses, beside),), spans[0], judge, best=True, greedy=True)
+        verdict: Verdict = (await run.call(self, job, spans)).value[0]
+        said = [j for j in verdict.judged if j.outcome not in ("rejected", "discarded")]
+        tokens = tuple(
+            run.teller.drafted(
+                prefix.sequence, j.position, DraftToken(j.token, at - 1, None, j.p, j.top_p, spans[0])
+            )
+            for at, j in enumerate(said)
+        )
+        return Draft(tokens), verdict.best
+
+
+def _tree(draft: Draft, beside: Tree) -> Tree:
+    """Return the rows of a draft, then those beside it."""
+    parents = (parent if parent < 0 else parent + len(draft) for parent in beside[1])
+    return (*draft.ids, *beside[0]), (*draft.parents, *parents)
 
 
 class Forward:
@@ -268,11 +316,6 @@ class Scores:
         self._forward.show("pre-verify" if mode == "pre-verify" else "verify")
         reply = await run.finish(self._model, deciding, run.reserve(2 * self._model.lanes))
         return replace(reply.value, draft=draft, mode=mode, span=self.number, forward=self._rows)
-
-    async def tokens(self, rows: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the target's own draw at these rows; 0 is the prefix's last token."""
-        reply = await self._run.call(self._model, Tokens(self.number, rows), range(0))
-        return reply.value
 
 
 def _judge(scores: int, draft: Draft, bonus: bool = True, skip: int = 0) -> Judge:

@@ -24,7 +24,6 @@ from engine.runtime.jobs import (
     Score,
     Stage,
     Stamp,
-    Tokens,
 )
 from engine.runtime.worker import Ticket, Worker
 
@@ -74,7 +73,7 @@ class PipelineWorker:
             if isinstance(job, Score):
                 self._scoring[job.scores] = reached, reply
             self._start(self._pass(job, stopped, reached), reply)
-        elif isinstance(job, Judge | Tokens):
+        elif isinstance(job, Judge):
             self._start(self._judge(job), reply)
         else:
             if isinstance(job, Begin):
@@ -122,7 +121,7 @@ class PipelineWorker:
                 reached.set_result(None)
         return Reply(reply.value, tuple(stamps))
 
-    async def _judge(self, job: Judge | Tokens) -> Reply:
+    async def _judge(self, job: Judge) -> Reply:
         """Judge where the logits are; the job is sent while the last stage still works."""
         reached, scored = self._scoring[job.scores]
         await reached

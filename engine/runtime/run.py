@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from engine.runtime.batch import Batch
 from engine.runtime.events import Part, Row, Span, SpanKind
@@ -17,6 +17,9 @@ from engine.runtime.slab import Slab
 from engine.runtime.telling import Committed, Teller
 from engine.runtime.worker import Ticket, Worker
 from engine.types import Draft, Prefix, Verdict
+
+if TYPE_CHECKING:
+    from engine.drafters.ngrams import Lookahead
 
 
 class Clock(Protocol):
@@ -125,12 +128,13 @@ class Run:
         """Tokens the (first) sequence can still take."""
         return self.sequences[0].room - len(self.x)
 
-    def commit(self, *verdicts: Verdict, kept: Draft | None = None) -> None:
+    def commit(self, *verdicts: Verdict, kept: Draft | None = None, pool: Lookahead | None = None) -> None:
         """Append the verdicts' tokens, up to where their sequences end. Emits decisions, tokens and the round.
 
         Args:
             verdicts: One for each sequence of the round.
             kept: Drafted tokens that still may be judged, although a target's own token was emitted.
+            pool: Where the round's drafts came from, or what it taught; recorded.
         """
         alive = {token.number for token in kept.tokens} if kept else set[int]()
         step, now = self.step, self.clock()
@@ -142,6 +146,8 @@ class Run:
                 prompt = sequence.x.tokens[: sequence.prompt_length]
                 self.teller.later(partial(self.teller.prompt, verdict.sequence, prompt))
             self.teller.later(partial(self.teller.round, step, verdict, committed, now))
+            if pool is not None:
+                self.teller.later(partial(self.teller.pooled, step, verdict, pool.told()))
             if over:
                 self.teller.later(partial(self.teller.discard, step, verdict.sequence, alive))
         self.step += 1

@@ -12,7 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.runtime.events import Commit, Copied, Decision, Document, Piece, Round, Row
-from engine.types import DraftToken, Judged, Verdict
+from engine.runtime.events import Pooled as PooledRow
+from engine.types import DraftToken, Judged, Pooled, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +79,14 @@ class Teller:
             self._emit(Copied(step, sequence, *verdict.draft.source, length=len(verdict.draft)))
         counts = (len(verdict.draft), len(verdict.accepted), len(committed))
         self._emit(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
+
+    def pooled(self, step: int, verdict: Verdict, pool: Pooled) -> None:
+        """Tell what a round tried from a pool of n-grams, and what the pool learnt in it."""
+        tried = verdict.draft.grams
+        for gram in (*pool.window, *tried, *pool.gained):
+            self._name(*gram)
+        where = (step, verdict.sequence, pool.model)
+        self._emit(PooledRow(*where, pool.window, tried, pool.gained, pool.size))
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
         """Tell once how the tokens of a prompt read, for a sequence whose drafts are copied."""

@@ -31,7 +31,6 @@ from engine.runtime.jobs import (
     Reply,
     Score,
     Stamp,
-    Tokens,
 )
 from engine.runtime.sharing import Processor
 from engine.runtime.worker import Ticket
@@ -196,10 +195,10 @@ class VirtualWorker:
             self._scoring[job.scores] = state.reply
         if isinstance(job, Drop):
             self._scoring.pop(job.scores, None)
-        if isinstance(job, CONTROL) and not isinstance(job, Judge | Tokens):
+        if isinstance(job, CONTROL) and not isinstance(job, Judge):
             state.reply.set_result(Reply(self._host.handle(job).value, ()))
         else:
-            work = self._judge(job, state) if isinstance(job, Judge | Tokens) else self._forward(job, state)
+            work = self._judge(job, state) if isinstance(job, Judge) else self._forward(job, state)
             task = self._loop.create_task(self._finish(work, state))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -256,7 +255,7 @@ class VirtualWorker:
         parts = self._latency.parts(*asked, job.fuzzy, lanes, stamp.batch) if lanes > 1 else ()
         await self._hold(stamp, us, state, lanes, self._processor, parts)
 
-    async def _judge(self, job: Judge | Tokens, state: _Job) -> Reply:
+    async def _judge(self, job: Judge, state: _Job) -> Reply:
         if (scoring := self._scoring.get(job.scores)) is not None:
             await asyncio.wait([scoring])
         done = self._host.handle(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -123,6 +124,51 @@ def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tm
         assert set(figures["categories"]) == {"cats", "dogs"}
         assert figures["speedup"] > 0.5
     assert result["methods"]["autoregressive"]["speedup"] == 1
+
+
+def test_compare_takes_all_methods_and_has_every_category_of_each(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs", "deer", "boats")
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    common = ["--prompt-file", str(file), "--limit", "4", "--max-new-tokens", "8", *VIRTUAL, *db]
+    code, out, _ = call(capsys, "compare", "--methods", "all", *common, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *METHODS]))
+    assert (result["prompts"], result["skipped"]) == (4, [])
+    for key, method in METHODS.items():
+        figures = result["methods"][key]
+        assert figures["equal_to_autoregressive"] or not method.lossless
+        assert list(figures["categories"]) == ["c", "d", "b"]
+        assert sum(c["tokens"] for c in figures["categories"].values()) == figures["tokens"]
+        for part in (figures, *figures["categories"].values()):
+            assert part["tokens_per_target_forward"] >= 1
+            assert part["speedup"] > 0
+    assert len(result["methods"]["ems"]["runs"]) == 3, "a batch for each category"
+
+
+def test_compare_names_the_prompts_that_are_too_long(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"text": "Hello", "category": "a"}, {"text": "word " * 4000, "category": "b"}]
+    file.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
+    common = ["--methods", "prompt_lookup", "--prompt-file", str(file), *VIRTUAL, *db]
+    code, out, _ = call(capsys, "compare", *common, "--json")
+    assert code == 0
+    result = json.loads(out)
+    (skipped,) = result["skipped"]
+    assert (skipped["line"], skipped["category"]) == (3, "b")
+    assert skipped["tokens"] > 4000
+    assert re.fullmatch(r"\d+ tokens and 16 new ones are more than the context of \d+", skipped["reason"])
+    assert result["prompts"] == 1
+    assert set(result["methods"]["prompt_lookup"]["categories"]) == {"a"}
+    _, out, _ = call(capsys, "compare", *common)
+    assert f"left out: line 3 (b): {skipped['reason']}\n" in out
+    file.write_text(json.dumps(rows[1]), encoding="utf-8")
+    code, _, err = call(capsys, "compare", *common)
+    assert code == 2
+    assert f"no prompt of {file} fits; line 1: {skipped['reason']}; shorten" in err
 
 
 def test_stored_runs_come_back_as_report_export_and_import(capsys, db, tmp_path):

@@ -46,6 +46,15 @@ METHODS = {
     "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
     "llma": ("llma", {"match": 1, "copy": 3}),
     "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),
+    "prompt-lookup-first": ("prompt_lookup", {"ngram": 2, "copy": 3}),
+    "prompt-lookup-latest": ("prompt_lookup", {"ngram": 1, "copy": 2, "which": "latest"}),
+    "assisted-1": ("assisted", {"start": 1, "confidence": 0.0}),
+    "assisted-3-sure": ("assisted", {"start": 3, "confidence": 0.5}),
+    "assisted-2-greedy": ("assisted", {"start": 2, "confidence": 0.4, "drafts": "greedy"}),
+    "lookahead-2": ("lookahead", {"level": 2, "window": 4, "guesses": 4}),
+    "lookahead-3": ("lookahead", {"level": 3, "window": 3, "guesses": 2}),
+    "ouroboros": ("ouroboros", {"gamma": 1, "level": 2, "window": 3, "guesses": 3, "phrases": 2}),
+    "ouroboros-2": ("ouroboros", {"gamma": 2, "level": 3, "window": 2, "guesses": 2, "phrases": 3}),
     "tree-1x3": ("tree", {"width": 1, "depth": 3}),
     "tree-2x1": ("tree", {"width": 2, "depth": 1}),
     "tree-2x2": ("tree", {"width": 2, "depth": 2}),
@@ -213,6 +222,26 @@ def test_at_temperature_0_a_tree_gives_the_argmax_text():
         assert texts == target_joint(Table(52), Sampling(), tokens=12)
 
 
+def dropping(below: float) -> Method:
+    """Return a method with a known error: it drops a drawn token that its drafter finds improbable, and all after it."""
+
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            draft = await run.drafter.propose(run.x, 2, stop_below=below)
+            last = draft.tokens[-1]
+            sure = last.q is not None and run.q_rows[last.q.row][last.id] >= below
+            run.commit(await run.target.verify(run.x, draft if sure else draft[: len(draft) - 1]))
+
+    return decode
+
+
+def test_dropping_a_token_for_its_own_probability_is_found_and_stopping_after_it_is_right():
+    p, q = Table(41), Table(42)
+    assert distance(joint(dropping(0.3), p, q, ONE, 2), target_joint(p, ONE, 2)) > BIASED
+    sure = method("assisted", start=2, confidence=0.3)
+    assert distance(joint(sure, p, q, ONE, 2), target_joint(p, ONE, 2)) < EXACT
+
+
 class AdjacentShare(Enumerated):
     """PEARL's public code: one number for two adjacent tests."""
 
@@ -307,8 +336,15 @@ def test_a_method_of_rule_2_gives_the_very_text_of_autoregressive(seed, sampling
     copied = [
         method("llma", match=m, copy=k, reference=text) for m, k, text in ((1, 7, ""), (2, 3, "0123456701"))
     ]
+    copied += [method("prompt_lookup", ngram=n, which=which) for n, which in ((1, "first"), (3, "latest"))]
+    ahead = [
+        method("lookahead", level=n, window=w, guesses=g) for n, w, g in ((2, 8, 2), (3, 4, 4), (4, 3, 7))
+    ]
+    ahead += [
+        method("ouroboros", gamma=g, level=n, window=5, phrases=k) for g, n, k in ((1, 2, 0), (4, 3, 3))
+    ]
     trees = [method("tree", width=w, depth=d, drafts="greedy") for w, d in ((1, 4), (4, 3), (8, 2))]
-    for decode in [*drafted, *copied, *trees, top_tree(3), top_tree(2, 2, 2)]:
+    for decode in [*drafted, *copied, *ahead, *trees, top_tree(3), top_tree(2, 2, 2)]:
         assert text(decode, seed, sampling) == plain
 
 

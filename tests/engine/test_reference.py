@@ -30,7 +30,7 @@ class Reference:
     """p, q and the two decisions of a round, computed from the whole text each time."""
 
     def __init__(self, p: Logits, q: Logits, sampling: Sampling, draws: Draws, sampled: bool) -> None:
-        self._p, self._q, self._sampling, self._draws = p, q, sampling, draws
+        self.p, self.q, self._sampling, self._draws = p, q, sampling, draws
         self.sampled = sampled and not sampling.greedy
 
     def _pick(self, weights: Sequence[float], position: int, purpose: str, node: int = 0) -> int:
@@ -43,27 +43,31 @@ class Reference:
 
     def draft(self, x: Text) -> int:
         if self.sampled:
-            return self._pick(warp_plainly(self._q(x), self._sampling), len(x), "draft")
-        return int(np.argmax(self._q(x)))
+            return self._pick(warp_plainly(self.q(x), self._sampling), len(x), "draft")
+        return int(np.argmax(self.q(x)))
+
+    def probability(self, x: Text, drafted: int) -> float:
+        """The drafter's probability of a token that it drafted after x."""
+        return float(warp_plainly(self.q(x), self._sampling if self.sampled else ONE)[drafted])
 
     def own(self, x: Text) -> int:
         """The target's own token after x."""
         if self._sampling.greedy:
-            return int(np.argmax(self._p(x)))
-        return self._pick(warp_plainly(self._p(x), self._sampling), len(x), "target")
+            return int(np.argmax(self.p(x)))
+        return self._pick(warp_plainly(self.p(x), self._sampling), len(x), "target")
 
     def check(self, x: Text, drafted: int) -> int:
         """The token that comes after x once `drafted` was drafted there: `drafted` when it is accepted."""
         if not self.sampled:
             return self.own(x)
-        p, q = warp_plainly(self._p(x), self._sampling), warp_plainly(self._q(x), self._sampling)
+        p, q = warp_plainly(self.p(x), self._sampling), warp_plainly(self.q(x), self._sampling)
         if self._draws.value(Key(len(x), "accept")) < min(1, p[drafted] / q[drafted]):
             return drafted
         return self._pick([max(0, a - b) for a, b in zip(p, q, strict=True)], len(x), "residual")
 
     def children(self, x: Text, paths: list[tuple[Text, float]], width: int) -> list[tuple[Text, float]]:
         """The next level of a tree after x: each path with what its level above was ordered by."""
-        rows = [warp_plainly(self._q(x + path), self._sampling if self.sampled else ONE) for path, _ in paths]
+        rows = [warp_plainly(self.q(x + path), self._sampling if self.sampled else ONE) for path, _ in paths]
         if not self.sampled:
             found = [(-p * q, i, t) for i, (_, p) in enumerate(paths) for t, q in enumerate(rows[i]) if q]
             return [([*paths[i][0], t], -minus) for minus, i, t in sorted(found)[:width]]
@@ -81,7 +85,7 @@ class Reference:
         """The token that comes after x once these siblings were drafted there, in this order."""
         if not self.sampled:
             return self.own(x)
-        p, q = (list(warp_plainly(f(x), self._sampling)) for f in (self._p, self._q))
+        p, q = (list(warp_plainly(f(x), self._sampling)) for f in (self.p, self.q))
         for i, token in enumerate(drafted):
             if self._draws.value(Key(len(x), "accept", i)) < min(1, p[token] / q[token]):
                 return token
@@ -190,6 +194,135 @@ def copied(x: Text, document: Text, match: int, copy: int) -> Text:
     return []
 
 
+def looked_up(x: Text, ngram: int, copy: int, which: str) -> Text:
+    for n in range(ngram, 0, -1):
+        places = [start for start in range(n, len(x)) if x[start - n : start] == x[len(x) - n :]]
+        if places:
+            start, ids = places[0 if which == "first" else -1], list[int]()
+            for i in range(copy):
+                ids.append((x + ids)[start + i])
+            return ids
+    return []
+
+
+def walk(world: Reference, x: Text, guesses: list[Text]) -> Round:
+    """The target's own tokens, for as long as they are the beginning of some guess, and one more."""
+    out: Text = []
+    while not out or any(guess[: len(out)] == out for guess in guesses):
+        out.append(world.own(x + out))
+    return Round(len(out) - 1, tuple(out))
+
+
+def prompt_lookup(world: Reference, x: Text, ngram: int, copy: int, which: str, end: int) -> list[Round]:
+    """Prompt lookup: the last tokens, the longest n-gram first, where they stood before."""
+    rounds = []
+    while len(x) < end:
+        drafts = looked_up(x, ngram, copy, which)[: end - len(x)]
+        rounds.append(walk(world, x, [drafts] if drafts else []))
+        x = [*x, *rounds[-1].emitted]
+    return rounds
+
+
+def assisted(world: Reference, x: Text, start: int, confidence: float, end: int) -> list[Round]:
+    """Assisted generation: two tokens more after a draft that was accepted whole, else one less."""
+    rounds, length = [], start
+    while len(x) < end:
+        drafts, sure = list[int](), True
+        while sure and len(drafts) < length:
+            drafts.append(world.draft(x + drafts))
+            sure = world.probability(x + drafts[:-1], drafts[-1]) >= confidence
+        out: Text = []
+        while len(out) < len(drafts) and out == drafts[: len(out)]:
+            out.append(world.check(x + out, drafts[len(out)]))
+        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
+        length = length + 2 if accepted == len(drafts) else max(1, length - 1)
+        if accepted == len(drafts):
+            out.append(world.own(x + out))
+        x = x + out
+        rounds.append(Round(accepted, tuple(out)))
+    return rounds
+
+
+class Ahead:
+    """Fu et al. 2024: the window's cells computed one by one, and all n-grams in one list, the latest met last."""
+
+    def __init__(self, says: Logits, x: Text, level: int, width: int, most: int) -> None:
+        self._says, self._level, self._most = says, level, most
+        self.met: list[Text] = []
+        self.rows = [[x[i * len(x) // width] for i in range(width)]]
+
+    def after(self, last: int, most: int, room: int) -> list[Text]:
+        """What came after a token in the n-grams that begin with it, the latest first."""
+        found = [g for g in reversed(self.met) if g[0] == last]
+        return [g[1 : 1 + room] for g in found[:most]]
+
+    def meet(self, gram: Text) -> None:
+        """Put an n-gram at the end of the list; of too many that begin alike the first one leaves."""
+        self.met = [*(g for g in self.met if g != gram), gram]
+        alike = [g for g in self.met if g[0] == gram[0]]
+        if len(alike) > self._most:
+            self.met.remove(alike[0])
+
+    def step(self, x: Text, room: int) -> None:
+        """One forward after x, in which the output can still take `room` tokens."""
+        deepest = len(self.rows) - 1
+        self.rows = [[t for j, t in enumerate(row) if j + deepest <= room] for row in self.rows]
+        if not self.rows[0]:
+            return
+        self.rows[0][0] = x[-1]
+        said = []
+        for j in range(len(self.rows[0])):
+            path = self.rows[0][1 : j + 1] + [row[j] for row in self.rows[1:]]
+            said.append(int(np.argmax(self._says(x + path))))
+        self.rows.append(said)
+        if len(self.rows) == self._level:
+            for j in range(len(said)):
+                self.meet([row[j] for row in self.rows])
+            self.rows = self.rows[1:]
+
+
+def lookahead(world: Reference, x: Text, level: int, width: int, most: int, end: int) -> list[Round]:
+    """Fu et al. 2024, algorithm 2."""
+    rounds, ahead = [], Ahead(world.p, x, level, width, most)
+    while len(x) < end:
+        rounds.append(walk(world, x, ahead.after(x[-1], most, end - len(x))))
+        ahead.step(x, end - len(x))
+        x = [*x, *rounds[-1].emitted]
+    return rounds
+
+
+def ouroboros(
+    world: Reference, x: Text, gamma: int, phrases: int, level: int, width: int, most: int, end: int
+) -> list[Round]:
+    """Zhao et al. 2024: lookahead of the drafter, phrases behind its draft, phrases from what was verified."""
+    rounds, ahead = [], Ahead(world.q, x, level, width, most)
+    while len(x) < end:
+        chain: Text = []
+        while len(chain) < min(gamma, end - len(x)):
+            room, y = end - len(x) - len(chain), x + chain
+            guesses = [g for g in ahead.after(y[-1], most, room - 1) if g]
+            more: Text = []
+            while not more or any(g[: len(more)] == more for g in guesses):
+                more.append(int(np.argmax(world.q(y + more))))
+            ahead.step(y, room)
+            chain += more
+        tails = ahead.after(chain[-1], phrases, end - len(x) - len(chain))
+        rounds.append(walk(world, x, [chain, *(chain + tail for tail in tails)]))
+        accepted, emitted = rounds[-1]
+        if accepted < len(chain):
+            said = [emitted[-1]]
+            said += [int(np.argmax(world.p(x + chain[: i + 1]))) for i in range(accepted, len(chain))]
+            for i in range(len(said) - level + 1):
+                ahead.meet(said[i : i + level])
+        whole = [tail for tail in tails if len(tail) == level - 1]
+        ahead.met = [g for g in ahead.met if g[0] != chain[-1] or g[1:] not in whole]
+        for tail in reversed(whole):
+            said = [int(np.argmax(world.p(x + chain + tail[:i]))) for i in range(level - 1)]
+            ahead.meet([chain[-1], *said])
+        x = [*x, *emitted]
+    return rounds
+
+
 def rounds_of(key: str, config: dict, run: ToyRun) -> list[Round]:
     """The rounds of the real method."""
     method = find(key)
@@ -270,6 +403,79 @@ def test_every_round_of_llma_is_that_of_the_reference(match, copy, document, sam
         lengths |= {(len(v.draft) > 0, len(v.accepted)) for v in run.verdicts}
     assert {drafted for drafted, _ in lengths} == {True, False}, "some rounds copy, some are plain"
     assert len(lengths) > 2, "rejections and acceptances both occur"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("which", ["first", "latest"])
+@pytest.mark.parametrize(("ngram", "copy"), [(1, 4), (3, 10), (5, 1)])
+def test_every_round_of_prompt_lookup_is_that_of_the_reference(ngram, copy, which, sampling):
+    lengths = set()
+    for seed in range(4):
+        p = Table(seed, 6, sharpness=3.0)
+        run = ToyRun(p, p, Draws(seed, 0), sampling, 40)
+        found = rounds_of("prompt_lookup", {"ngram": ngram, "copy": copy, "which": which}, run)
+        world = Reference(p, p, sampling, Draws(seed, 0), sampled=False)
+        assert found == prompt_lookup(world, list(PROMPT), ngram, copy, which, len(PROMPT) + 40)
+        lengths |= {(len(v.draft) > 0, len(v.accepted)) for v in run.verdicts}
+    assert {drafted for drafted, _ in lengths} == {True, False}, "some rounds copy, some are plain"
+    assert len(lengths) > 2, "rejections and acceptances both occur"
+
+
+def noisy(seed: int, noise: float) -> tuple[Table, Logits]:
+    """A target, and a drafter that is often right."""
+    p, other = Table(seed, 6, sharpness=2.0), Table(seed + 50, 6)
+    return p, lambda context: p(context) + noise * other(context)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
+@pytest.mark.parametrize(("start", "confidence"), [(1, 0.0), (5, 0.4), (3, 0.7)])
+def test_every_round_of_assisted_generation_is_that_of_the_reference(start, confidence, drafts, sampling):
+    lengths = set()
+    for seed in range(3):
+        p, q = noisy(seed, 0.7)
+        run = ToyRun(p, q, Draws(seed, 0), sampling, 60)
+        config = {"start": start, "confidence": confidence, "drafts": drafts}
+        found = rounds_of("assisted", config, run)
+        world = Reference(p, q, sampling, Draws(seed, 0), drafts == "sampled")
+        assert found == assisted(world, list(PROMPT), start, confidence, len(PROMPT) + 60)
+        lengths |= {len(v.draft) for v in run.verdicts}
+    assert len(lengths) > 1, "the draft length changes"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("level", "window", "guesses"), [(2, 5, 3), (3, 4, 2), (5, 7, 7), (4, 1, 1)])
+def test_every_round_of_lookahead_is_that_of_the_reference(level, window, guesses, sampling):
+    lengths = set()
+    for seed in range(4):
+        p = Table(seed, 6, sharpness=3.0)
+        run = ToyRun(p, p, Draws(seed, 0), sampling, 60)
+        found = rounds_of("lookahead", {"level": level, "window": window, "guesses": guesses}, run)
+        world = Reference(p, p, sampling, Draws(seed, 0), sampled=False)
+        assert found == lookahead(world, list(PROMPT), level, window, guesses, len(PROMPT) + 60)
+        lengths |= {r.accepted for r in found}
+    assert {0, level - 1} <= lengths, "nothing, and a whole n-gram to its last token, is accepted"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("gamma", "phrases", "level", "window", "guesses"),
+    [(4, 3, 3, 5, 4), (1, 2, 2, 3, 2), (6, 0, 5, 7, 7), (3, 4, 4, 2, 6)],
+)
+def test_every_round_of_ouroboros_is_that_of_the_reference(gamma, phrases, level, window, guesses, sampling):
+    lengths, appended = set(), 0
+    for seed in range(4):
+        p, q = noisy(seed, 0.5)
+        run = ToyRun(p, q, Draws(seed, 0), sampling, 60)
+        config = {"gamma": gamma, "phrases": phrases, "level": level, "window": window, "guesses": guesses}
+        found = rounds_of("ouroboros", config, run)
+        world = Reference(p, q, sampling, Draws(seed, 0), sampled=False)
+        expected = ouroboros(world, list(PROMPT), gamma, phrases, level, window, guesses, len(PROMPT) + 60)
+        assert found == expected
+        lengths |= {r.accepted for r in found}
+        appended += sum(len(v.draft.grams) for v in run.verdicts)
+    assert len(lengths) > 2, "rejections and acceptances both occur"
+    assert (appended > 0) == (phrases > 0)
 
 
 SCRIPTS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ import torch
 from engine.accept import Draws, Key, judge, propose_token
 from engine.drafters.tree import next_level, root
 from engine.runtime.race import Race
-from engine.types import Draft, DraftToken, Prefix, RowRef, Sampling, Verdict
+from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Verdict
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""
@@ -159,7 +159,7 @@ class ToyRun:
     def room(self) -> int:
         return self._end - len(self.x)
 
-    def commit(self, verdict: Verdict, kept: Draft | None = None) -> None:
+    def commit(self, verdict: Verdict, kept: Draft | None = None, pool: object = None) -> None:
         self.verdicts.append(verdict)
         self.x = self.x + verdict.emitted
 
@@ -174,7 +174,7 @@ class ToyDrafter:
     run: ToyRun
     logits: Logits
 
-    async def propose(self, prefix: Prefix, n: int, sampled: bool = True) -> Draft:
+    async def propose(self, prefix: Prefix, n: int, sampled: bool = True, stop_below: float = 0.0) -> Draft:
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
         for i in range(n):
             token, q = propose_token(
@@ -185,11 +185,22 @@ class ToyDrafter:
                 sampled=sampled,
             )
             tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q)))
+            probability = (self.logits(context).softmax(-1) if q is None else q)[token]
             context.append(token)
+            if probability < stop_below:
+                break
         return Draft(tuple(tokens))
 
     async def move(self, prefix: Prefix, to: ToyDrafter) -> None:
         """A table has no KV rows."""
+
+    async def decode(self, prefix: Prefix, guesses: Draft, beside: Tree) -> tuple[Draft, tuple[int, ...]]:
+        """Decode greedily: the guesses that are what this model says, and one token more."""
+        rows = rows_of(self.logits, prefix, guesses, beside)
+        where = {"sequence": 0, "position": len(prefix), "sampling": Sampling(), "draws": self.run.draws}
+        verdict = judge(rows, guesses, lambda _: None, **where)
+        chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(verdict.emitted))
+        return Draft(chain), tuple(rows.argmax(-1).tolist())
 
     async def grow(
         self,
@@ -235,13 +246,26 @@ class ToyTarget:
         assert prefix.tokens.tolist() == self.run.x.tokens.tolist(), (
             "scores another prefix than the committed one"
         )
-        contexts = [tuple(prefix.tokens.tolist())]
-        for token in draft.tokens:
-            contexts.append((*contexts[token.parent + 1], token.id))
-        return Scores(self.run, prefix, draft, torch.stack([self.logits(c) for c in contexts]))
+        return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft))
 
-    async def verify(self, prefix: Prefix, draft: Draft) -> Verdict:
-        return await self.score(prefix, draft).judge(draft)
+    async def verify(self, prefix: Prefix, draft: Draft, beside: Tree | None = None) -> Verdict:
+        verdict = await self.score(prefix, draft).judge(draft)
+        if beside is None:
+            return verdict
+        rows = rows_of(self.logits, prefix, draft, beside)
+        return replace(verdict, best=tuple(rows.argmax(-1).tolist()))
+
+
+def rows_of(logits: Logits, prefix: Prefix, draft: Draft, beside: Tree = NO_TREE) -> torch.Tensor:
+    """Return a model's rows after the prefix, after each node of the draft and after each one beside it."""
+    start = tuple(prefix.tokens.tolist())
+    rows = [logits(start)]
+    for ids, parents in ((draft.ids, draft.parents), beside):
+        contexts = [start]
+        for token, parent in zip(ids, parents, strict=True):
+            contexts.append((*contexts[parent + 1], token))
+            rows.append(logits(contexts[-1]))
+    return torch.stack(rows)
 
 
 Method = Callable[[ToyRun], Coroutine[None, None, None]]

@@ -16,6 +16,7 @@ from engine.runtime.events import (
     Occupancy,
     Part,
     Piece,
+    Pooled,
     Round,
     Span,
     Trace,
@@ -114,12 +115,16 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
         *(st.integers(0, 3), sequence, st.integers(-1, DOCUMENTS - 1), st.integers(0, 2**40)),
         *(st.integers(0, 9), st.integers(0, 2**40)),
     )
+    grams = st.lists(st.lists(tokens, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple)
+    pools = st.builds(
+        Pooled, st.integers(0, 3), sequence, st.sampled_from(schema.MODELS), grams, grams, grams, times
+    )
     pieces = st.builds(Piece, tokens, texts)
     power = st.none() | st.floats(0, 2000)
     samples = st.builds(
         Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
     )
-    return rounds | decisions | commits | copies | pieces | samples
+    return rounds | decisions | commits | copies | pools | pieces | samples
 
 
 @st.composite

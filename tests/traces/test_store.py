@@ -8,12 +8,24 @@ import pytest
 from hypothesis import given
 
 from engine.errors import StoreError, UsageError
-from engine.runtime.events import Footer, Header, Part, Row, Span, Trace
+from engine.runtime.events import Footer, Header, Part, Pooled, Row, Span, Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.store import Store
 
-TABLES = ("span", "part", "round", "decision", "token", "document", "copied", "piece", "occupancy", "run")
+TABLES = (
+    "span",
+    "part",
+    "round",
+    "decision",
+    "token",
+    "document",
+    "copied",
+    "pooled",
+    "piece",
+    "occupancy",
+    "run",
+)
 
 
 @pytest.fixture
@@ -237,6 +249,7 @@ def test_every_kind_of_row_is_stored(store):
         Part(trace.spans[0].id, "attention", 1, 3, 5),
         Part(trace.spans[0].id, "exchange", 1, 5, 6),
     ]
+    trace.pooled = [Pooled(1, 0, "target", ((1, 2), (3, 4)), ((5, 6),), (), 7)]
     assert {type(row) for row in trace.rows()} == set(get_args(Row))
     assert isinstance(trace.header, Header)
     store.insert(trace)
@@ -251,6 +264,7 @@ def test_every_kind_of_row_is_stored(store):
         trace.commits,
         trace.documents,
         trace.copies,
+        trace.pooled,
     ]
     rows += [trace.pieces, trace.occupancy, [1]]
     assert list(counts.values()) == [len(part) for part in rows]

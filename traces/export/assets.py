@@ -20,6 +20,7 @@ SCRIPTS = (
     "pool.js",
     "batch.js",
     "layers.js",
+    "ngrams.js",
     "pointer.js",
     "replay.js",
     "tables.js",

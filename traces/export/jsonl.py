@@ -86,7 +86,7 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, trace.occupancy):
         if row.device not in devices:
             yield f"device {row.device!r} is not among the header's"
-    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies):
+    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled):
         several = row.sequence == -1 and isinstance(row, Span)
         if not several and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
@@ -96,6 +96,13 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
             yield f"span {part.span} of a part is not in the trace"
         if not 0 <= part.start <= part.end:
             yield f"a part of span {part.span} lasts from {part.start} to {part.end}"
+    for row in trace.pooled:
+        if row.model not in ("target", "drafter"):
+            yield f"model of a pool is {row.model!r}"
+        if row.size < 0:
+            yield f"a pool holds {row.size} n-grams"
+        if not all((*row.tried, *row.gained)):
+            yield f"step {row.step} has an n-gram without tokens"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in documents:

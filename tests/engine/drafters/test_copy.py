@@ -15,16 +15,16 @@ def array(tokens) -> np.ndarray:
     return np.asarray(tokens, dtype=np.int64)
 
 
-def find(tokens, documents=(), match=2, copy=7):
-    return Copier([array(d) for d in documents], match, copy).find(array(tokens))
+def find(tokens, documents=(), match=2, copy=7, **more):
+    return Copier([array(d) for d in documents], match, copy, **more).find(array(tokens))
 
 
-def naive(text: list[int], documents: list[list[int]], match: int, copy: int):
-    """Look at every place of every text, from the latest to the earliest, for the longest match first."""
-    texts = [*enumerate(documents), (-1, text)]
-    for n in range(match + LONGER, match - 1, -1):
-        for number, other in reversed(texts):
-            for start in range(len(other) - 1, n - 1, -1):
+def naive(text: list[int], documents: list[list[int]], match: int, copy: int, longest=0, latest=True):
+    """Look at every place of every text, from the latest to the earliest (or the reverse), for the longest match first."""
+    texts, way = [*enumerate(documents), (-1, text)], -1 if latest else 1
+    for n in range(longest or match + LONGER, match - 1, -1):
+        for number, other in texts[::way]:
+            for start in range(n, len(other))[::way]:
                 if n <= len(text) and other[start - n : start] == text[len(text) - n :]:
                     ids: list[int] = []
                     for i in range(copy):
@@ -42,6 +42,14 @@ def test_it_finds_what_a_plain_search_finds(text, documents, match, copy, data):
     copier = Copier([array(d) for d in documents], match, copy)
     for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths asked about")):
         assert copier.find(array(text[:length])) == naive(text[:length], documents, match, copy)
+
+
+@given(texts, st.integers(1, 3), st.integers(0, 3), st.booleans(), st.integers(1, 9), st.data())
+def test_first_or_latest_and_the_longest_match_counted_are_chosen(text, match, more, latest, copy, data):
+    options = {"longest": match + more, "latest": latest}
+    copier = Copier([], match, copy, **options)
+    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths asked about")):
+        assert copier.find(array(text[:length])) == naive(text[:length], [], match, copy, **options)
 
 
 @given(texts, texts, st.integers(1, 3), st.integers(1, 9))
@@ -79,6 +87,13 @@ def test_a_match_counts_up_to_three_tokens_more_than_asked_for():
 
 def test_the_latest_of_equal_matches_wins():
     assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), Source(-1, 7, 2))
+
+
+def test_the_first_of_equal_matches_is_copied_where_that_is_asked_for():
+    text = [5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2]
+    assert find(text, match=1, copy=2, longest=2, latest=False) == ((3, 6), Source(-1, 3, 2))
+    assert find(text, match=1, copy=2, longest=1, latest=False) == ((3, 6), Source(-1, 3, 1))
+    assert find([1, 1, 1], match=1, copy=3, latest=False) == ((1, 1, 1), Source(-1, 2, 2))
 
 
 def test_the_sequence_is_later_than_the_documents_and_they_come_in_order():

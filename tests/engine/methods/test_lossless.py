@@ -17,6 +17,15 @@ from tests.engine.methods.pairs import DRAFTERS, make_pair
 CONFIGS = {
     "speculative": [{"gamma": 1}, {"gamma": 5}],
     "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
+    "prompt_lookup": [{}, {"ngram": 1, "copy": 3, "which": "latest"}],
+    "assisted": [{}, {"start": 1, "confidence": 0.0}, {"start": 9, "confidence": 0.9, "drafts": "greedy"}],
+    "lookahead": [{}, {"level": 2, "window": 3, "guesses": 2}, {"level": 8, "window": 20, "guesses": 12}],
+    "ouroboros": [
+        {},
+        {"gamma": 12, "level": 7, "window": 20, "guesses": 20},
+        {"gamma": 1, "level": 2, "phrases": 8, "window": 2},
+        {"phrases": 0},
+    ],
     "dsi": [{}, {"lookahead": 8, "sp": 1}, {"acceptance": "rejection"}],
     "ems": [{}, {"base": "speculative"}, {"match": 1, "unpad_inputs": False, "unpad_kv": False}],
     "tree": [{}, {"width": 1, "depth": 4}, {"width": 12, "depth": 5}, {"width": 3, "drafts": "greedy"}],

@@ -45,6 +45,10 @@ def reference():
             ("pearl co-located", {"gamma": 3, "placement": "co-located"}),
             ("tree", {"width": 3, "depth": 4}),
             ("easyspec", {"gamma": 4}),
+            ("prompt_lookup", {"ngram": 2, "copy": 5}),
+            ("assisted", {"start": 3}),
+            ("lookahead", {"level": 4, "window": 6}),
+            ("ouroboros", {"gamma": 4}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
@@ -61,7 +65,7 @@ def _facts(trace: Trace) -> tuple[list[object], ...]:
     def strip(row, **more):
         return replace(row, **{k: v for k, v in timeless.items() if hasattr(row, k)}, **more)
 
-    told = (trace.rounds, trace.commits, trace.documents, trace.copies)
+    told = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
     return [strip(d, **inexact) for d in trace.decisions], *(list(map(strip, rows)) for rows in told)
 
 
@@ -109,6 +113,9 @@ def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
         ("pearl", {"gamma": 3, "placement": "pipeline"}),
         ("dsi", {}),
         ("tree", {}),
+        ("assisted", {}),
+        ("lookahead", {}),
+        ("ouroboros", {}),
     ],
 )
 def test_the_trace_tells_the_whole_story(cluster, method, config):

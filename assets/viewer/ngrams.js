@@ -1,0 +1,114 @@
+// Look-ahead window and pool of n-grams: of one round, the window, the n-grams it tried and those it learnt.
+
+const MOST_GRAMS = 24;
+INSETS.push(() => new Ngrams());
+
+class Ngrams {
+  constructor() {
+    this.node = el("div", {});
+    this.views = new Map();
+  }
+
+  update(model) {
+    const runs = model.runs.filter((run) => run.ngrams.length);
+    const views = runs.map((run) => this.views.get(run.id) ?? new NgramsView());
+    views.forEach((view, i) => view.update(runs[i]));
+    this.views = new Map(runs.map((run, i) => [run.id, views[i]]));
+    const nodes = views.map((view) => view.node);
+    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
+  }
+
+  at(t) {
+    this.views.forEach((view) => view.at(t));
+  }
+
+  highlight(run, spans) {
+    this.views.forEach((view) => view.point(view.run === run ? spans : new Set()));
+  }
+}
+
+/** Window and pool of one run, at the round that replay has reached or whose work is pointed at. */
+class NgramsView {
+  constructor() {
+    this.t = Infinity;
+    this.pointed = null;
+    this.head = el("div", { class: "ss-gantt-title" });
+    this.note = el("p", { class: "ss-detail", role: "status" });
+    this.body = el("div", { class: "ss-grams-body" });
+    this.node = el("section", { class: "ss-card ss-pool ss-grams" }, this.head, this.note, this.body);
+  }
+
+  update(run) {
+    this.run = run;
+    this.shown = undefined;
+    this.node.setAttribute("aria-label", `Look-ahead and n-grams, ${runName(run)}`);
+    this.head.replaceChildren(el("h3", {}, `Look-ahead and n-grams · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
+      el("span", { class: "ss-note" }, `the ${run.ngrams[0].model} looks ahead`));
+    this.draw();
+  }
+
+  at(t) {
+    this.t = t;
+    this.draw();
+  }
+
+  point(spans) {
+    const round = this.run.rounds.find((r) => spans.has(r.span));
+    this.pointed = round ? this.run.ngrams.find((row) => row.step === round.step && row.sequence === round.sequence) ?? null : null;
+    this.draw();
+  }
+
+  draw() {
+    const row = this.pointed ?? ngramsAt(this.run, this.t) ?? this.run.ngrams[0];
+    if (row === this.shown) return;
+    this.shown = row;
+    this.note.textContent = ngramsSay(row);
+    this.body.replaceChildren(windowTable(this.run, row), triedList(this.run, row), gainedList(this.run, row));
+  }
+}
+
+/** A round in words. */
+function ngramsSay({ step, tried, gained, size }) {
+  const best = Math.max(0, ...tried.map(({ accepted }) => accepted));
+  const some = (n) => `${n} n-gram${n === 1 ? "" : "s"}`;
+  const outcome = tried.length ? `, of the best one ${best} token${best === 1 ? "" : "s"} accepted` : "";
+  return `Step ${step}: ${some(tried.length)} tried${outcome}; ${some(gained.length)} learnt, ${number(size, 0)} in the pool.`;
+}
+
+const gramText = (run, id) => run.pieces[id] ?? `#${id}`;
+
+/** A token as a small box; its text as it reads, with invisible characters shown. */
+function gramToken(run, id, look = "") {
+  const text = gramText(run, id);
+  return el("span", { class: `ss-gram-token ${look}`, title: quoted(text) }, text.trim() ? text.trim() : quoted(text));
+}
+
+/** The window, a row per level, and what the model said below it: once it is full, each column is an n-gram. */
+function windowTable(run, { window }) {
+  if (!window.length) return el("div", {}, el("h4", {}, "Look-ahead window"), el("p", { class: "ss-hint" }, "It has no columns left: the output ends here."));
+  const name = (level) => (level === window.length - 1 ? "said" : `level ${level + 1}`);
+  return el("div", { class: "ss-grams-window" }, el("h4", {}, "Look-ahead window"),
+    el("div", { class: "ss-wide", tabindex: "0", role: "group", "aria-label": "Look-ahead window" }, el("table", {},
+      el("caption", { class: "ss-sr" }, `Look-ahead window, ${window.length} levels and ${window[0].length} columns`),
+      el("tbody", {}, window.map((row, level) => el("tr", {}, el("th", { scope: "row" }, name(level)),
+        row.map((id) => el("td", {}, gramToken(run, id)))))))));
+}
+
+/** The n-grams tried: the token they came after, then what was accepted of them and what was not. */
+function triedList(run, { tried }) {
+  const look = (i, accepted) => (i === 0 ? "ss-gram-first" : i <= accepted ? "ss-gram-accepted" : "ss-gram-lost");
+  const says = ({ ids, accepted }) => `after ${quoted(gramText(run, ids[0]))}: ${ids.slice(1).map((id) => quoted(gramText(run, id))).join(" ")}, ${accepted} accepted`;
+  return gramList("Tried from the pool", "no n-gram of the pool began there", tried.map((gram) =>
+    el("li", { "aria-label": says(gram) }, gram.ids.map((id, i) => gramToken(run, id, look(i, gram.accepted))))));
+}
+
+function gainedList(run, { gained }) {
+  const more = gained.length - MOST_GRAMS;
+  const items = gained.slice(-MOST_GRAMS).reverse().map((ids) => el("li", {}, ids.map((id, i) => gramToken(run, id, i ? "" : "ss-gram-first"))));
+  if (more > 0) items.push(el("li", { class: "ss-hint" }, `and ${more} more`));
+  return gramList("Learnt, the latest first", "none in this round", items);
+}
+
+function gramList(title, none, items) {
+  return el("div", {}, el("h4", {}, title), items.length ? el("ul", { tabindex: "0", role: "group", "aria-label": title }, items) : el("p", { class: "ss-hint" }, none));
+}

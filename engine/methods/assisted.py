@@ -1,0 +1,51 @@
+"""Assisted generation: a draft length that follows the last round, and drafts that stop where the drafter is unsure.
+
+Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4). Lossless.
+After a round that accepts all of its draft the next one is 2 tokens longer, otherwise 1 shorter. A draft ends early
+after a token whose own probability is low; that token stays, since a draft that left it out would favour likely ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.methods.registry import method, setting
+from engine.types import Layout
+
+if TYPE_CHECKING:
+    from engine.runtime.run import Run
+
+LONGER, SHORTER = 2, 1
+"""Tokens by which the draft length changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of assisted generation."""
+
+    start: int = setting(5, "Draft length of the first round.", low=1, high=32)
+    confidence: float = setting(
+        0.4, "End a draft after a token that the drafter gives less probability; 0 never does.", low=0, high=1
+    )
+    drafts: str = setting(
+        "sampled",
+        "How the drafter picks tokens when the temperature is above 0.",
+        choices=("sampled", "greedy"),
+    )
+
+
+@method(
+    title="Assisted generation",
+    source="Gante 2023, as in PEARL",
+    config=Config,
+    layout=lambda _: Layout(turns=True),
+)
+async def decode(run: Run, cfg: Config) -> None:
+    """Draft, verify, adapt the draft length, until the run is done."""
+    length, sampled = cfg.start, cfg.drafts == "sampled"
+    while not run.done:
+        draft = await run.drafter.propose(run.x, length, sampled=sampled, stop_below=cfg.confidence)
+        verdict = await run.target.verify(run.x, draft)
+        length = length + LONGER if verdict.all_accepted else max(1, length - SHORTER)
+        run.commit(verdict)

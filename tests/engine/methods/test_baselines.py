@@ -1,0 +1,260 @@
+"""Prompt lookup, assisted generation, lookahead decoding and Ouroboros: rounds, times and traces on scripted models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import UsageError
+from engine.methods import find
+from engine.types import Limits, Sampling
+from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.test_lossless import assert_same, generate
+from tests.engine.model import tiny
+from tests.engine.runtime.harness import Flat, scripted_cluster
+
+TARGET_US, DRAFTER_US, SAMPLE_US, COMMUNICATE_US = 1000, 250, 30, 20
+JUDGED_US = TARGET_US + SAMPLE_US + COMMUNICATE_US
+WARM = Sampling(0.8, seed=5)
+STORY = "Tell me a story."
+Says = Callable[[np.ndarray], int]
+
+
+def counts_up(path: np.ndarray) -> int:
+    """10, 11, ... 59, 10, ..."""
+    return (int(path[-1]) - 9) % 50 + 10
+
+
+def never(path: np.ndarray) -> int:
+    """Never what `counts_up` says."""
+    return 5
+
+
+def run(method: str, prompt: list[int], new: int, drafter: Says = counts_up, **config):
+    latency = Flat(TARGET_US, DRAFTER_US, SAMPLE_US, COMMUNICATE_US)
+    with scripted_cluster(counts_up, drafter, latency) as cluster:
+        return cluster.run(method, prompt, config=config, limits=cluster.limits(new))
+
+
+def rounds(trace):
+    return [(r.drafted, r.accepted, r.emitted) for r in trace.rounds]
+
+
+def times(trace):
+    """When each round ended, in microseconds of decoding."""
+    start = max(s.end for s in trace.spans if s.kind == "prefill")
+    return [(r.time - start) // 1000 for r in trace.rounds]
+
+
+def rows(trace, kind: str) -> list[int]:
+    return [s.rows for s in trace.spans if s.kind == kind]
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    with engine.open(runtime="local-thread", device="cpu") as cluster:
+        yield cluster
+
+
+# Prompt lookup.
+
+
+@pytest.mark.parametrize(("which", "start"), [("first", 2), ("latest", 6)])
+def test_prompt_lookup_copies_the_first_or_the_latest_match(which, start):
+    prompt = [20, 10, 30, 31, 20, 10, 11, 12, 20, 10]
+    trace = run("prompt_lookup", prompt, 3, which=which, copy=3)
+    assert rounds(trace)[0] == ((3, 0, 1) if which == "first" else (3, 2, 3))
+    copied = trace.copies[0]
+    assert (copied.document, copied.start, copied.match, copied.length) == (-1, start, 2, 3)
+    assert trace.token_ids() == [11, 12, 13]
+
+
+def test_prompt_lookup_without_a_match_is_a_plain_step():
+    trace = run("prompt_lookup", [1, 2, 3, 10], 6)
+    assert rounds(trace) == [(0, 0, 1)] * 6
+    assert times(trace) == [TARGET_US * i for i in range(1, 7)]
+    assert trace.copies == []
+
+
+def test_a_right_copy_of_10_tokens_emits_11():
+    trace = run("prompt_lookup", [*range(10, 60), 10, 11], 33)
+    assert rounds(trace) == [(10, 10, 11)] * 3
+    assert times(trace) == [JUDGED_US * i for i in (1, 2, 3)]
+    assert {s.model for s in trace.spans} == {"target"}
+
+
+# Assisted generation.
+
+
+def test_the_draft_grows_by_two_while_all_of_it_is_accepted():
+    trace = run("assisted", [9, 10], 6 + 8 + 10)
+    assert rounds(trace) == [(5, 5, 6), (7, 7, 8), (9, 9, 10)]
+    ends = np.cumsum([drafted * DRAFTER_US + JUDGED_US for drafted in (5, 7, 9)])
+    assert times(trace) == ends.tolist()
+
+
+def test_the_draft_shrinks_by_one_down_to_one_token():
+    trace = run("assisted", [10], 7, never, start=3)
+    assert rounds(trace) == [(3, 0, 1), (2, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 1)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM])
+def test_a_draft_ends_after_its_first_unsure_token(bundled, sampling):
+    config = {"start": 12, "confidence": 0.5}
+    trace = bundled.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(64))
+    length, lengths = 12, set[int]()
+    for r in trace.rounds:
+        drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
+        assert all(d.q >= 0.5 for d in drafted[:-1]), "it would have ended before"
+        room = 64 - sum(other.emitted for other in trace.rounds[: r.step - 1])
+        assert len(drafted) == min(length, room) or drafted[-1].q < 0.5
+        lengths.add(len(drafted) - min(length, room))
+        length = length + 2 if r.accepted == r.drafted else max(1, length - 1)
+    assert len(lengths) > 2, "some end early, some do not"
+    assert len(rows(trace, "draft")) == sum(r.drafted for r in trace.rounds), "one forward for each token"
+
+
+# Lookahead decoding.
+
+
+def test_guesses_and_window_are_one_forward_in_the_profiles_time():
+    trace = run("lookahead", [10, 11], 80, level=3, window=4, guesses=2)
+    assert len(rows(trace, "verify")) == len(trace.rounds) < 80
+    ends = np.cumsum([JUDGED_US if r.drafted else TARGET_US for r in trace.rounds])
+    assert times(trace) == ends.tolist()
+    assert trace.token_ids() == [(i - 8) % 50 + 10 for i in range(10, 90)]
+    assert {s.model for s in trace.spans} == {"target"}
+    tested = [d for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"]
+    assert {(d.rule, d.draft_span) for d in tested} == {("match", -1)}
+
+
+def test_every_forward_feeds_the_last_token_guesses_and_window_and_no_more():
+    trace = run("lookahead", [10, 11], 80, level=3, window=4, guesses=2)
+    levels, left = 1, 80
+    for r, fed in zip(trace.rounds, rows(trace, "verify"), strict=True):
+        width = max(0, min(4, left - levels + 2))
+        assert fed == 1 + r.drafted + max(0, width * levels - 1)
+        levels, left = 2, left - r.emitted
+
+
+def test_a_whole_ngram_is_accepted_to_its_last_token_and_one_more_follows():
+    trace = run("lookahead", [*range(10, 60)], 60, level=4, window=50, guesses=3)
+    assert max(r.accepted for r in trace.rounds) == 3
+    assert max(r.emitted for r in trace.rounds) == 4
+    assert len(trace.rounds) < 30
+
+
+def test_the_trace_tells_window_and_pool():
+    trace = run("lookahead", [10, 11], 12, level=3, window=2, guesses=2)
+    first, second, third = trace.pooled[:3]
+    assert [p.step for p in trace.pooled] == [r.step for r in trace.rounds]
+    assert (first.window, first.gained, first.size) == (((11, 11), (12, 12)), (), 0)
+    assert second.gained == ((12, 12, 13), (11, 12, 13))
+    assert second.gained == tuple(zip(*second.window, strict=True)), "its columns"
+    assert (second.tried, second.size) == ((), 2)
+    assert third.tried == (), "no n-gram begins with 13 yet"
+    known = {
+        token for p in trace.pooled for rows in (p.window, p.tried, p.gained) for g in rows for token in g
+    }
+    assert known <= set(trace.pieces)
+    tried = {p.step: p.tried for p in trace.pooled}
+    for r in trace.rounds:
+        path = [d.token for d in trace.decisions if d.step == r.step and d.outcome == "accepted"]
+        assert not path or any(list(gram[1 : 1 + len(path)]) == path for gram in tried[r.step])
+
+
+@pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
+@pytest.mark.parametrize("new", [1, 2, 3, 5, tiny.CONTEXT - 1])
+def test_no_row_leaves_the_context_however_wide_the_window(tmp_path_factory, method, new):
+    pair, model = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
+    prompt = list(range(20, 20 + tiny.CONTEXT - new))
+    config = {"level": 8, "window": tiny.CONTEXT - 7, "guesses": 64}
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        trace = cluster.run(method, prompt, config=config, limits=Limits(new))
+        assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
+        with pytest.raises(UsageError, match="context of 64 tokens it must be at least 1 and at most 57"):
+            cluster.run(method, prompt, config=config | {"window": 58}, limits=Limits(new))
+
+
+# Ouroboros.
+
+
+def test_the_drafter_looks_ahead_and_the_target_verifies_draft_and_phrases_at_once():
+    config = {"gamma": 4, "level": 3, "window": 3, "guesses": 2, "phrases": 2}
+    trace = run("ouroboros", [10, 11], 60, **config)
+    assert trace.token_ids() == [(i - 8) % 50 + 10 for i in range(10, 70)]
+    assert all(r.accepted >= min(4, r.emitted - 1) for r in trace.rounds), "a drafter that is right"
+    spans = [s for s in trace.spans if s.kind == "draft"]
+    assert {s.model for s in spans} == {"drafter"}
+    ends = np.cumsum([JUDGED_US + DRAFTER_US * sum(s.step == r.step for s in spans) for r in trace.rounds])
+    assert times(trace) == ends.tolist()
+    assert len(spans) < sum(r.drafted for r in trace.rounds), "n-grams save forwards of the drafter"
+    drafted = {d.draft_span for d in trace.decisions if d.node >= 0}
+    assert drafted >= {s.id for s in spans}, "every forward has its tokens"
+    assert -1 in drafted, "phrases come from no forward"
+
+
+def test_a_phrase_behind_an_accepted_draft_is_accepted_too():
+    config = {"gamma": 4, "level": 3, "window": 3, "guesses": 2, "phrases": 2}
+    trace = run("ouroboros", [10, 11], 150, **config)
+    longest = max(r.accepted for r in trace.rounds)
+    chain = {
+        r.step: sum(d.draft_span >= 0 for d in trace.decisions if d.step == r.step) for r in trace.rounds
+    }
+    assert any(r.accepted == chain[r.step] + 2 for r in trace.rounds), "to its last token"
+    assert longest <= max(chain.values()) + 2
+
+
+def test_without_phrases_the_pool_still_learns_from_rejected_drafts():
+    config = {"gamma": 6, "level": 2, "window": 1, "guesses": 2, "phrases": 0}
+    trace = run(
+        "ouroboros", [10, 11], 30, lambda path: 5 if len(path) % 3 == 0 else counts_up(path), **config
+    )
+    assert trace.token_ids() == [(i - 8) % 50 + 10 for i in range(10, 40)]
+    assert any(p.gained for p in trace.pooled)
+    assert {p.tried for p in trace.pooled} == {()}
+    assert {p.model for p in trace.pooled} == {"drafter"}
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "ouroboros"])
+def test_what_is_drafted_changes_no_token_at_any_temperature(bundled, method):
+    plain = bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(64)).token_ids()
+    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(64))
+    assert trace.token_ids() == plain
+    assert sum(r.accepted for r in trace.rounds) > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "message"),
+    [
+        ("prompt_lookup", {"ngram": 0}, "ngram is 0; it must be at least 1 and at most 16"),
+        ("prompt_lookup", {"copy": 33}, "copy is 33; it must be at least 1 and at most 32"),
+        ("prompt_lookup", {"which": "last"}, "which is 'last'; choose one of first, latest"),
+        ("assisted", {"start": 0}, "start is 0; it must be at least 1 and at most 32"),
+        ("assisted", {"confidence": 1.5}, "confidence is 1.5; it must be at least 0 and at most 1"),
+        ("assisted", {"confidence": "nan"}, "confidence is nan; it must be at least 0 and at most 1"),
+        ("lookahead", {"level": 1}, "level is 1; it must be at least 2 and at most 8"),
+        ("lookahead", {"window": 65}, "window is 65; it must be at least 1 and at most 64"),
+        ("lookahead", {"guesses": 0}, "guesses is 0; it must be at least 1 and at most 64"),
+        ("ouroboros", {"gamma": 0}, "gamma is 0; it must be at least 1 and at most 32"),
+        ("ouroboros", {"phrases": 17}, "phrases is 17; it must be at least 0 and at most 16"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(method, config, message):
+    with pytest.raises(UsageError) as caught:
+        find(method).configure(config)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
+def test_a_window_larger_than_the_context_is_refused(method):
+    found, there = find(method), SimpleNamespace(context=20)
+    found.plan(found.configure({"level": 5, "window": 16}), there)
+    with pytest.raises(UsageError) as caught:
+        found.plan(found.configure({"level": 5, "window": 17}), there)
+    says = "window is 17; with level 5 and a context of 20 tokens it must be at least 1 and at most 16"
+    assert str(caught.value) == says

@@ -1,0 +1,149 @@
+"""Pools of n-grams and look-ahead windows: what the view tells of a round, and how the rows are kept."""
+
+import json
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from engine.errors import UsageError
+from engine.runtime.events import Footer, Round, Trace, to_json
+from tests.engine.runtime.harness import scripted_cluster
+from tests.traces import strategies
+from tests.traces.samples import KINDS, sample_trace
+from traces import migrations
+from traces.export.jsonl import read_file
+from traces.ngrams import ngrams
+from traces.replay import state_at
+from traces.store import Store
+from traces.tokens import decoding_clock
+from traces.view import view_model
+
+
+def counts_up(path) -> int:
+    """10, 11, ... 29, 10, ..."""
+    return (int(path[-1]) - 9) % 20 + 10
+
+
+def ahead(method: str = "lookahead", new: int = 60, **config: object) -> Trace:
+    """Return a run in virtual time that uses a pool."""
+    with scripted_cluster(counts_up, counts_up) as cluster:
+        settings = {"level": 4, "window": 5, "guesses": 3} | config
+        return cluster.run(method, [10, 11], config=settings, limits=cluster.limits(new))
+
+
+@pytest.fixture(scope="module", params=["lookahead", "ouroboros"])
+def trace(request):
+    return ahead(request.param)
+
+
+def test_a_row_tells_how_much_of_every_ngram_was_accepted(trace):
+    rows, clock = ngrams(trace), decoding_clock(trace)
+    assert [r["step"] for r in rows] == [r.step for r in trace.rounds]
+    best = set[int]()
+    for row, told, pooled in zip(rows, trace.rounds, trace.pooled, strict=True):
+        assert row["t"] == clock(told.time)
+        assert (row["size"], row["gained"]) == (pooled.size, [list(gram) for gram in pooled.gained])
+        decided = [d for d in trace.decisions if d.step == row["step"] and d.node >= 0]
+        chain = max((d.node for d in decided if d.draft_span >= 0), default=-1) + 1
+        kept = [d.token for d in decided if d.outcome == "accepted"][chain:]
+        for tried in row["tried"]:
+            tail = tried["ids"][1:]
+            accepted = 0
+            while accepted < len(tail) and tail[: accepted + 1] == kept[: accepted + 1]:
+                accepted += 1
+            assert tried["accepted"] == accepted
+            best.add(accepted)
+    assert {0, 3} <= best or best == {3}, "whole n-grams are accepted"
+
+
+def test_columns_of_a_full_window_are_what_lookahead_learns():
+    for row in ngrams(ahead()):
+        if len(row["window"]) == 4:
+            assert row["gained"] == [list(column) for column in zip(*row["window"], strict=True)]
+
+
+def test_the_view_has_the_text_of_every_token(trace):
+    (run,) = view_model([trace])["runs"]
+    ids = {i for row in run["ngrams"] for gram in (*row["window"], *row["gained"]) for i in gram}
+    ids |= {i for row in run["ngrams"] for tried in row["tried"] for i in tried["ids"]}
+    assert {str(i) for i in ids} <= set(run["pieces"])
+    json.dumps(run["ngrams"], allow_nan=False)
+
+
+def test_a_redacted_view_has_no_window(trace):
+    (run,) = view_model([trace], redact_prompt=True)["runs"]
+    assert run["ngrams"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_without_a_pool_have_none(kind):
+    assert ngrams(sample_trace(kind)) == []
+
+
+def test_while_a_run_goes_on_rounds_that_are_not_complete_are_left_out(trace):
+    events = [trace.header, *trace.rows()]
+    last = trace.rounds[-1]
+    young = Trace.of([e for e in events if e != last and not isinstance(e, Footer)])
+    assert isinstance(last, Round)
+    assert len(ngrams(young)) == len(trace.rounds) - 1
+
+
+def test_replay_tells_the_last_round_that_used_the_pool(trace):
+    clock = decoding_clock(trace)
+    assert state_at(trace, -1e9)["ngrams"] == 0
+    for r in trace.rounds:
+        assert state_at(trace, clock(r.time))["ngrams"] == r.step
+
+
+@strategies.few
+@given(strategies.traces())
+def test_any_trace_has_its_rows(trace):
+    for row in ngrams(trace):
+        assert all(0 <= tried["accepted"] < len(tried["ids"]) for tried in row["tried"])
+
+
+def test_rows_are_written_and_read_again(tmp_path, trace):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(to_json(e) for e in trace.events()))
+    assert read_file(path) == trace
+    with Store(tmp_path / "traces.db") as store:
+        store.insert(trace)
+        assert store.load(trace.header.run_id) == trace
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+        ({"window": (("a",),)}, "window of a pooled is"),
+        ({"model": "nobody"}, "model of a pool is 'nobody'"),
+        ({"size": -1}, "a pool holds -1 n-grams"),
+        ({"tried": ((),)}, "an n-gram without tokens"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(tmp_path, trace, fields, message):
+    wrong = Trace.of(trace.events())
+    wrong.pooled = [replace(trace.pooled[0], **fields)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(to_json(e) for e in wrong.events()))
+    with pytest.raises(UsageError, match=message):
+        read_file(path)
+
+
+def test_a_database_of_revision_5_is_migrated_and_keeps_its_runs(tmp_path):
+    path, old = tmp_path / "traces.db", sample_trace("tree")
+    old.header = replace(old.header, schema=2)
+    with Store(path) as store:
+        store.insert(old)
+    with sqlite3.connect(path) as connection:  # as revision 0005 left it
+        connection.execute("DROP TABLE pooled")
+        connection.execute("UPDATE alembic_version SET version_num = '0005'")
+    connection.close()
+    assert migrations.known("0005")
+    new = ahead(new=12)
+    with Store(path) as store:
+        assert store.load("sample-tree") == old
+        store.insert(new)
+        assert store.load(new.header.run_id) == new
