@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from engine.errors import UsageError
 from engine.model.load import load
 from engine.model.pair import Pair
+from engine.model.remembered import Remembered
 from engine.model.slots import LanguageModel
 from engine.runtime.events import Device, Trace
 from engine.runtime.process import ProcessWorker, Setup
@@ -284,7 +285,7 @@ def tokens_of(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], st
         torch.set_num_threads(1)
         here = Device("cpu:0", "", "", "cpu")
         models = ("drafter", "target") if pair.drafter_path else ("target",)
-        return {m: _loader(pair, m, here) for m in models}, f"{pair.name} pair"
+        return {m: _remembering(_loader(pair, m, here)) for m in models}, f"{pair.name} pair"
     if isinstance(tokens, Trace):
         made, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
     else:
@@ -292,6 +293,18 @@ def tokens_of(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], st
         made, source = bernoulli_pair(_rate(tokens), len(pair.tokenizer), avoid=avoid), tokens
     target, drafter = made
     return {"target": lambda: target, "drafter": lambda: drafter}, source
+
+
+def _remembering(loader: Loader) -> Loader:
+    """Return a loader that loads once: all virtual workers ask one model, which computes nothing twice."""
+
+    @cache
+    def once() -> LanguageModel:
+        model = loader()
+        windows = getattr(getattr(model, "shape", None), "windows", ())
+        return model if any(windows) else Remembered(model)
+
+    return once
 
 
 def _rate(tokens: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
 _FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _INDEX = "model.safetensors.index.json"
+_LLAMA = {
+    "vocab_size": int,
+    "hidden_size": int,
+    "intermediate_size": int,
+    "num_hidden_layers": int,
+    "num_attention_heads": int,
+    "num_key_value_heads": int,
+    "head_dim": int,
+    "max_position_embeddings": int,
+    "rms_norm_eps": float,
+    "hidden_act": str,
+    "attention_bias": bool,
+    "mlp_bias": bool,
+    "tie_word_embeddings": bool,
+}
+"""What a Llama config says, besides its rotation."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -91,19 +108,33 @@ def read_config(directory: Path) -> Any:
         raise ModelError(
             f"{path}: architecture {family} is not supported; supported are {', '.join(FAMILIES)}"
         )
+    if _says_all(raw):
+        return SimpleNamespace(**raw)
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
         raise ModelError(f"{path}: {_first_line(e)}") from None
 
 
-def read_generation_config(directory: Path) -> dict[str, Any]:
-    """Return what generation_config.json says; nothing when there is none.
+def _says_all(raw: Mapping[str, Any]) -> bool:
+    """Return whether a Llama config leaves nothing to the defaults and old spellings that transformers knows.
+
+    Then it is taken as it stands: only importing transformers' class for it takes a second, in every process.
+    """
+    if raw["architectures"] != ["LlamaForCausalLM"] or raw.get("model_type") != "llama":
+        return False
+    given = all(type(raw.get(key)) is kind for key, kind in _LLAMA.items())
+    rope: Any = raw.get("rope_parameters")
+    plain = isinstance(rope, dict) and rope.keys() == {"rope_type", "rope_theta"}
+    return given and plain and rope["rope_type"] == "default" and type(rope["rope_theta"]) is float
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return what a JSON file says; nothing when there is none.
 
     Raises:
         ModelError: It is not a JSON object.
     """
-    path = directory / "generation_config.json"
     raw = _read_json(path) if path.is_file() else {}
     if not isinstance(raw, dict):
         raise ModelError(f"{path} is not a JSON object")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TokenizersBackend
 
 from engine.errors import ModelError, PairError, UsageError
-from engine.model.load import read_config, read_generation_config, resolve
+from engine.model.load import read_config, read_object, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ class Pair:
                 raise PairError(
                     f"{path}: the tokenizer has id {largest}, the model only {config.vocab_size} ids"
                 )
-        ends = read_generation_config(target).get("eos_token_id", configs[0].eos_token_id)
+        ends = read_object(target / "generation_config.json").get("eos_token_id", configs[0].eos_token_id)
         ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
         return cls(
             name=name,
@@ -198,8 +198,11 @@ def _checked(text: str | None) -> str:
 
 
 def _tokenizer(path: Path) -> Any:
+    kind = AutoTokenizer
+    if read_object(path / "tokenizer_config.json").get("tokenizer_class") == TokenizersBackend.__name__:
+        kind = TokenizersBackend  # what Auto would find, a second later: it reads the model's config first
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
         raise ModelError(
             f"{path}: its tokenizer cannot be loaded: {' '.join(str(e).split())[:300]}"

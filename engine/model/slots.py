@@ -116,6 +116,8 @@ class Slots:
         self.parents = np.zeros(shape, dtype=np.int64)
         self.positions = np.zeros(shape, dtype=np.int64)
         self.flags = np.zeros(shape, dtype=np.uint8)
+        self.absent = np.zeros(shape, dtype=bool)
+        """Rows without keys and values (`engine.model.remembered`)."""
         self.sequences = list(range(slots))
         """The sequence that each slot holds."""
         self.aligned = 0
@@ -185,6 +187,7 @@ class Slots:
         if moved:
             self.tokens[slot, :n] = self.tokens[slot, path]
             self.flags[slot, :n] = self.flags[slot, path]
+            self.absent[slot, :n] = self.absent[slot, path]
             self.parents[slot, :n] = np.arange(-1, n - 1)
             self.positions[slot, :n] = np.arange(n)
         trunk = _run(self.flags[slot, :n] == 0) if moved else min(n, self._extents[slot].trunk)
@@ -219,6 +222,7 @@ class Slots:
         self.tokens[slot, start:stop] = rows.tokens[first:end]
         self.parents[slot, start:stop] = parents
         self.flags[slot, start:stop] = flags
+        self.absent[slot, start:stop] = False
         index = np.arange(start, stop)
         plain = not any(flags.tolist()) and parents.tolist() == list(range(start - 1, stop - 1))
         if plain and trunk == start:
