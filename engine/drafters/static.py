@@ -51,7 +51,7 @@ def within(name: str, levels: int, asked: int, what: str) -> Static:
     found = tree(name)
     if not asked and found.depth > levels:
         raise UsageError(
-            f"the tree {name} has {found.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree"
+            f"the tree {name} has {found.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
         )
     return found.cut(asked or levels)
 
@@ -75,20 +75,25 @@ def parse(paths: Any) -> Static:
         UsageError: They are no such lists, too many, one stands there twice, or lacks its parent or an elder sibling.
     """
     if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):  # pyright: ignore[reportUnknownArgumentType]
-        raise UsageError("paths must be a list of nodes, each a list of ranks from 0, such as [[0], [1], [0, 0]]")
-    nodes = [tuple(int(rank) for rank in path) for path in paths]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        raise UsageError(
+            "paths must be a list of nodes, each a list of ranks from 0, such as [[0], [1], [0, 0]]"
+        )
+    nodes: list[tuple[int, ...]] = [tuple(int(rank) for rank in path) for path in paths]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if len(nodes) > MOST_NODES:
         raise UsageError(f"it has {len(nodes)} nodes; there must be at least 1 and at most {MOST_NODES}")
     there = set(nodes)
     if len(there) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
         raise UsageError(f"{[*twice]} stands there twice; name each node once")
-    for node in sorted(nodes, key=lambda node: (len(node), node)):
-        if len(node) > 1 and node[:-1] not in there:
-            raise UsageError(f"{[*node]} has no parent; add {[*node[:-1]]}")
-        if node[-1] and (*node[:-1], node[-1] - 1) not in there:
-            raise UsageError(f"{[*node]} has no elder sibling; add {[*node[:-1], node[-1] - 1]}")
-    return Static(tuple(sorted(nodes, key=lambda node: (len(node), node))))
+    nodes.sort(key=lambda node: (len(node), node))
+    for node in nodes:
+        *elders, rank = node
+        above = tuple(elders)
+        if above and above not in there:
+            raise UsageError(f"{[*node]} has no parent; add {[*above]}")
+        if rank and (*above, rank - 1) not in there:
+            raise UsageError(f"{[*node]} has no elder sibling; add {[*above, rank - 1]}")
+    return Static(tuple(nodes))
 
 
 def _is_path(path: Any) -> bool:

@@ -56,21 +56,20 @@ class Shape(Protocol):
         """Nodes with children at most, the prefix's last token among them."""
         ...
 
-    def counts(self, level: int, above: Sequence[Node], support: Sequence[int]) -> list[int]:
+    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
         """Return how many children each node above gets in a sampled tree.
 
         Args:
-            level: Of the children; 0 is the first.
             above: The R nodes that get children.
             support: Tokens of positive q after each, (R,): it cannot have more children.
         """
         ...
 
-    def best(self, level: int, q: Tensor, above: Sequence[Node]) -> list[Node]:
+    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
         """Return the children in a tree that is a function of the prefix; q is (R, V), or (1, V) for all of them."""
         ...
 
-    def onward(self, level: int, nodes: Sequence[Node]) -> list[int]:
+    def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return which nodes of a level get children, in order."""
         ...
 
@@ -88,7 +87,6 @@ def next_level(
     logits: Tensor,
     above: Sequence[Node],
     shape: Shape,
-    level: int,
     *,
     position: int,
     sampling: Sampling,
@@ -114,10 +112,10 @@ def next_level(
     if sampled and not sampling.greedy:
         q = warp(logits, sampling)
         support = (q > 0).sum(-1).tolist()
-        counts = shape.counts(level, above, support * (len(above) // len(support)))
+        counts = shape.counts(above, support * (len(above) // len(support)))
         return _drawn(q.cpu(), above, counts, position, draws), q
     q = softmax(logits)
-    return shape.best(level, q, above), q
+    return shape.best(q, above), q
 
 
 def line(parent: int, q: Tensor) -> int:
@@ -137,7 +135,7 @@ class Wide:
         """Every node of all levels but the last."""
         return 1 + self.width * (self.depth - 1)
 
-    def counts(self, level: int, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
+    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
         """Return the `width` places that need the fewest rejections; of equal ones those of earlier parents."""
         places = sorted(
             (child - node.path, parent)
@@ -147,7 +145,7 @@ class Wide:
         kept = [parent for _, parent in places]
         return [kept.count(parent) for parent in range(len(above))]
 
-    def best(self, level: int, q: Tensor, above: Sequence[Node]) -> list[Node]:  # noqa: ARG002 - all levels alike
+    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
         """Keep the most probable paths; of equally probable ones those of the earlier parent, then of the lower token id."""
         before = torch.tensor([node.path for node in above], dtype=torch.float64, device=q.device)
         paths = (q.double() * before[:, None]).flatten()
@@ -155,7 +153,7 @@ class Wide:
         nodes = [Node(at // size, at % size, path) for at, path in _largest(paths, self.width)]
         return sorted(nodes, key=lambda node: node.parent)
 
-    def onward(self, level: int, nodes: Sequence[Node]) -> list[int]:  # noqa: ARG002 - all levels alike
+    def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return all of them."""
         return list(range(len(nodes)))
 
@@ -185,17 +183,17 @@ class Static:
         """Return its first levels."""
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
-    def counts(self, level: int, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
+    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
         """Return what the tree says, as far as there are tokens."""
         wanted = _children(self.paths)
         return [min(wanted[node.ranks], most) for node, most in zip(above, support, strict=True)]
 
-    def best(self, level: int, q: Tensor, above: Sequence[Node]) -> list[Node]:  # noqa: ARG002
+    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
         """Return the most probable tokens after each node; of equally probable ones the lower ids."""
         wanted = [_children(self.paths)[node.ranks] for node in above]
         return _best_of_each(q, above, wanted)
 
-    def onward(self, level: int, nodes: Sequence[Node]) -> list[int]:  # noqa: ARG002 - a node knows its place
+    def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return those that have children."""
         return [i for i, node in enumerate(nodes) if node.ranks in _children(self.paths)]
 
@@ -225,15 +223,15 @@ class Dynamic:
         """Nodes that get children."""
         return 1 + self.top * (self.depth - 1)
 
-    def counts(self, level: int, above: Sequence[Node], support: Sequence[int]) -> list[int]:
+    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
         """Raise: which nodes stay depends on the tokens drawn, so such a tree cannot be sampled from q."""
         raise ValueError("a dynamic tree is a function of the prefix; it cannot be sampled")
 
-    def best(self, level: int, q: Tensor, above: Sequence[Node]) -> list[Node]:  # noqa: ARG002 - all levels alike
+    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
         """Return the most probable tokens after each node."""
         return _best_of_each(q, above, [self.top] * len(above))
 
-    def onward(self, level: int, nodes: Sequence[Node]) -> list[int]:  # noqa: ARG002 - all levels alike
+    def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return the most probable paths; of equally probable ones those drafted first."""
         return _first(self.top, [node.path for node in nodes])
 

@@ -152,9 +152,14 @@ def _layer(raw: Any, head: HeadFile, where: Path) -> Shape:
     if not isinstance(raw, dict):
         raise ModelError(f"{where}: shape is {raw!r}; it must hold the fields of a Llama config")
     fields: dict[str, Any] = {str(key): value for key, value in raw.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    fixed = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "vocab_size": head.vocab_size}
+    fixed: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "vocab_size": head.vocab_size,
+    }
+    fields |= fixed
     try:
-        config = LlamaConfig(**{**fields, **fixed})
+        config = LlamaConfig(**fields)
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
         raise ModelError(f"{where}: shape is wrong: {' '.join(str(e).split())[:300]}") from None
     if config.hidden_size != head.hidden_size:

@@ -179,9 +179,7 @@ class ParallelMedusa:
 
     def __init__(self, file: HeadFile, take: Take, target: Decoder, own: bool) -> None:  # noqa: ARG002 - one signature
         embedding = _masks(file, take, "mask.embedding")
-        self.layer = _layer(
-            file, take, target, lambda rows, e: _masked(rows, e + _beside(rows), embedding)
-        )
+        self.layer = _layer(file, take, target, lambda rows, e: _masked(rows, e + _beside(rows), embedding))
 
     @staticmethod
     def tensors(file: HeadFile) -> tuple[Sizes, Sizes]:
@@ -225,9 +223,7 @@ def _through(blocks: Sequence[Linear], x: Tensor) -> Tensor:
     return x
 
 
-def _layer(
-    file: HeadFile, take: Take, target: Decoder, before: Callable[[Rows, Tensor], Tensor]
-) -> Decoder:
+def _layer(file: HeadFile, take: Take, target: Decoder, before: Callable[[Rows, Tensor], Tensor]) -> Decoder:
     """Return a head's layer with the target's embedding and head."""
     assert file.shape is not None, "a head with a layer has its shape"
 
@@ -240,7 +236,9 @@ def _layer(
 def _layer_tensors(file: HeadFile) -> Sizes:
     assert file.shape is not None, "a head with a layer has its shape"
     sizes = {name.removeprefix("model."): size for name, size in file.shape.tensors().items()}
-    return {name: size for name, size in sizes.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
+    return {
+        name: size for name, size in sizes.items() if name not in ("embed_tokens.weight", "lm_head.weight")
+    }
 
 
 def _mask_tensors(file: HeadFile, *names: str) -> Sizes:

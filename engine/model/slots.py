@@ -71,8 +71,11 @@ class Rows:
         """Return one batch of the rows of several slots; without vectors, where there are several."""
         if len(parts) == 1:
             return parts[0]
-        names = ("tokens", "slots", "parents", "flags")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        tokens, slots, parents, flags = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("tokens", "slots", "parents", "flags")
+        )
+        return cls(tokens, slots, parents, flags)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Return (slot, first row, end row) of each slot's rows.

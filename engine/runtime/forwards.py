@@ -38,9 +38,7 @@ class Forwards:
         """Drafting heads by name; the layer of one that has a layer is among the models, under the same name."""
         self._keeps: dict[str, tuple[int, ...]] = {}
 
-    def begin(
-        self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = ()
-    ) -> None:
+    def begin(self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = ()) -> None:
         """Empty all slots; make more or longer ones where these are not enough.
 
         Args:
@@ -55,7 +53,9 @@ class Forwards:
             self._caches = {}
         self._slots, self._free = {}, list(range(slots))[::-1]
         self._packing, self._alignment = packing, Alignment()
-        for cache in self._caches.values():
+        for name, cache in self._caches.items():
+            if isinstance(cache, Cache) and not self._keeps.get(name):
+                cache.features = None
             for slot in range(slots):
                 cache.reset(slot)
 

@@ -83,7 +83,6 @@ def grow(
             logits[:, : drafting.vocab_size],
             above,
             job.shape,
-            level,
             position=len(prefix) + level,
             sampling=sampling,
             draws=drafting.draws,
@@ -101,7 +100,7 @@ def grow(
             for node, i, p in zip(nodes, lines, chosen, strict=True)
         ]
         paths += [node.path for node in nodes]
-        onward = job.shape.onward(level, nodes)
+        onward = job.shape.onward(nodes)
         above, at = [nodes[i] for i in onward], [first + i for i in onward]
         if not above:
             break

@@ -38,9 +38,7 @@ class FromMedusa:
             if (h := _last(self._forwards, self._job.prefixes[0])) is None:
                 return None
             levels = self._job.levels
-            self._rows = _timed(
-                self._stamps, 1, self._head.work(levels), lambda: self._head(h, levels)
-            )
+            self._rows = _timed(self._stamps, 1, self._head.work(levels), lambda: self._head(h, levels))
         return self._rows[level_after(tree, at)][None]
 
 
@@ -185,9 +183,7 @@ def _tell(stamps: list[Stamp], head: Head) -> None:
         stamps[-1] = stamps[-1]._replace(work=head.work)
 
 
-def _timed(
-    stamps: list[Stamp], rows: int, work: Work, call: Callable[[], torch.Tensor]
-) -> torch.Tensor:
+def _timed(stamps: list[Stamp], rows: int, work: Work, call: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Make a call of a head without a layer, and its stamp."""
     start = time.perf_counter_ns()
     out = call()

@@ -19,10 +19,10 @@ from engine.draws import Draws, Key, facts, propose_token, warp
 from engine.model.fuzzy import Alone
 from engine.model.heads import Head
 from engine.model.slots import LanguageModel, Rows
-from engine.runtime.heads import prefill
 from engine.runtime.exchange import Exchange
 from engine.runtime.forwards import NO_DRAFT, Forwards
 from engine.runtime.growing import Drafting, grow
+from engine.runtime.heads import prefill
 from engine.runtime.jobs import (
     Begin,
     Connect,

@@ -121,7 +121,9 @@ class Model:
             run.teller.drafted(
                 prefix.sequence,
                 start + t.level,
-                DraftToken(t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.forward * lanes]),
+                DraftToken(
+                    t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.forward * lanes]
+                ),
             )
             for t in grown
         )

@@ -158,15 +158,15 @@ class Model:
         this model's; a D x D matrix and an output matrix have a fortieth of them each (one operator of a layer's 40). Of a model
         measured on a grid the time of a forward, by the share of its weights.
         """
-        weights = work.layers * self.layer_weights + work.squares * self.dim**2 + work.heads * self.vocab * self.dim
+        weights = (
+            work.layers * self.layer_weights + work.squares * self.dim**2 + work.heads * self.vocab * self.dim
+        )
         if self.measured is not None:
             return self.measured(rows, context, 1) * weights / self.weights
         outputs = work.outputs or rows
         products = rows * (weights - work.heads * self.vocab * self.dim) + outputs * self.vocab * self.dim
         attended = 4 * work.layers * self.dim * rows * (context + (rows + 1) / 2)
-        busy = max(
-            hardware.stream_us(weights * self.element), hardware.compute_us(2 * products + attended)
-        )
+        busy = max(hardware.stream_us(weights * self.element), hardware.compute_us(2 * products + attended))
         cache = hardware.stream_us(work.layers * self.kv_bytes / self.layers * (context + rows))
         launches = work.layers + (work.squares + work.heads) / OPERATORS
         return (busy + cache) / self._at_once + launches * self.launch_us(hardware)

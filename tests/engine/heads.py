@@ -23,7 +23,14 @@ def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = KINDS, **opt
 
 
 def make_head(
-    path: Path, kind: str, target: Path, *, seed: int = 0, own: bool = False, scale: float = 0.3, **changes: object
+    path: Path,
+    kind: str,
+    target: Path,
+    *,
+    seed: int = 0,
+    own: bool = False,
+    scale: float = 0.3,
+    **changes: object,
 ) -> Path:
     """Write a random head for a target; `changes` replace fields of its config."""
     config = read_config(target)
@@ -60,7 +67,14 @@ def make_head(
     def tensor(name: str, size: tuple[int, ...]) -> torch.Tensor:
         if "norm" in name:
             return 1 + 0.2 * torch.randn(size, generator=random)
-        return torch.randn(size, generator=random) * scale / (size[-1] ** 0.5 if len(size) > 1 else 10)
+        noise = torch.randn(size, generator=random) * scale / (size[-1] ** 0.5 if len(size) > 1 else 10)
+        if name.startswith("mask"):
+            return 1 + noise
+        if name == "fc.weight":  # what it predicts leans towards the state it reads
+            noise[:, d:] += torch.eye(d)
+        if name.endswith("res_connection.weight"):
+            noise[:, :d] += torch.eye(d)
+        return noise
 
     tensors = {n: tensor(n, s) for n, s in (sizes | optional if own else sizes).items()}
     save_file(tensors, path / "model.safetensors")

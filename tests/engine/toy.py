@@ -224,7 +224,6 @@ class ToyDrafter:
                 torch.stack(rows),
                 above,
                 shape,
-                level,
                 position=len(prefix) + level,
                 sampling=run.sampling,
                 draws=run.draws,
@@ -238,7 +237,7 @@ class ToyDrafter:
                 contexts[len(tokens)] = (*contexts[at[node.parent]], node.token)
                 tokens.append(DraftToken(node.token, at[node.parent], kept.get(line(node.parent, q))))
             paths += [node.path for node in nodes]
-            onward = shape.onward(level, nodes)
+            onward = shape.onward(nodes)
             above, at = [nodes[i] for i in onward], [first + i for i in onward]
             if not above:
                 break

@@ -21,12 +21,12 @@ def level(rows: list[list[float]], above: list[Node], width: int, sampled: bool,
     logits = torch.tensor(rows, dtype=torch.float64).log()
     draws = Draws(3, 0)
     shape = Wide(width, 3)
-    return next_level(logits, above, shape, 0, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
+    return next_level(logits, above, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
 
 
 def shape(rejections: list[float], support: list[int], width: int) -> list[int]:
     """Return how many children each node gets in a sampled tree."""
-    return Wide(width, 3).counts(0, [Node(0, 0, -n) for n in rejections], support)
+    return Wide(width, 3).counts([Node(0, 0, -n) for n in rejections], support)
 
 
 def test_the_most_probable_paths_are_kept_wherever_their_parents_stand():
