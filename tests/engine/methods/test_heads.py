@@ -14,7 +14,6 @@ import engine
 from engine.drafters.static import tree
 from engine.draws import Draws
 from engine.errors import ModelError, UsageError
-from engine.model.headfile import KINDS
 from engine.model.pair import Pair
 from engine.types import Limits, Sampling
 from tests.engine.heads import make_head, make_heads
