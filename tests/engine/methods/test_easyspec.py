@@ -247,7 +247,7 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_would_be_found():
 
     async def wrong(run: ToyRun) -> None:
         while not run.done:
-            draft = await run.drafter.grow(run.x, 1, 2, fuzzy=4)
+            draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
             context = [*run.x.tokens.tolist(), *draft.ids[:1]]
             exact = run.keep(warp(q(context)[None], run.sampling)[0])
             tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
