@@ -12,6 +12,8 @@ from typing import Any
 
 from engine.environment import processor
 from engine.errors import UsageError
+from engine.model.headfile import HeadFile
+from engine.model.heads import load_head
 from engine.model.pair import Pair
 from engine.runtime.events import Device, Trace
 from engine.runtime.group import GroupWorker
@@ -37,6 +39,8 @@ class Crew:
     """What they sit on, with what they do there."""
     slabs: Mapping[str, Slab]
     """Rows of q, by the drafting worker's name."""
+    head: str = ""
+    """What the drafting worker calls its head; empty where the drafter is a model of its own."""
 
     @property
     def members(self) -> tuple[Worker, ...]:
@@ -64,6 +68,8 @@ class Placement:
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocab_size: int = 0
     """The target's."""
+    states: bool = True
+    """Whether the target has hidden states; not where tokens are drawn or recorded."""
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
@@ -109,24 +115,31 @@ class Placement:
         loaded = next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
         return min(filter(None, (loaded, timed)), default=0)
 
-    def crew(self, layout: Layout) -> Crew:
+    def crew(self, layout: Layout, head: HeadFile | None = None) -> Crew:
         """Return the workers of a layout, with their models loaded.
+
+        Args:
+            layout: What is needed.
+            head: The drafting head, where the layout has one: it drafts on the target's worker.
 
         Raises:
             UsageError: The layout needs more devices than there are.
             ModelError: A model cannot be loaded.
         """
         seats = {model: found for model, found in self.site.seats(layout).items() if found}
+        if head is not None:
+            seats["drafter"] = seats["target"]
         every = (each for found in seats.values() for seat in found for each in seat.singles)
         for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
-        self._load(seats)
+        self._load(seats, head)
         self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
-        return Crew(workers, _labelled(seats), {name: self._slabs[name] for name in drafting})
+        slabs = {name: self._slabs[name] for name in drafting}
+        return Crew(workers, _labelled(seats), slabs, _name(head) if head else "")
 
     def _worker(self, seat: Seat) -> Worker:
         """Return the worker of a seat; one for several seats is made of theirs."""
@@ -139,16 +152,28 @@ class Placement:
             )
         return self._groups[seat.name]
 
-    def _load(self, seats: Mapping[str, Sequence[Seat]]) -> None:
-        loading: dict[tuple[str, str], Callable[[], Reply]] = {}
+    def _load(self, seats: Mapping[str, Sequence[Seat]], head: HeadFile | None) -> None:
+        jobs = list[tuple[Load, Seat]]()
         for model, seat in ((m, seat) for m, found in seats.items() for seat in found):
+            if head is not None and model == "drafter":
+                continue
             for each, stage in zip(seat.singles, seat.stages, strict=True):
                 loader = self.site.loader(model, each)
-                name = model if stage is None else stage.of(model)
-                if stage is not None:
-                    loader = partial(loader, stage=stage[:2])
-                if (name, each.name) not in {*self._facts, *loading}:
-                    loading[name, each.name] = self._workers[each.name].prepare(Load(name, loader))
+                if stage is None:
+                    jobs.append((Load(model, loader), each))
+                else:
+                    jobs.append((Load(stage.of(model), partial(loader, stage=stage[:2])), each))
+        self._fetch(jobs)
+        if head is not None:  # once the target is there
+            load = Load(_name(head), partial(load_head, str(head.path)), beside="target")
+            self._fetch([(load, seat) for seat in seats.get("drafter", ())])
+
+    def _fetch(self, jobs: Sequence[tuple[Load, Seat]]) -> None:
+        """Load what is not loaded yet, on all workers at once."""
+        loading: dict[tuple[str, str], Callable[[], Reply]] = {}
+        for job, seat in jobs:
+            if (job.model, seat.name) not in {*self._facts, *loading}:
+                loading[job.model, seat.name] = self._workers[seat.name].prepare(job)
         for key, wait in loading.items():
             self._facts[key] = wait().value
 
@@ -173,6 +198,11 @@ class Placement:
         """End all workers."""
         for worker in self.workers:
             worker.close()
+
+
+def _name(head: HeadFile) -> str:
+    """Return what workers call a head: several may be loaded beside one target."""
+    return f"head {head.kind}"
 
 
 def _labelled(seats: Mapping[str, Sequence[Seat]]) -> tuple[Device, ...]:
@@ -228,4 +258,6 @@ def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trac
     site = Cloud(profile, latency, loaders)
     details = {"tokens": source, "profile_pair": latency.pair}
     base = Layout(drafters=int("drafter" in loaders), turns=True)
-    return Placement("virtual", site, base, VirtualLoop, profile.name, latency.c, details)
+    return Placement(
+        "virtual", site, base, VirtualLoop, profile.name, latency.c, details, states=tokens == "pair"
+    )

@@ -112,6 +112,8 @@ class Layout:
     """How their forwards are packed."""
     slack: int = 96
     """KV rows that a sequence needs beyond prompt and output: those of a forward's tree."""
+    head: str = ""
+    """Kind of the drafting head that drafts on the target's devices, in its turn; empty for none."""
 
 
 class RowRef(NamedTuple):

@@ -23,7 +23,7 @@ from engine.model.attention import Attention
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.slots import Output
-from engine.model.weights import Layer, Linear, Norm
+from engine.model.weights import Layer, Linear, Norm, as_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,10 +43,21 @@ class Decoder:
         take: Returns the checkpoint's tensor of a name, in the dtype and on the device to compute with.
         name: What spans call it: target or drafter.
         span: Its layers, for a stage of a split model (`engine.model.stage`); all of them when not given.
+        beside: The target whose embedding and head a drafting head shares.
+        before: Makes of rows, and the embeddings of their tokens (T, D), what the first layer reads, (T, D).
+        masks: Mask tokens of a drafting head; their ids are -1, -2, and so on.
     """
 
     def __init__(
-        self, shape: Shape, take: Callable[[str], Tensor], name: str = "target", span: range | None = None
+        self,
+        shape: Shape,
+        take: Callable[[str], Tensor],
+        name: str = "target",
+        span: range | None = None,
+        *,
+        beside: Decoder | None = None,
+        before: Callable[[Rows, Tensor], Tensor] | None = None,
+        masks: int = 0,
     ) -> None:
         span = range(shape.layers) if span is None else span
         self.starts, self.ends = span.start == 0, span.stop == shape.layers
@@ -55,14 +66,19 @@ class Decoder:
         self.name = name
         self.vocab_size = shape.vocab
         self.context = shape.context
+        self._before, self._lowest = before, -masks
         self.layers = [Layer.of(shape, i, take) for i in span]
-        self.norm = Norm(take("model.norm.weight"), shape.eps)
-        self.device, self.dtype = self.norm.weight.device, self.norm.weight.dtype
-        nothing = self.norm.weight.new_empty((0, shape.width))
-        held = self.starts or (self.ends and shape.tied)
-        self.embedding = take("model.embed_tokens.weight") if held else nothing
-        head = nothing if not self.ends else self.embedding if shape.tied else take("lm_head.weight")
-        self.head = Linear(head, shared=shape.tied)
+        self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else as_it_is
+        like = self.layers[0].mlp_norm.weight
+        self.device, self.dtype = like.device, like.dtype
+        if beside is not None:
+            self.embedding, self.head = beside.embedding, beside.head
+        else:
+            nothing = like.new_empty((0, shape.width))
+            held = self.starts or (self.ends and shape.tied)
+            self.embedding = take("model.embed_tokens.weight") if held else nothing
+            head = nothing if not self.ends else self.embedding if shape.tied else take("lm_head.weight")
+            self.head = Linear(head, shared=shape.tied)
         self._ordinary = Fuzzy(layer_groups(len(span), 1))
         # Queries are scaled by 1 / sqrt(head_dim) while they are rotated.
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
@@ -107,10 +123,7 @@ class Decoder:
                 rotation = self._rotations[
                     torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
                 ]
-            if self.starts:
-                x = self.embedding.index_select(0, torch.from_numpy(rows.tokens).to(self.device))
-            else:
-                x = _known(border).enter(len(rows), self.norm.weight)
+            x = self._enter(rows, border)
             states = self._run(x, rotation * self._scales, buffers, parts, hidden, fuzzy or self._ordinary)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.ends:
@@ -124,11 +137,19 @@ class Decoder:
                 cache.truncate(slot, length)
             raise
 
+    def _enter(self, rows: Rows, border: Border | None) -> Tensor:
+        """Return what the first of its layers reads, (T, D)."""
+        if not self.starts:
+            return _known(border).enter(len(rows), self.layers[0].mlp_norm.weight)
+        ids = rows.tokens if self._before is None else np.maximum(rows.tokens, 0)
+        x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
+        return x if self._before is None else self._before(rows, x)
+
     def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
         """Check a forward's arguments; return the wanted rows for the device, or None when they are all in order."""
         ids, wanted = rows.tokens.tolist(), want.tolist()
-        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+        if ids and not self._lowest <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = next(token for token in ids if not self._lowest <= token < self.vocab_size)
             raise UsageError(f"token id {wrong} is not in the {self.name}'s vocabulary of {self.vocab_size}")
         if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
             wrong = next(row for row in wanted if not 0 <= row < len(ids))
