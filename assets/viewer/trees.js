@@ -1,8 +1,8 @@
 // Drafts that are trees: the nodes of one round, level by level, as the target found them.
 
-const MASK = 5; // pixels of a cell
+const MASK = 4; // pixels of a cell
 
-const LEAF = { width: 94, height: 36, gap: 22, root: 16 };
+const LEAF = { width: 110, height: 36, gap: 22, root: 16 };
 
 /** The last round judged at time t whose draft is a tree, or undefined. */
 function treeAt(run, t) {
