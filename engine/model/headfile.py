@@ -85,6 +85,18 @@ class HeadFile:
         """Tokens it was trained to draft one after the other; 0 where any number will do."""
         return self.heads if self.kind in _MLPS else self.masks + 1 if self.kind in _PARALLEL else 0
 
+    def check_length(self, positions: int) -> None:
+        """Check that its layer knows so many positions.
+
+        Raises:
+            UsageError: It does not.
+        """
+        if self.shape is not None and positions > self.shape.context:
+            raise UsageError(
+                f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
+                f"{self.shape.context}: shorten the prompt or lower max_new_tokens"
+            )
+
     def check(self, target: Path) -> None:
         """Check that it was made for a target.
 

@@ -326,3 +326,14 @@ def test_the_trees_that_come_with_specscope_are_those_of_the_papers():
     for name, counts in (("medusa", [10, 28, 23, 2]), ("eagle", [4, 8, 8, 3, 2])):
         paths = tree(name).paths
         assert [sum(len(p) == n for p in paths) for n in range(1, 1 + tree(name).depth)] == counts
+
+
+def test_a_layer_that_knows_fewer_positions_than_asked_for_is_refused_before_any_work(pair, tmp_path):
+    path = make_head(tmp_path / "head", "eagle", pair.target_path)
+    config = json.loads((path / "config.json").read_text())
+    config["shape"]["max_position_embeddings"] = 20
+    (path / "config.json").write_text(json.dumps(config))
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        with pytest.raises(UsageError, match=r"are 21 tokens together; the head .* knows at most 20"):
+            cluster.run("eagle", PROMPT, limits=Limits(17))
+        assert len(cluster.run("eagle", PROMPT, limits=Limits(16)).token_ids()) == 16
