@@ -45,6 +45,7 @@ class Cluster:
         self.pair = pair
         self.placement = placement
         self._heads = Heads(pair, head)
+        self._head_files: dict[str, HeadFile] = {}
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
         self._numbers = count(1)
@@ -101,7 +102,9 @@ class Cluster:
                 f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
                 "leave tokens at pair"
             )
-        return self._heads.find(kind)
+        if kind not in self._head_files:
+            self._head_files[kind] = self._heads.find(kind)
+        return self._head_files[kind]
 
     def check(self, method: str) -> None:
         """Check that a method, with its default settings, has the models and the devices it needs.
@@ -154,6 +157,8 @@ class Cluster:
         ids = self._encode_all(prompts, limits.max_new_tokens)
         layout = self._layout(found, cfg)
         head = self.head(layout.head) if layout.head else None
+        if head is not None:
+            head.check_length(max(map(len, ids)) + limits.max_new_tokens)
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:

@@ -22,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
             "source": m.source,
             "summary": m.summary,
             "lossless": m.lossless,
+            "head": m.layout(m.Config()).head or None,
             "settings": [
                 {
                     "name": s.name,

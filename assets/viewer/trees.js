@@ -1,6 +1,8 @@
 // Drafts that are trees: the nodes of one round, level by level, as the target found them.
 
-const LEAF = { width: 94, height: 36, gap: 22, root: 16 };
+const MASK = 4; // pixels of a cell
+
+const LEAF = { width: 110, height: 36, gap: 22, root: 16 };
 
 /** The last round judged at time t whose draft is a tree, or undefined. */
 function treeAt(run, t) {
@@ -39,8 +41,10 @@ class TreeInset {
     this.leaves = [];
     this.says = el("span", { class: "ss-hint" });
     this.body = el("div", { class: "ss-tree-body", role: "group", "aria-label": "Tree of a round" });
+    this.mask = el("div", { class: "ss-tree-mask" });
     this.root = el("section", { class: "ss-tree", hidden: true },
-      el("header", {}, el("h4", {}, "Draft tree"), this.says), this.body);
+      el("header", {}, el("h4", {}, "Draft tree"), this.says), this.body,
+      el("details", {}, el("summary", {}, "Attention mask"), this.mask));
     const over = (event) => {
       const node = event.target.closest(".ss-leaf");
       const token = node && this.rowOf(node);
@@ -75,6 +79,7 @@ class TreeInset {
     this.leaves = [];
     this.says.textContent = "no round yet";
     this.body.replaceChildren();
+    this.mask.replaceChildren();
     if (!tree) return;
     const { nodes } = tree;
     const { places, width, height } = treeLayout(nodes);
@@ -84,6 +89,7 @@ class TreeInset {
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     this.body.append(canvas);
+    this.mask.append(maskOf(nodes));
   }
 
   /** The token row of a drawn node: committed, or lost. */
@@ -131,6 +137,23 @@ function edges(nodes, places, width, height) {
   const dot = shape("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
   const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   svg.append(...lines.filter((line) => !stands(line)), ...lines.filter(stands), dot);
+  return svg;
+}
+
+/** What each row of the target's forward sees: the prefix (the bar on the left), its own ancestors and itself. */
+function maskOf({ parent, outcome }) {
+  const rows = parent.flatMap((_, i) => (outcome[i] === "accepted" || isLostDraft(outcome[i]) ? [i] : []));
+  const cells = { "ss-mask-cell": "", "ss-mask-path": "" };
+  for (const i of rows) {
+    for (let seen = i; seen >= 0; seen = parent[seen]) {
+      cells[outcome[i] === "accepted" ? "ss-mask-path" : "ss-mask-cell"] += `M ${(seen + 2) * MASK} ${i * MASK} h ${MASK - 1} v ${MASK - 1} h ${1 - MASK} z `;
+    }
+  }
+  const [width, height] = [(rows.length + 2) * MASK, rows.length * MASK];
+  const says = `Attention mask of ${rows.length} drafted rows: each sees the prefix, its ancestors and itself`;
+  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": says });
+  svg.append(shape("rect", { width: MASK - 1, height, class: "ss-mask-cell" }),
+    ...Object.entries(cells).map(([kind, d]) => shape("path", { d, class: kind })));
   return svg;
 }
 

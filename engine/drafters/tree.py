@@ -260,12 +260,21 @@ def _drawn(
 
 def _best_of_each(q: Tensor, above: Sequence[Node], counts: Sequence[int]) -> list[Node]:
     """Return the most probable children of each node."""
-    rows = [_largest(row, max(counts)) for row in q]
+    rows = _largest_of_each(q, max(counts))
     return [
         Node(parent, token, node.path * min(1.0, value), (*node.ranks, rank))
         for parent, (node, count) in enumerate(zip(above, counts, strict=True))
         for rank, (token, value) in enumerate(rows[line(parent, q)][:count])
     ]
+
+
+def _largest_of_each(q: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Return `_largest` of each row. One call for all rows says which values they are, but not the order of equal ones."""
+    values, ids = q.topk(min(count + 1, q.shape[1]))
+    tied = (values[:, 1:] == values[:, :-1]).any(-1).tolist()
+    found = zip(ids.tolist(), values.tolist(), strict=True)
+    each = [[(i, v) for i, v in zip(*row, strict=True) if v > 0][:count] for row in found]
+    return [_largest(q[i], count) if tied[i] else row for i, row in enumerate(each)]
 
 
 def _largest(values: Tensor, count: int) -> list[tuple[int, float]]:

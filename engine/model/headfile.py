@@ -46,6 +46,8 @@ class HeadFile:
     """The target's hidden states it reads, see `engine.model.slots.Output.hidden`."""
     tokenizer: str = ""
     """SHA-256 of the target's tokenizer.json; empty where it is not known."""
+    embedding_scale: float = 1.0
+    """What E(x) is multiplied with before a state is added to it."""
     shape: Shape | None = None
     """Of its one transformer layer."""
 
@@ -68,16 +70,32 @@ class HeadFile:
         if features != [-1]:
             raise ModelError(f"{where}: features is {features}; supported is [-1], the target's last state")
         size, vocab = _count(raw, "hidden_size", where), _count(raw, "vocab_size", where)
-        head = cls(path, kind, size, vocab, tokenizer=str(raw.get("tokenizer", "")))
+        head = cls(path, kind, size, vocab, tokenizer=str(raw.get("tokenizer") or ""))
         if kind in _MLPS:
             return replace(head, heads=_count(raw, "heads", where), layers=_count(raw, "layers", where))
         masks = _count(raw, "masks", where, 0) if kind in _PARALLEL else 0
-        return replace(head, masks=masks, shape=_layer(raw.get("shape"), head, where))
+        scale = raw.get("embedding_scale", 1.0)
+        if not isinstance(scale, int | float) or not 0 < scale < 1e6:
+            raise ModelError(f"{where}: embedding_scale is {scale!r}; it must be a number above 0")
+        layer = _layer(raw.get("shape"), head, where)
+        return replace(head, masks=masks, embedding_scale=float(scale), shape=layer)
 
     @property
     def levels(self) -> int:
         """Tokens it was trained to draft one after the other; 0 where any number will do."""
         return self.heads if self.kind in _MLPS else self.masks + 1 if self.kind in _PARALLEL else 0
+
+    def check_length(self, positions: int) -> None:
+        """Check that its layer knows so many positions.
+
+        Raises:
+            UsageError: It does not.
+        """
+        if self.shape is not None and positions > self.shape.context:
+            raise UsageError(
+                f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
+                f"{self.shape.context}: shorten the prompt or lower max_new_tokens"
+            )
 
     def check(self, target: Path) -> None:
         """Check that it was made for a target.

@@ -50,16 +50,17 @@ class Medusa:
     keeps = ()
     layer = None
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, own: bool) -> None:
+    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
         self._blocks = [
             [_linear(take, f"{i}.{j}.linear") for j in range(file.layers)] for i in range(file.heads)
         ]
-        self._heads = [Linear(take(f"{i}.{file.layers}.weight")) for i in range(file.heads)] if own else []
+        own = range(file.heads) if more[0] else ()
+        self._heads = [_linear(take, f"{i}.{file.layers}", bias=False) for i in own]
         self._shared = target.head
 
     @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, Sizes]:
-        """Return the names and shapes of its tensors, and of those that it may lack."""
+    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
+        """Return the names and shapes of its tensors; then groups that it may lack."""
         d, every = file.hidden_size, range(file.heads)
         blocks = [f"{i}.{j}.linear" for i in every for j in range(file.layers)]
         sizes = {f"{name}.weight": (d, d) for name in blocks} | {f"{name}.bias": (d,) for name in blocks}
@@ -84,27 +85,29 @@ class Hydra:
     keeps = ()
     layer = None
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, own: bool) -> None:
+    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
         every = range(file.heads)
         self._first = [_linear(take, f"hydra_mlp.{i}.1.linear") for i in every]
         self._residual = [_linear(take, f"hydra_mlp.{i}.1.res_connection") for i in every]
-        more = range(3, 2 * file.layers + 1, 2)
-        self._blocks = [[_linear(take, f"hydra_mlp.{i}.{j}.linear") for j in more] for i in every]
-        self._heads = [_linear(take, f"hydra_lm_head.{i}.1") if own else target.head for i in every]
+        behind = range(3, 2 * file.layers + 1, 2)
+        self._blocks = [[_linear(take, f"hydra_mlp.{i}.{j}.linear") for j in behind] for i in every]
+        own, biased = more
+        heads = [f"hydra_lm_head.{i}.1" for i in every]
+        self._heads = [_linear(take, name, bias=biased) if own else target.head for name in heads]
         self._embedding = target.embedding
 
     @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, Sizes]:
-        """Return the names and shapes of its tensors, and of those that it may lack."""
-        d, v, sizes, own = file.hidden_size, file.vocab_size, dict[str, tuple[int, ...]](), {}
+    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
+        """Return the names and shapes of its tensors; then groups that it may lack."""
+        d, v, sizes = file.hidden_size, file.vocab_size, dict[str, tuple[int, ...]]()
         for i in range(file.heads):
             at = f"hydra_mlp.{i}"
             columns = {f"{at}.1.linear": (i + 2) * d, f"{at}.1.res_connection": (i + 2) * d}
             columns |= {f"{at}.{j}.linear": d for j in range(3, 2 * file.layers + 1, 2)}
             sizes |= {f"{name}.weight": (d, n) for name, n in columns.items()}
             sizes |= {f"{name}.bias": (d,) for name in columns}
-            own |= {f"hydra_lm_head.{i}.1.weight": (v, d), f"hydra_lm_head.{i}.1.bias": (v,)}
-        return sizes, own
+        heads = [f"hydra_lm_head.{i}.1" for i in range(file.heads)]
+        return sizes, {f"{name}.weight": (v, d) for name in heads}, {f"{name}.bias": (v,) for name in heads}
 
     @torch.inference_mode()
     def __call__(self, h: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -135,13 +138,13 @@ class Eagle:
     keeps = (-1,)
     work = Work(1, 2)
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, own: bool) -> None:
-        fc = _linear(take, "fc", bias=own)
+    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
+        fc = _linear(take, "fc", bias=more[0])
         self.layer = _layer(file, take, target, lambda rows, e: fc(torch.cat([e, _beside(rows)], 1)))
 
     @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, Sizes]:
-        """Return the names and shapes of its tensors, and of those that it may lack."""
+    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
+        """Return the names and shapes of its tensors; then groups that it may lack."""
         d = file.hidden_size
         return _layer_tensors(file) | {"fc.weight": (d, 2 * d)}, {"fc.bias": (d,)}
 
@@ -155,8 +158,8 @@ class ParallelEagle:
     keeps = ()
     work = Work(1, 2)
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, own: bool) -> None:
-        fc = _linear(take, "fc", bias=own)
+    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
+        fc = _linear(take, "fc", bias=more[0])
         embedding, feature = _masks(file, take, "mask.embedding"), _masks(file, take, "mask.feature")
 
         def before(rows: Rows, e: Tensor) -> Tensor:
@@ -166,26 +169,33 @@ class ParallelEagle:
         self.layer = _layer(file, take, target, before)
 
     @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, Sizes]:
-        """Return the names and shapes of its tensors, and of those that it may lack."""
+    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
+        """Return the names and shapes of its tensors; then groups that it may lack."""
         sizes, bias = Eagle.tensors(file)
         return sizes | _mask_tensors(file, "mask.embedding", "mask.feature"), bias
 
 
 class ParallelMedusa:
-    """A layer with mask tokens in place of Medusa's heads: the row of token j reads E(x_j) + h_(j-1), a mask's row a learned vector."""
+    """A layer with mask tokens in place of Medusa's heads.
+
+    The row of token j reads E(x_j), scaled, + h_(j-1), a mask's row a learned vector.
+    """
 
     keeps = ()
     work = Work(1, 0)
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, own: bool) -> None:  # noqa: ARG002 - one signature
-        embedding = _masks(file, take, "mask.embedding")
-        self.layer = _layer(file, take, target, lambda rows, e: _masked(rows, e + _beside(rows), embedding))
+    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:  # noqa: ARG002 - one signature
+        embedding, scale = _masks(file, take, "mask.embedding"), file.embedding_scale
+
+        def before(rows: Rows, e: Tensor) -> Tensor:
+            return _masked(rows, scale * e + _beside(rows), embedding)
+
+        self.layer = _layer(file, take, target, before)
 
     @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, Sizes]:
-        """Return the names and shapes of its tensors, and of those that it may lack."""
-        return _layer_tensors(file) | _mask_tensors(file, "mask.embedding"), {}
+    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
+        """Return the names and shapes of its tensors; then groups that it may lack."""
+        return (_layer_tensors(file) | _mask_tensors(file, "mask.embedding"),)
 
 
 Head: TypeAlias = Medusa | Hydra | Eagle | ParallelEagle | ParallelMedusa
@@ -210,10 +220,12 @@ def load_head(path: str, target: LanguageModel) -> Head:
         )
     file = HeadFile.read(Path(path))
     kind, checkpoint = _CLASSES[file.kind], Checkpoint(file.path)
-    sizes, optional = kind.tensors(file)
-    own = any(name in checkpoint.names for name in optional)
-    checkpoint.check(sizes | optional if own else sizes)
-    return kind(file, lambda key: checkpoint.take(key, target.device, target.dtype), target, own)
+    sizes, *groups = kind.tensors(file)
+    more = [any(name in checkpoint.names for name in group) for group in groups]
+    for group, there in zip(groups, more, strict=True):
+        sizes |= group if there else {}
+    checkpoint.check(sizes)
+    return kind(file, lambda key: checkpoint.take(key, target.device, target.dtype), target, more)
 
 
 def _linear(take: Take, name: str, *, bias: bool = True) -> Linear:

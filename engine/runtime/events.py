@@ -66,7 +66,7 @@ class Header:
     target_path: str
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
-    """Versions, processor, host facts; in virtual runs the profile's pair and token source."""
+    """Versions, processor, host facts; in virtual runs the profile's pair and token source; where one drafts, the head's path."""
     group: str = ""
     """Runs of one comparison share this."""
     schema: int = SCHEMA

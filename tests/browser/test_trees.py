@@ -102,7 +102,7 @@ def test_the_output_runs_along_the_top_and_levels_stand_in_columns(page, trace):
     assert len(columns) == len(set(nodes["level"]))
     assert len({(leaf["x"], leaf["y"]) for leaf in drawn}) == len(drawn)
     assert inset(page).locator(".ss-tree-path").count() == tree["accepted"]
-    assert inset(page).locator("path").count() == len(drawn)
+    assert inset(page).locator(".ss-tree-body path").count() == len(drawn)
 
 
 def test_pointing_at_a_draft_or_its_verification_shows_the_tree(page, trace):
@@ -187,3 +187,26 @@ def test_the_tree_can_be_read_in_both_themes(chromium, tmp_path, traces, trace, 
     assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], "told apart without colour"
     assert report.complaints == []
     page.close()
+
+
+def test_the_mask_of_a_round_shows_what_every_drafted_row_sees(page, trace):
+    tree = trees(trace)[-1]
+    inset(page).locator("summary").click()
+    rows = [
+        i
+        for i, outcome in enumerate(tree["nodes"]["outcome"])
+        if outcome in ("accepted", "rejected", "discarded")
+    ]
+    says = f"Attention mask of {len(rows)} drafted rows: each sees the prefix, its ancestors and itself"
+    mask = inset(page).get_by_role("img", name=says)
+    expect(mask).to_be_visible()
+    drawn = {kind: mask.locator(f"path.ss-mask-{kind}").get_attribute("d") or "" for kind in ("cell", "path")}
+    seen = {True: set(), False: set()}
+    for i in rows:
+        at = i
+        while at >= 0:
+            seen[tree["nodes"]["outcome"][i] == "accepted"].add((at, i))
+            at = tree["nodes"]["parent"][at]
+    for kind, accepted in (("cell", False), ("path", True)):
+        corners = re.findall(r"M (\d+) (\d+)", drawn[kind])
+        assert {(int(x) // 4 - 2, int(y) // 4) for x, y in corners} == seen[accepted]

@@ -74,7 +74,9 @@ def make_head(
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(fields))
     file = HeadFile.read(path)
-    sizes, optional = _CLASSES[kind].tensors(file)
+    sizes, *groups = _CLASSES[kind].tensors(file)
+    for group in groups:
+        sizes |= group if own else {}
     random = torch.Generator().manual_seed(seed)
 
     def tensor(name: str, size: tuple[int, ...]) -> torch.Tensor:
@@ -89,6 +91,6 @@ def make_head(
             noise[:, :d] += torch.eye(d)
         return noise
 
-    tensors = {n: tensor(n, s) for n, s in (sizes | optional if own else sizes).items()}
+    tensors = {n: tensor(n, s) for n, s in sizes.items()}
     save_file(tensors, path / "model.safetensors")
     return path

@@ -55,14 +55,16 @@ class Plain:
 
     def _medusa(self, x: list[int], f: Tensor) -> Rows:
         def row(path: list[int]) -> Tensor:
-            i, h = len(path), f[len(x) - 2]
-            h = h + torch.nn.functional.silu(
-                self._t[f"{i}.0.linear.weight"] @ h + self._t[f"{i}.0.linear.bias"]
-            )
-            own = self._t.get(f"{i}.1.weight")
+            i, h, layers = len(path), f[len(x) - 2], self._config["layers"]
+            for j in range(layers):
+                h = self._block(f"{i}.{j}.linear", h)
+            own = self._t.get(f"{i}.{layers}.weight")
             return self._say(h) if own is None else own @ h
 
         return row
+
+    def _block(self, at: str, h: Tensor) -> Tensor:
+        return h + torch.nn.functional.silu(self._t[f"{at}.weight"] @ h + self._t[f"{at}.bias"])
 
     def _hydra(self, x: list[int], f: Tensor) -> Rows:
         def row(path: list[int]) -> Tensor:
@@ -73,7 +75,11 @@ class Plain:
                 for name in ("linear.weight", "linear.bias", "res_connection.weight", "res_connection.bias")
             }
             y = w["res_connection.weight"] @ z + w["res_connection.bias"]
-            return self._say(y + torch.nn.functional.silu(w["linear.weight"] @ z + w["linear.bias"]))
+            y = y + torch.nn.functional.silu(w["linear.weight"] @ z + w["linear.bias"])
+            for j in range(1, self._config["layers"]):
+                y = self._block(f"hydra_mlp.{len(path)}.{2 * j + 1}.linear", y)
+            own = self._t.get(f"hydra_lm_head.{len(path)}.1.weight")
+            return self._say(y) if own is None else own @ y + self._t[f"hydra_lm_head.{len(path)}.1.bias"]
 
         return row
 
@@ -101,7 +107,10 @@ class Plain:
 
     def _parallelspec_medusa(self, x: list[int], f: Tensor) -> Rows:
         def row(path: list[int]) -> Tensor:
-            inputs = [self._embedding[x[j]] + f[j - 1] for j in range(1, len(x))]
+            inputs = [
+                self._config.get("embedding_scale", 1) * self._embedding[x[j]] + f[j - 1]
+                for j in range(1, len(x))
+            ]
             inputs += [self._t["mask.embedding"][k] for k in range(len(path))]
             return self._say(self._norm(self._layer(inputs), "norm.weight")[-1])
 

@@ -112,6 +112,31 @@ def test_every_draft_and_every_accepted_length_is_that_of_the_reference(world, m
     assert max(lengths) > 0, "some drafts are accepted"
 
 
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("medusa", {"layers": 2}),
+        ("hydra", {"layers": 3}),
+        ("eagle", {}),
+        ("parallelspec_eagle", {"tokenizer": None}),
+        ("parallelspec_medusa", {"embedding_scale": 2.5}),
+    ],
+)
+def test_heads_with_output_matrices_biases_and_layers_of_their_own_draft_as_the_reference(
+    world, tmp_path, method, changes
+):
+    cluster, model, _ = world
+    make_head(tmp_path / "head", method, cluster.pair.target_path, own=True, seed=9, scale=0.5, **changes)
+    config = METHODS[method][1]
+    with engine.open(cluster.pair, runtime="local-thread", device="cpu", head=tmp_path / "head") as mine:
+        trace = mine.run(method, PROMPT, config=config, limits=Limits(8))
+    plain, x = Plain(copy.deepcopy(model), tmp_path / "head"), list(PROMPT)
+    for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
+        levels = len(PROMPT) + 8 - len(x)
+        assert nodes == expected(plain, method, trace.header.config | config, x, levels, Sampling(), None)
+        x = PROMPT + trace.token_ids()[: len(x) - len(PROMPT) + r.emitted]
+
+
 @pytest.mark.parametrize("method", ["eagle", "parallelspec_eagle"])
 @pytest.mark.parametrize("sampling", [Sampling(0.9, seed=4), Sampling(1.5, top_k=20, top_p=0.9, seed=8)])
 def test_every_sampled_draft_is_that_of_the_reference(world, method, sampling):
@@ -291,7 +316,9 @@ def test_a_tree_of_ones_own_is_drafted(world, tmp_path):
 
 def test_tokens_without_hidden_states_are_refused(pair):
     with engine.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
-        with pytest.raises(UsageError, match="tokens that are bernoulli:0.8 have none: leave tokens at pair"):
+        with pytest.raises(
+            UsageError, match=r"tokens that are bernoulli:0\.8 have none: leave tokens at pair"
+        ):
             cluster.run("medusa", PROMPT, limits=Limits(4))
 
 
@@ -299,3 +326,14 @@ def test_the_trees_that_come_with_specscope_are_those_of_the_papers():
     for name, counts in (("medusa", [10, 28, 23, 2]), ("eagle", [4, 8, 8, 3, 2])):
         paths = tree(name).paths
         assert [sum(len(p) == n for p in paths) for n in range(1, 1 + tree(name).depth)] == counts
+
+
+def test_a_layer_that_knows_fewer_positions_than_asked_for_is_refused_before_any_work(pair, tmp_path):
+    path = make_head(tmp_path / "head", "eagle", pair.target_path)
+    config = json.loads((path / "config.json").read_text())
+    config["shape"]["max_position_embeddings"] = 20
+    (path / "config.json").write_text(json.dumps(config))
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        with pytest.raises(UsageError, match=r"are 21 tokens together; the head .* knows at most 20"):
+            cluster.run("eagle", PROMPT, limits=Limits(17))
+        assert len(cluster.run("eagle", PROMPT, limits=Limits(16)).token_ids()) == 16

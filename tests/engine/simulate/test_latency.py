@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 import pytest
 
 from engine.errors import UsageError
+from engine.model.heads import Work
 from engine.simulate.latency import Latency
+from engine.simulate.measured import Grid
 from engine.simulate.profile import Profile, profiles
 from engine.simulate.roofline import Hardware, Model
 
@@ -160,3 +163,31 @@ def test_a_pure_roofline_misses_table_10():
 def test_wrong_arguments(arguments: tuple[str, int, int], message: str):
     with pytest.raises(UsageError, match=message):
         codellama()(*arguments)
+
+
+def test_a_heads_forward_is_a_roofline_of_what_it_computes():
+    """By hand, on the 70B of PEARL's Table 10: three GPUs, layers one after the other, 2039 GB/s."""
+    latency = Profile.load("pearl-4xA100").latency()
+    target, hardware = latency.target, latency.hardware
+    launch = target.launch_us(hardware)
+    layer, square, head = target.layer_weights, target.dim**2, target.vocab * target.dim
+
+    def streamed(weights: float) -> float:
+        return 2 * weights / (2039 * 1e3)
+
+    medusa = streamed(4 * square + head) + launch * 5 / 40
+    assert latency.head(Work(0, 4, 1, 4), 1, 0) == round(medusa)
+    own = streamed(4 * square + 4 * head) + launch * 8 / 40
+    assert latency.head(Work(0, 4, 4, 4), 1, 0) == round(own)
+    row = 2 * target.kv_heads * target.head_dim
+    eagle = streamed(layer + 2 * square + head + row * 105) + launch * (1 + 3 / 40)
+    assert latency.head(Work(1, 2), 5, 100) == round(eagle)
+
+
+def test_a_heads_forward_beside_a_measured_target_is_its_share_of_the_weights():
+    latency = Profile.load("pearl-4xA100").latency()
+    grid = Grid.of([[rows, context, 1, 1000.0] for rows in (1, 8) for context in (0, 64)])
+    measured = replace(latency, target=replace(latency.target, measured=grid))
+    target = latency.target
+    share = (target.layer_weights + target.vocab * target.dim) / target.weights
+    assert measured.head(Work(1, 0), 4, 32) == round(measured("target", 4, 32) * share)

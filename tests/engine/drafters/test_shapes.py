@@ -1,0 +1,95 @@
+"""Static and dynamic trees: how many children a node gets, and which nodes stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.drafters.static import tree
+from engine.drafters.tree import Dynamic, Node, Shape, Static, Wide, next_level, root
+from engine.draws import Draws, Key, pick
+from engine.types import Sampling
+
+ONE = Sampling(1.0)
+SMALL = Static(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+
+
+def choose(rows: list[list[float]], above: list[Node], shape: Shape, sampled: bool = False) -> list[Node]:
+    logits = torch.tensor(rows, dtype=torch.float64).log()
+    return next_level(logits, above, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)[0]
+
+
+def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():
+    first = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
+    assert [(n.token, n.ranks) for n in first] == [(1, (0,)), (3, (1,))]
+    assert SMALL.onward(first) == [0, 1]
+    second = choose([[0.7, 0.1, 0.1, 0.1], [0.25] * 4], first, SMALL)
+    assert [(n.parent, n.token, n.ranks) for n in second] == [(0, 0, (0, 0)), (0, 1, (0, 1)), (1, 0, (1, 0))]
+    assert [n.path for n in second] == pytest.approx([0.28, 0.04, 0.075])
+    assert SMALL.onward(second) == []
+
+
+def test_one_row_serves_all_nodes_of_a_level():
+    above = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
+    row = [0.2, 0.3, 0.4, 0.1]
+    for sampled in (False, True):
+        assert choose([row], above, SMALL, sampled) == choose([row, row], above, SMALL, sampled)
+
+
+def test_children_of_a_sampled_static_tree_are_drawn_without_replacement_each_by_its_own_number():
+    above = [Node(0, 1, 0.0, (0,)), Node(0, 3, -1.0, (1,))]
+    row = [0.4, 0.3, 0.2, 0.1]
+    nodes = choose([row], above, SMALL, sampled=True)
+    rest = torch.tensor(row, dtype=torch.float64)
+    number = Draws(3, 0).value
+    first = pick(number(Key(7, "draft", 0)), rest)
+    second = pick(number(Key(7, "draft", 1)), rest.index_fill(0, torch.tensor(first), 0))
+    other = pick(number(Key(7, "draft", 2)), rest)
+    assert [(n.parent, n.token) for n in nodes] == [(0, first), (0, second), (1, other)]
+
+
+def test_where_q_has_too_few_tokens_nodes_are_missing_with_all_below_them():
+    first = choose([[1.0, 0.0, 0.0, 0.0]], [root(ONE, True)], SMALL, sampled=True)
+    assert [n.ranks for n in first] == [(0,)]
+    second = choose([[0.0, 0.5, 0.0, 0.5]], first, SMALL)
+    assert [(n.token, n.ranks) for n in second] == [(1, (0, 0)), (3, (0, 1))]
+
+
+def test_a_tree_can_be_cut():
+    assert [tree("eagle").cut(n).parents for n in range(1, 6)] == [1, 5, 9, 10, 11]
+    assert len(tree("eagle").cut(2).paths) == 12
+    assert tree("medusa").depth == 4
+
+
+def test_a_dynamic_tree_gives_children_to_the_most_probable_paths_and_keeps_the_best_of_all():
+    shape = Dynamic(2, 3, 4)
+    first = choose([[0.6, 0.3, 0.1]], [root(ONE, False)], shape)
+    assert shape.onward(first) == [0, 1]
+    second = choose([[0.5, 0.4, 0.1], [0.9, 0.1, 0.0]], first, shape)
+    assert [(n.parent, n.token) for n in second] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [n.path for n in second] == pytest.approx([0.3, 0.24, 0.27, 0.03])
+    assert shape.onward(second) == [0, 2]
+    values = [n.path for n in (*first, *second)]
+    assert shape.kept(values) == [0, 1, 2, 4]
+
+
+def test_equal_paths_stay_in_the_order_drafted_so_parents_stay_with_their_children():
+    assert Dynamic(2, 3, 3).kept([1.0, 0.5, 1.0, 0.5, 1.0]) == [0, 2, 4]
+    assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
+
+
+def test_a_dynamic_tree_is_not_sampled():
+    with pytest.raises(ValueError, match="cannot be sampled"):
+        choose([[0.5, 0.5]], [root(ONE, True)], Dynamic(2, 2, 2), sampled=True)
+
+
+@pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
+def test_a_shape_says_how_many_rows_of_q_its_nodes_need_at_most(shape):
+    above, parents = [root(ONE, False)], 0
+    for _ in range(shape.depth):
+        parents += len(above)
+        nodes = choose([[0.05] * 20] * len(above), above, shape)
+        above = [nodes[i] for i in shape.onward(nodes)]
+        if not above:
+            break
+    assert parents <= shape.parents
