@@ -26,7 +26,7 @@ from engine.training import checkpoint
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture
-from engine.training.fit import Phase
+from engine.training.fit import Phase, text_losses
 from engine.training.options import DrafterOptions
 from engine.training.prune import prune
 from engine.training.steps import (
@@ -99,7 +99,8 @@ def train_drafter(
     trim_log(out / LOG, (phase,), state)
     mixed = Mixed(Stream(written, options.seed), stream, options.share)
     teacher = load_teacher(out / "target", device)
-    Training(options, device, mixed, progress, cancel).fit(phase, model.to(device), teacher, state)
+    losses_of = text_losses(mixed, phase, model.to(device), teacher, options.token_loss)
+    Training(options, progress, cancel).fit(phase, model, losses_of, state)
     save_model(model, out / "drafter")
     _write_facts(options, state, phase, mixture, written)
     return out
