@@ -1,4 +1,4 @@
-"""`train pair`, `train drafter` and `train card` on the command line; nothing heavy is imported before one of them runs."""
+"""`train pair`, `drafter`, `card` and the drafting heads on the command line; nothing heavy is imported before one runs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ import dataclasses
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from engine.training.options import CardSettings, DrafterOptions, PairOptions, Recipe, Shape
+from engine.training.options import (
+    HEADS,
+    CardSettings,
+    DrafterOptions,
+    HeadOptions,
+    PairOptions,
+    Recipe,
+    Shape,
+)
 
 CARD = "README.md"
+NONE: Mapping[str, Any] = {}
 
 if TYPE_CHECKING:
     from engine.model.pair import Pair
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the commands `pair`, `drafter` and `card` with their options."""
+    """Add the commands `pair`, `drafter`, `card` and one for each kind of drafting head, with their options."""
     words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     doc = "train a target and its drafter from text, and measure them"
     pair = words.add_parser("pair", help=doc, description=doc, allow_abbrev=False)
@@ -34,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drafter = words.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
     _add_drafter(drafter)
     drafter.set_defaults(train=_train_drafter)
+    for kind in HEADS:
+        doc = f"train a drafting head ({kind}) for a pair's target, on text it writes itself"
+        head = words.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
+        _add_text(head)
+        _add_recipe(head, HeadOptions, HEADS[kind])
+        head.set_defaults(train=_train_head, kind=kind)
     doc = "measure a pair and write its model card"
     card = words.add_parser("card", help=doc, description=doc, allow_abbrev=False)
     _add_card(card)
@@ -55,6 +70,11 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    _add_text(parser)
+    _add_recipe(parser, DrafterOptions)
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
     parser.add_argument(
         "--text",
@@ -62,30 +82,33 @@ def _add_drafter(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="written.safetensors of an earlier training with this target",
     )
-    _add_recipe(parser, DrafterOptions)
 
 
-def _add_recipe(parser: argparse.ArgumentParser, options: type[Recipe]) -> None:
+def _add_recipe(
+    parser: argparse.ArgumentParser, options: type[Recipe], defaults: Mapping[str, Any] = NONE
+) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of NAME.txt.xz files")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the pair")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="new folder for what is trained"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the training that --out holds")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (all)")
     for field in dataclasses.fields(options):
         if field.metadata:
-            _add_setting(parser, field)
+            _add_setting(parser, field, defaults.get(field.name, field.default))
         elif isinstance(field.default, Shape):
             doc = f"layers x hidden x heads x feed-forward of the {field.name} ({field.default})"
             parser.add_argument(f"--{field.name}", default=str(field.default), metavar="SHAPE", help=doc)
 
 
-def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], default: Any) -> None:
     parser.add_argument(
         "--" + field.name.replace("_", "-"),
         type=type(field.default),
-        default=field.default,
+        default=default,
         choices=field.metadata["choices"] or None,
         metavar=None if field.metadata["choices"] else type(field.default).__name__.upper(),
-        help=f"{field.metadata['doc'].rstrip('.')} ({'none' if field.default == '' else field.default})",
+        help=f"{field.metadata['doc'].rstrip('.')} ({'none' if default == '' else default})",
     )
 
 
@@ -135,6 +158,16 @@ def _train_drafter(args: argparse.Namespace) -> int:
 
     _train(train_drafter, options, args)
     sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
+    return 0
+
+
+def _train_head(args: argparse.Namespace) -> int:
+    _, folder = _find_pair(args.pair)
+    options = HeadOptions(**_given(args, HeadOptions) | {"pair": folder})
+    from engine.training.heads.train import train_head
+
+    _train(train_head, options, args)
+    sys.stdout.write(f"wrote {options.out}\n")
     return 0
 
 

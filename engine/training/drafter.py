@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import UsageError
-from engine.model.load import load, read_config
+from engine.model.load import read_config
 from engine.model.pair import Pair
 from engine.model.shape import Shape
 from engine.training import checkpoint
@@ -45,8 +45,8 @@ from engine.training.steps import (
     save_model,
     trim_log,
 )
-from engine.training.tokenizer import ROLES, Encoder
-from engine.training.written import FILE, LONGEST_PROMPT, cut_prompts, read_text, save_text, write
+from engine.training.tokenizer import Encoder
+from engine.training.written import FILE, read_text, write_text
 
 _CALIBRATION = 8192
 """Tokens of the corpus that say which units matter."""
@@ -88,7 +88,7 @@ def train_drafter(
     progress(Progress("text", 0, 0, nan))
     corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
     same_text(options, state, len(corpus.ids))
-    written = _written(options, pair, corpus, progress, cancel)
+    written = _written(options, corpus, progress, cancel)
     stream = Stream(corpus, options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
     if options.feed_forward:
@@ -137,7 +137,6 @@ def _shape(folder: Path) -> Shape:
 
 def _written(
     options: DrafterOptions,
-    pair: Pair,
     corpus: Corpus,
     progress: Listener,
     cancel: threading.Event,
@@ -148,20 +147,7 @@ def _written(
         read_text(options.text, folder)
         shutil.copyfile(options.text, path)
     if not path.is_file():
-        longest = min(LONGEST_PROMPT, pair.context - options.answer)
-        prompts = cut_prompts(corpus, pair.tokenizer.get_added_vocab().get(ROLES[1]), longest, options.seed)
-        target = load(folder, pick_device(options.device))
-        texts = write(
-            target,
-            prompts,
-            pair.eos,
-            options.written,
-            options.answer,
-            options.seed,
-            lambda made: progress(Progress("written", made, options.written, nan)),
-            cancel,
-        )
-        save_text(path, texts, folder)
+        write_text(path, Pair.of(folder), corpus, options, progress, cancel)
     return read_text(path, folder)
 
 

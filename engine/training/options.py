@@ -181,7 +181,10 @@ class HeadOptions(Recipe):
     """Text that the same target wrote in an earlier training; none: it writes it now."""
 
     size: int = setting(
-        4, "Heads (Medusa, Hydra), masks K (ParallelSpec), or drafts that are measured (EAGLE).", low=1, high=64
+        4,
+        "Heads (Medusa, Hydra), masks K (ParallelSpec), or drafts that are measured (EAGLE).",
+        low=1,
+        high=64,
     )
     batch: int = setting(16, "Texts in one step.", low=1, high=65536)
     sequence: int = setting(512, "Tokens of a text that are used at most.", low=3, high=131072)
@@ -191,7 +194,9 @@ class HeadOptions(Recipe):
     warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
     steps: int = setting(500, "Training steps.", low=1, high=10_000_000)
-    fade: float = setting(0.8, "Place k of a draft, from 0, weighs fade to the power of k.", low=0.001, high=1)
+    fade: float = setting(
+        0.8, "Place k of a draft, from 0, weighs fade to the power of k.", low=0.001, high=1
+    )
     regression: float = setting(0.0, "Weight of smooth L1 between states and the target's features.", low=0)
     written: int = setting(700_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
     answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)

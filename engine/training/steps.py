@@ -95,7 +95,7 @@ class Training:
             model: What is trained.
             losses_of: Gives the model's losses in a step.
             state: Where the training is; kept up to date.
-            measure: Called at every checkpoint, before it is written, with the steps that are done.
+            measure: Called every `checkpoint_every` steps and at the end, with the steps that are done; not timed.
 
         Raises:
             RunCancelled: The event was set; a checkpoint is written.
@@ -124,11 +124,13 @@ class Training:
                 log.write(json.dumps(row) + "\n")
                 self._progress(Progress(phase.name, state.step, phase.steps, loss))
                 stopped = self._cancel.is_set()
-                if stopped or state.step == phase.steps or state.step % options.checkpoint_every == 0:
+                due = state.step == phase.steps or state.step % options.checkpoint_every == 0
+                if stopped or due:
                     now = time.monotonic()
                     state.seconds[phase.name] = state.seconds.get(phase.name, 0.0) + now - begun
-                    begun = now
-                    measure(state.step)
+                    if due:
+                        measure(state.step)
+                    begun = time.monotonic()
                     checkpoint.save(options.out, state, options, model, optimisers)
                 if stopped:
                     raise RunCancelled(

@@ -101,24 +101,29 @@ class Batches:
         usable = np.flatnonzero(np.diff(corpus.starts) > 2)  # a token before the draft's, and one to draft
         self.held_out, self.learned = usable[::HELD_OUT], np.delete(usable, np.s_[::HELD_OUT])
         if not len(self.learned):
-            raise UsageError("the text is too short to learn from; let the target write more: raise --written")
+            raise UsageError(
+                "the text is too short to learn from; let the target write more: raise --written"
+            )
 
     def batch(self, step: int, count: int, share: float, seed: int) -> Texts:
         """Return the `count` texts of a step, with a random share of their tokens as anchors."""
-        place, n = np.arange(step * count, (step + 1) * count), len(self.learned)
-        orders = {epoch: np.random.default_rng([seed, int(epoch)]).permutation(n) for epoch in set(place // n)}
-        chosen = [self.learned[orders[epoch][offset]] for epoch, offset in zip(place // n, place % n, strict=True)]
         rng = np.random.default_rng([seed, 1, step])
-        return self._texts(np.array(chosen), lambda length: np.flatnonzero(rng.random(length) < share) + 1)
+        chosen = self._chosen(step * count, count, seed)
+        return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
+
+    def tokens(self, count: int, seed: int) -> int:
+        """Return how many tokens the first `count` texts have, the same text counted as often as it comes."""
+        return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
         """Yield up to `limit` texts that are held out, `count` at a time, with all their tokens as anchors."""
         for first in range(0, min(limit, len(self.held_out)), count):
-            yield self._texts(self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1)
+            yield self._texts(
+                self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
+            )
 
     def _texts(self, chosen: np.ndarray, anchors: Callable[[int], np.ndarray]) -> Texts:
-        begins = self._corpus.starts[chosen]
-        lengths = np.minimum(np.diff(self._corpus.starts)[chosen], self._length)
+        begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         where = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
         device = self._embedding.device
@@ -126,3 +131,14 @@ class Batches:
         places = [start + anchors(int(n) - 2) for start, n in zip(starts[:-1], lengths, strict=True)]
         features = self._features[torch.from_numpy(where)].float().to(device)
         return Texts(ids, self._embedding[ids], features, starts, np.concatenate(places))
+
+    def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
+        """Return the texts from `first` on of an endless row: epoch after epoch, each in its own order."""
+        n, found = len(self.learned), list[np.ndarray]()
+        for epoch in range(first // n, (first + count - 1) // n + 1):
+            order = np.random.default_rng([seed, epoch]).permutation(self.learned)
+            found.append(order[max(0, first - epoch * n) : first + count - epoch * n])
+        return np.concatenate(found)
+
+    def _lengths(self, chosen: np.ndarray) -> np.ndarray:
+        return np.minimum(np.diff(self._corpus.starts)[chosen], self._length)

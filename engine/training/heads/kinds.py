@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 from engine.model.shape import Shape
@@ -18,7 +20,7 @@ from engine.training.options import HeadOptions
 Head = Medusa | Hydra | Eagle | ParallelEagle | ParallelMedusa
 
 
-def build(kind: str, shape: Shape, size: int, seed: int) -> Head:
+def build(kind: str, shape: Shape, size: int, seed: int, scale: float = 1.0) -> Head:
     """Return a head before its training; its weights are a function of the seed.
 
     Args:
@@ -26,13 +28,14 @@ def build(kind: str, shape: Shape, size: int, seed: int) -> Head:
         shape: Of the target.
         size: Heads, or masks.
         seed: Fixes the weights.
+        scale: What embeddings are multiplied with in training, to be as large as features.
     """
     makers = {
         "medusa": lambda: Medusa(shape.width, size),
-        "hydra": lambda: Hydra(shape.width, size),
-        "eagle": lambda: Eagle(shape),
-        "parallelspec_medusa": lambda: ParallelMedusa(shape, size),
-        "parallelspec_eagle": lambda: ParallelEagle(shape, size),
+        "hydra": lambda: Hydra(shape.width, size, scale),
+        "eagle": lambda: Eagle(shape, scale),
+        "parallelspec_medusa": lambda: ParallelMedusa(shape, size, scale),
+        "parallelspec_eagle": lambda: ParallelEagle(shape, size, scale),
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -76,22 +79,20 @@ class Acceptance(NamedTuple):
     """Those of which this one was accepted, too."""
 
     @property
-    def rates(self) -> tuple[float, ...]:
-        """Share of the drafts that get there of which the next token is accepted; nan where none gets there."""
-        return tuple(a / r if r else float("nan") for a, r in zip(self.accepted, self.reached, strict=True))
+    def rates(self) -> tuple[float | None, ...]:
+        """Share of the drafts that get there of which the next token is accepted; None where none gets there."""
+        return tuple(a / r if r else None for a, r in zip(self.accepted, self.reached, strict=True))
 
     @property
     def length(self) -> float:
         """Tokens per forward of the target when one chain is drafted: the accepted ones and the target's own."""
-        total, alive = 1.0, 1.0
-        for rate in self.rates:
-            alive *= rate if rate == rate else 0.0
-            total += alive
-        return total
+        return 1.0 + sum(accumulate((rate or 0.0 for rate in self.rates), mul))
 
     def __add__(self, other: Acceptance) -> Acceptance:  # type: ignore[override]
         """Return both as one."""
-        return Acceptance(*(tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(self, other, strict=True)))
+        return Acceptance(
+            *(tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(self, other, strict=True))
+        )
 
 
 @torch.no_grad()
@@ -102,24 +103,14 @@ def acceptance(head: Head, texts: Texts, frozen: Frozen, count: int) -> Acceptan
     """
     drafts = head.draft(texts, frozen, count)
     greedy = frozen.best(texts.features)
-    alive = torch.ones(len(texts.anchors), dtype=torch.bool, device=drafts.device)
+    anchors = torch.from_numpy(texts.anchors).to(drafts.device)
+    alive = torch.ones_like(anchors, dtype=torch.bool)
     reached, accepted = list[int](), list[int]()
     for k in range(count):
-        held = torch.from_numpy(_isin(texts, k + 1)).to(drafts.device)
-        at = (torch.from_numpy(texts.anchors).to(drafts.device) + 1 + k).clamp(max=len(texts.ids) - 1)
-        alive &= held & (greedy[at - 1] == texts.ids[at])
+        inside = np.isin(texts.anchors, texts.reaching(k + 1))
+        at = (anchors + 1 + k).clamp(max=len(texts.ids) - 1)
+        alive &= torch.from_numpy(inside).to(drafts.device) & (greedy[at - 1] == texts.ids[at])
         reached.append(int(alive.sum()))
         alive &= drafts[:, k] == texts.ids[at]
         accepted.append(int(alive.sum()))
     return Acceptance(tuple(reached), tuple(accepted))
-
-
-def _isin(texts: Texts, more: int):
-    import numpy as np
-
-    return np.isin(texts.anchors, texts.reaching(more))
-
-
-def parameters(head: nn.Module) -> int:
-    """Return how many numbers are trained."""
-    return sum(p.numel() for p in head.parameters())

@@ -40,9 +40,14 @@ class Attention(nn.Module):
         """Map (R, D) to (R, D)."""
         angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        q, k, v = (part(x).unflatten(-1, (-1, self._size)) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self._size)) for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
         sizes = [len(seen) for seen in packed.seen]
-        parts = zip(*(t.transpose(0, 1).split(sizes, 1) for t in (_turn(q, cos, sin), _turn(k, cos, sin), v)), strict=True)
+        parts = zip(
+            *(t.transpose(0, 1).split(sizes, 1) for t in (_turn(q, cos, sin), _turn(k, cos, sin), v)),
+            strict=True,
+        )
         read = [
             functional.scaled_dot_product_attention(*(t[None] for t in part), attn_mask=seen, enable_gqa=True)
             for part, seen in zip(parts, packed.seen, strict=True)

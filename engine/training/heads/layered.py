@@ -2,6 +2,9 @@
 
 The row of x_j reads E(x_j) and f_(j-1); its output stands for f_j, from which the LM head reads x_(j+1). Mask k behind a
 token reads learned vectors, and its output stands for the feature k tokens further on. See `side` for `learn` and `draft`.
+
+Embeddings are often much smaller than features, and what is small is learned slowly. So a head is trained on embeddings
+times `scale`; `fold` takes the scale into the weights that are saved.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from engine.training.heads.side import Frozen, Learned
 class Eagle(nn.Module):
     """One layer on fc([E(x_j); f_(j-1)]) (EAGLE); drafts one token after the other."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, scale: float = 1.0) -> None:
         super().__init__()
+        self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
         self.layers = nn.ModuleList([Layer(shape, normed=False)])
         _scatter(self)
@@ -44,7 +48,11 @@ class Eagle(nn.Module):
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
         """Map what the rows read, (R, D) each, to states, (R, D)."""
-        return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
+        return self.layers[0](self.fc(torch.cat((embedded * self._scale, features), -1)), packed)
+
+    def fold(self) -> dict[str, Tensor]:
+        """Return the tensors to save."""
+        return _fold(dict(self.state_dict()), self._scale)
 
 
 class ParallelEagle(nn.Module):
@@ -53,8 +61,9 @@ class ParallelEagle(nn.Module):
     The paper does not say what feature a mask reads; here it is learned, like the mask's embedding.
     """
 
-    def __init__(self, shape: Shape, masks: int) -> None:
+    def __init__(self, shape: Shape, masks: int, scale: float = 1.0) -> None:
         super().__init__()
+        self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
         self.layers = nn.ModuleList([Layer(shape, normed=False)])
         self.mask = _vectors(masks, shape.width, "embedding", "feature")
@@ -70,19 +79,25 @@ class ParallelEagle(nn.Module):
 
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
-        embedded = _or_masks(packed, texts.embedded[packed.tokens], self.mask["embedding"])
+        embedded = _or_masks(packed, texts.embedded[packed.tokens] * self._scale, self.mask["embedding"])
         features = _or_masks(packed, texts.features[packed.tokens - 1], self.mask["feature"])
         return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
 
+    def fold(self) -> dict[str, Tensor]:
+        """Return the tensors to save."""
+        tensors = _fold(dict(self.state_dict()), self._scale)
+        return tensors | {"mask.embedding": tensors["mask.embedding"] / self._scale}
+
 
 class ParallelMedusa(nn.Module):
-    """ParallelSpec's drafter in Medusa's place: one whole layer on E(x_j) + f_(j-1), K masks, and a final norm.
+    """ParallelSpec's drafter in Medusa's place: one whole layer on scale E(x_j) + f_(j-1), K masks, and a final norm.
 
     The paper leaves open whether it reads the target's features; here it does, as the heads it replaces do.
     """
 
-    def __init__(self, shape: Shape, masks: int) -> None:
+    def __init__(self, shape: Shape, masks: int, scale: float = 1.0) -> None:
         super().__init__()
+        self._scale = scale
         self.layers = nn.ModuleList([Layer(shape, normed=True)])
         self.norm = Norm(shape.width, shape.eps)
         self.mask = _vectors(masks, shape.width, "embedding")
@@ -98,8 +113,17 @@ class ParallelMedusa(nn.Module):
 
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
-        read = texts.embedded[packed.tokens] + texts.features[packed.tokens - 1]
+        read = texts.embedded[packed.tokens] * self._scale + texts.features[packed.tokens - 1]
         return self.norm(self.layers[0](_or_masks(packed, read, self.mask["embedding"]), packed))
+
+    def fold(self) -> dict[str, Tensor]:
+        """Return the tensors to save; the scale stays, in the head's config."""
+        return dict(self.state_dict())
+
+
+def _fold(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    embedded, features = tensors["fc.weight"].chunk(2, 1)
+    return tensors | {"fc.weight": torch.cat((embedded * scale, features), 1)}
 
 
 def _places(head: ParallelEagle | ParallelMedusa, texts: Texts, masks: int) -> list[Learned]:

@@ -73,6 +73,10 @@ class Medusa(nn.ModuleList):
         read = texts.features[_places(texts) - 1]
         return torch.stack([frozen.best(self[i](read)) for i in range(count)], 1)
 
+    def fold(self) -> dict[str, Tensor]:
+        """Return the tensors to save."""
+        return dict(self.state_dict())
+
 
 class HydraBlock(nn.Module):
     """Wr z + br + SiLU(W z + b); begins by passing on the first D of z, the feature."""
@@ -95,8 +99,9 @@ class HydraBlock(nn.Module):
 class Hydra(nn.Module):
     """Heads one after the other (Hydra): head i reads f_(n-1), E(x_n) and the embeddings of the i drafts before."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, scale: float = 1.0) -> None:
         super().__init__()
+        self._scale = scale
         blocks = [HydraBlock(i + 2, width) for i in range(heads)]
         self.hydra_mlp = nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)
 
@@ -106,7 +111,7 @@ class Hydra(nn.Module):
         for i in range(len(self.hydra_mlp)):
             n = _places(texts, i)
             z = [texts.features[n - 1], *(texts.embedded[n + j] for j in range(i + 1))]
-            found.append(Learned(self._head(i, z), n + 1 + i))
+            found.append(Learned(self._head(i, *z), n + 1 + i))
         return found
 
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
@@ -114,12 +119,22 @@ class Hydra(nn.Module):
         n, drafts = _places(texts), list[Tensor]()
         z = [texts.features[n - 1], texts.embedded[n]]
         for i in range(count):
-            drafts.append(frozen.best(self._head(i, z)))
+            drafts.append(frozen.best(self._head(i, *z)))
             z.append(frozen.embedding[drafts[-1]])
         return torch.stack(drafts, 1)
 
-    def _head(self, i: int, z: list[Tensor]) -> Tensor:
-        return self.hydra_mlp[i].get_submodule("1")(torch.cat(z, -1))
+    def fold(self) -> dict[str, Tensor]:
+        """Return the tensors to save: the scale that the embeddings were trained with goes into the weights."""
+        tensors = dict(self.state_dict())
+        for name, tensor in tensors.items():
+            if name.endswith("weight"):
+                tensors[name] = tensor.clone()
+                tensors[name][:, len(tensor) :] *= self._scale
+        return tensors
+
+    def _head(self, i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
+        z = torch.cat((feature, torch.cat(embedded, -1) * self._scale), -1)
+        return self.hydra_mlp[i].get_submodule("1")(z)
 
 
 def _places(texts: Texts, more: int | None = None) -> Tensor:
