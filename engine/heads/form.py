@@ -19,6 +19,17 @@ from typing import Any
 SIDE = ("medusa", "hydra")
 LAYERED = ("eagle", "parallelspec_eagle", "parallelspec_medusa")
 KINDS = (*SIDE, *LAYERED)
+LAYER = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_parameters",
+    "max_position_embeddings",
+)
+"""Fields of a head's `shape`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class HeadConfig:
     hidden_size: int
     """D, of the target."""
     vocab_size: int
-    """V, of the target."""
+    """V, of the target; 0 where a published head does not say."""
     heads: int = 0
     """Of medusa and hydra."""
     layers: int = 1

@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         doc = f"train a drafting head ({kind}) for a pair's target, on text it writes itself"
         head = words.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
         _add_text(head)
+        doc = "a head whose tensors it begins with, as far as names and shapes agree"
+        head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
         _add_recipe(head, HeadOptions, HEADS[kind])
         head.set_defaults(train=_train_head, kind=kind)
     doc = "measure a pair and write its model card"
@@ -163,7 +165,9 @@ def _train_drafter(args: argparse.Namespace) -> int:
 
 def _train_head(args: argparse.Namespace) -> int:
     _, folder = _find_pair(args.pair)
-    options = HeadOptions(**_given(args, HeadOptions) | {"pair": folder})
+    given = _given(args, HeadOptions)
+    given["pair"] = folder
+    options = HeadOptions(**given)
     from engine.training.heads.train import train_head
 
     _train(train_head, options, args)

@@ -99,7 +99,7 @@ class Losses(NamedTuple):
     divergence: float | None
     """KL(p || q) from the target; None for the target itself."""
     places: tuple[float, ...] = ()
-    """Of a drafting head: cross-entropy at each place of a draft."""
+    """Of a drafting head: cross-entropy or divergence at each place of a draft."""
 
 
 LossesOf = Callable[[int], Losses]

@@ -160,10 +160,10 @@ class DrafterOptions(Recipe):
 
 
 HEADS: dict[str, dict[str, Any]] = {
-    "medusa": {"size": 5, "token_loss": 1.0},
-    "hydra": {"size": 4, "token_loss": 1.0},
+    "medusa": {"size": 5},
+    "hydra": {"size": 4},
     "eagle": {"size": 5, "regression": 10.0},
-    "parallelspec_medusa": {"size": 4, "token_loss": 1.0},
+    "parallelspec_medusa": {"size": 4},
     "parallelspec_eagle": {"size": 4, "regression": 10.0, "fade": 1.0},
 }
 """The kinds of drafting heads, and the settings in which each one's defaults differ from `HeadOptions`."""
@@ -179,6 +179,8 @@ class HeadOptions(Recipe):
     """Folder with the target in it."""
     text: Path | None = None
     """Text that the same target wrote in an earlier training; none: it writes it now."""
+    start: Path | None = None
+    """A head whose tensors this one begins with, as far as names and shapes agree; none: it begins at random."""
 
     size: int = setting(
         4,
@@ -189,11 +191,11 @@ class HeadOptions(Recipe):
     batch: int = setting(16, "Texts in one step.", low=1, high=65536)
     sequence: int = setting(512, "Tokens of a text that are used at most.", low=3, high=131072)
     anchors: float = setting(0.5, "Share of the tokens behind which a draft is learned.", low=0.001, high=1)
-    learning_rate: float = setting(2e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    learning_rate: float = setting(6e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of the matrices.", low=0, high=1)
     warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
-    steps: int = setting(500, "Training steps.", low=1, high=10_000_000)
+    steps: int = setting(700, "Training steps.", low=1, high=10_000_000)
     fade: float = setting(
         0.8, "Place k of a draft, from 0, weighs fade to the power of k.", low=0.001, high=1
     )

@@ -50,8 +50,9 @@ def drafts_of(kind: str, size: int) -> int:
 def head_losses(head: Head, texts: Texts, frozen: Frozen, options: HeadOptions) -> Losses:
     """Return the losses of one batch, summed over the places of a draft with their weights lambda_k.
 
-    Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), to the target's
-    distribution (online; equation 4), or a mixture by `token_loss`; and smooth L1 to the target's features.
+    Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p || q) to the target's
+    distribution (online; equation 4, whose cross-entropy has the same gradient), or a mixture by `token_loss`; and smooth
+    L1 to the target's features.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[torch.Tensor]()
     for k, (states, labels) in enumerate(head.learn(texts)):
@@ -60,8 +61,11 @@ def head_losses(head: Head, texts: Texts, frozen: Frozen, options: HeadOptions) 
         if options.token_loss:
             loss = loss + options.token_loss * functional.cross_entropy(logits, texts.ids[labels])
         if options.token_loss < 1:
-            p = (features @ frozen.lm_head.T).softmax(-1)
-            loss = loss + (1 - options.token_loss) * functional.cross_entropy(logits, p)
+            log_p = (features @ frozen.lm_head.T).log_softmax(-1)
+            divergence = functional.kl_div(
+                logits.log_softmax(-1), log_p, log_target=True, reduction="batchmean"
+            )
+            loss = loss + (1 - options.token_loss) * divergence
         places.append(loss.detach())
         if options.regression:
             loss = loss + options.regression * functional.smooth_l1_loss(states, features)

@@ -52,7 +52,7 @@ class Eagle(nn.Module):
 
     def fold(self) -> dict[str, Tensor]:
         """Return the tensors to save."""
-        return _fold(dict(self.state_dict()), self._scale)
+        return fold(dict(self.state_dict()), self._scale)
 
 
 class ParallelEagle(nn.Module):
@@ -85,7 +85,7 @@ class ParallelEagle(nn.Module):
 
     def fold(self) -> dict[str, Tensor]:
         """Return the tensors to save."""
-        tensors = _fold(dict(self.state_dict()), self._scale)
+        tensors = fold(dict(self.state_dict()), self._scale)
         return tensors | {"mask.embedding": tensors["mask.embedding"] / self._scale}
 
 
@@ -121,7 +121,8 @@ class ParallelMedusa(nn.Module):
         return dict(self.state_dict())
 
 
-def _fold(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+def fold(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the tensors with a scale of the embeddings taken into `fc`."""
     embedded, features = tensors["fc.weight"].chunk(2, 1)
     return tensors | {"fc.weight": torch.cat((embedded * scale, features), 1)}
 

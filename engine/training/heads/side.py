@@ -79,17 +79,15 @@ class Medusa(nn.ModuleList):
 
 
 class HydraBlock(nn.Module):
-    """Wr z + br + SiLU(W z + b); begins by passing on the first D of z, the feature."""
+    """Wr z + br + SiLU(W z + b)."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs * width, width)
         self.res_connection = nn.Linear(inputs * width, width)
         for part in (self.linear, self.res_connection):
-            nn.init.zeros_(part.weight)
+            nn.init.normal_(part.weight, std=0.02)
             nn.init.zeros_(part.bias)
-        with torch.no_grad():
-            self.res_connection.weight[:, :width].copy_(torch.eye(width))
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (..., inputs * D) to (..., D)."""

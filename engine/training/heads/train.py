@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UsageError
-from engine.heads.files import layer_shape, tokenizer_digest, write_head
+from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
 from engine.heads.form import LAYERED, HeadConfig
 from engine.model.load import Checkpoint, load, read_config
 from engine.model.pair import Pair
@@ -29,7 +29,8 @@ from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.fit import Losses, Phase
 from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
-from engine.training.heads.kinds import acceptance, build, drafts_of, head_losses
+from engine.training.heads.kinds import Head, acceptance, build, drafts_of, head_losses
+from engine.training.heads.layered import fold
 from engine.training.heads.side import Frozen
 from engine.training.options import HeadOptions
 from engine.training.steps import (
@@ -90,6 +91,8 @@ def train_head(
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
     scale = float(features.float().square().mean().sqrt() / frozen.embedding.square().mean().sqrt())
     head = build(options.kind, shape, options.size, options.seed, scale).to(device)
+    if options.start is not None:
+        _begin(head, options.start, target, scale)
     phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
     for name in (LOG, ACCEPTANCE):
         trim_log(out / name, (phase,), state)
@@ -143,6 +146,21 @@ def read_frozen(target: Path, shape: Shape, device: torch.device) -> Frozen:
     embedding = weights.take("model.embed_tokens.weight", device, torch.float32)
     tied = shape.tied
     return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
+
+
+def _begin(head: Head, start: Path, target: Path, scale: float) -> None:
+    """Take over the tensors of another head whose names and shapes agree.
+
+    Raises:
+        UsageError: The head is of another target, or none of its tensors fits.
+    """
+    tensors, own = read_head(start, target).tensors, head.state_dict()
+    if "fc.weight" in tensors:
+        tensors = fold(tensors, 1 / scale)
+    fitting = {name: t for name, t in tensors.items() if name in own and own[name].shape == t.shape}
+    if not fitting:
+        raise UsageError(f"start is {start}, but no tensor of that head fits this one; leave out --start")
+    head.load_state_dict(fitting, strict=False)
 
 
 def head_config(options: HeadOptions, target: Path, shape: Shape, scale: float) -> HeadConfig:
