@@ -167,16 +167,16 @@ def _own(path: Path, raw: dict[str, Any], shapes: Shapes) -> Published:
 def _check_tensors(path: Path, found: Published, shapes: Shapes, *, published: bool) -> None:
     expected = found.config.tensors()
     if missing := [name for name in expected if found.names.get(name) not in shapes]:
-        raise ModelError(f"{path}: the {found.config.kind} head lacks {_some(missing)}")
+        raise ModelError(f"{path}: tensors missing in a head of kind {found.config.kind}: {_some(missing)}")
     known = {found.names[name] for name in expected}
     more = [name for name in shapes if name not in known and not (published and is_needless(name))]
     if more:
-        raise ModelError(f"{path}: a {found.config.kind} head does not have {_some(more)}")
+        raise ModelError(f"{path}: tensors unknown to a head of kind {found.config.kind}: {_some(more)}")
     for name, shape in expected.items():
         if shapes[found.names[name]] != shape:
             raise ModelError(
-                f"{path}: {found.names[name]} has shape {list(shapes[found.names[name]])}; a {found.config.kind} head "
-                f"of these sizes has {list(shape)}"
+                f"{path}: {found.names[name]} has shape {list(shapes[found.names[name]])}; in a head of kind "
+                f"{found.config.kind} and these sizes it has {list(shape)}"
             )
 
 
