@@ -51,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
         _add_recipe(head, HeadOptions, HEADS[kind])
         head.set_defaults(train=_train_head, kind=kind)
+    doc = "measure a pair's drafting heads and write their card"
+    heads = words.add_parser("heads", help=doc, description=doc, allow_abbrev=False)
+    _add_heads(heads)
+    heads.set_defaults(train=_train_heads)
     doc = "measure a pair and write its model card"
     card = words.add_parser("card", help=doc, description=doc, allow_abbrev=False)
     _add_card(card)
@@ -140,6 +144,17 @@ def _add_card(parser: argparse.ArgumentParser) -> None:
     _add_prompts(parser)
 
 
+def _add_heads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="corpus whose held-out chats are prompts")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the card (heads/README.md in the pair's folder)"
+    )
+    parser.add_argument("--count", type=int, default=40, metavar="N", help="prompts of each file (40)")
+    parser.add_argument("--window", type=int, default=256, metavar="N", help="longest text measured (256)")
+    _add_prompts(parser)
+
+
 def _train_pair(args: argparse.Namespace) -> int:
     given = _given(args, PairOptions)
     given |= {role: Shape.parse(given[role]) for role in ("target", "drafter")}
@@ -172,6 +187,21 @@ def _train_head(args: argparse.Namespace) -> int:
 
     _train(train_head, options, args)
     sys.stdout.write(f"wrote {options.out}\n")
+    return 0
+
+
+def _train_heads(args: argparse.Namespace) -> int:
+    import torch
+
+    from engine.training.heads.card import FOLDER, make_heads_card
+
+    torch.set_num_threads(1)
+    settings = CardSettings(data=args.data, prompts=tuple(args.prompts), count=args.count, window=args.window)
+    pair, folder = _find_pair(args.pair)
+    output = args.output or folder / FOLDER / CARD
+    text = make_heads_card(pair, folder, settings)
+    output.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote {output}\n")
     return 0
 
 

@@ -20,7 +20,7 @@ from engine.training.options import HeadOptions
 Head = Medusa | Hydra | Eagle | ParallelEagle | ParallelMedusa
 
 
-def build(kind: str, shape: Shape, size: int, seed: int, scale: float = 1.0) -> Head:
+def build(kind: str, shape: Shape, size: int, seed: int, scale: float = 1.0, level: float = 1.0) -> Head:
     """Return a head before its training; its weights are a function of the seed.
 
     Args:
@@ -29,13 +29,14 @@ def build(kind: str, shape: Shape, size: int, seed: int, scale: float = 1.0) -> 
         size: Heads, or masks.
         seed: Fixes the weights.
         scale: What embeddings are multiplied with in training, to be as large as features.
+        level: Root mean square of the features.
     """
     makers = {
         "medusa": lambda: Medusa(shape.width, size),
         "hydra": lambda: Hydra(shape.width, size, scale),
         "eagle": lambda: Eagle(shape, scale),
-        "parallelspec_medusa": lambda: ParallelMedusa(shape, size, scale),
-        "parallelspec_eagle": lambda: ParallelEagle(shape, size, scale),
+        "parallelspec_medusa": lambda: ParallelMedusa(shape, size, scale, level),
+        "parallelspec_eagle": lambda: ParallelEagle(shape, size, scale, level),
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -61,13 +61,13 @@ class ParallelEagle(nn.Module):
     The paper does not say what feature a mask reads; here it is learned, like the mask's embedding.
     """
 
-    def __init__(self, shape: Shape, masks: int, scale: float = 1.0) -> None:
+    def __init__(self, shape: Shape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:
         super().__init__()
         self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
         self.layers = nn.ModuleList([Layer(shape, normed=False)])
-        self.mask = _vectors(masks, shape.width, "embedding", "feature")
         _scatter(self)
+        self.mask = _vectors(masks, shape.width, level, "embedding", "feature")
 
     def learn(self, texts: Texts) -> list[Learned]:
         """Return the states of all tokens, and of the masks behind the anchors."""
@@ -95,13 +95,13 @@ class ParallelMedusa(nn.Module):
     The paper leaves open whether it reads the target's features; here it does, as the heads it replaces do.
     """
 
-    def __init__(self, shape: Shape, masks: int, scale: float = 1.0) -> None:
+    def __init__(self, shape: Shape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:
         super().__init__()
         self._scale = scale
         self.layers = nn.ModuleList([Layer(shape, normed=True)])
         self.norm = Norm(shape.width, shape.eps)
-        self.mask = _vectors(masks, shape.width, "embedding")
         _scatter(self)
+        self.mask = _vectors(masks, shape.width, level, "embedding")
 
     def learn(self, texts: Texts) -> list[Learned]:
         """Return the states of all tokens, and of the masks behind the anchors."""
@@ -153,8 +153,9 @@ def _or_masks(packed: Packed, read: Tensor, vectors: Tensor) -> Tensor:
     return torch.where((packed.numbers == 0)[:, None], read, vectors[(packed.numbers - 1).clamp(min=0)])
 
 
-def _vectors(masks: int, width: int, *names: str) -> nn.ParameterDict:
-    return nn.ParameterDict({name: nn.Parameter(torch.zeros(masks, width)) for name in names})
+def _vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:
+    """Begin with vectors as large as features: a small one would look at all tokens alike, and leave that slowly."""
+    return nn.ParameterDict({name: nn.Parameter(level * torch.randn(masks, width)) for name in names})
 
 
 def _scatter(module: nn.Module) -> None:

@@ -31,6 +31,7 @@ from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
 from engine.training.heads.kinds import Head, acceptance, build, drafts_of, head_losses
 from engine.training.heads.layered import fold
+from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
 from engine.training.heads.side import Frozen
 from engine.training.options import HeadOptions
 from engine.training.steps import (
@@ -51,10 +52,11 @@ from engine.training.tokenizer import Encoder
 from engine.training.written import FILE as WRITTEN
 from engine.training.written import read_text, write_text
 
-ACCEPTANCE = "acceptance.jsonl"
 _MEASURED = 48
 """Texts held out that a checkpoint is measured on."""
 _AT_ONCE = 8
+_SAMPLE = 100_000
+"""Features whose size is measured."""
 
 
 def train_head(
@@ -73,8 +75,8 @@ def train_head(
         resume: Go on with the training that `out` holds.
 
     Returns:
-        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl`, and, unless text was
-        given, `written.safetensors` and `features.safetensors`.
+        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and both as
+        `curves.svg`, and, unless text was given, `written.safetensors` and `features.safetensors`.
 
     Raises:
         UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
@@ -89,8 +91,9 @@ def train_head(
     features = _features(text.with_name(FEATURES), corpus, target, device, progress, cancel)
     frozen = read_frozen(target, shape, device)
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
-    scale = float(features.float().square().mean().sqrt() / frozen.embedding.square().mean().sqrt())
-    head = build(options.kind, shape, options.size, options.seed, scale).to(device)
+    level = float(features[:_SAMPLE].float().square().mean().sqrt())
+    scale = level / float(frozen.embedding.square().mean().sqrt())
+    head = build(options.kind, shape, options.size, options.seed, scale, level).to(device)
     if options.start is not None:
         _begin(head, options.start, target, scale)
     phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
@@ -115,6 +118,7 @@ def train_head(
     write_head(out, head_config(options, target, shape, scale), head.fold())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
     _write_facts(options, state, phase, corpus, tokens)
+    (out / PLOT).write_text(training_curves(out), encoding="utf-8")
     return out
 
 
