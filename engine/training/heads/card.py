@@ -19,6 +19,7 @@ from engine.heads.form import SIDE
 from engine.model.load import read_config
 from engine.model.pair import Pair
 from engine.model.shape import Shape
+from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
 from engine.training.heads.kinds import Acceptance, Head, acceptance, build, drafts_of
 from engine.training.heads.layout import Texts
@@ -83,7 +84,7 @@ def restore(file: HeadFile, shape: Shape) -> Head:
     config = file.config
     if config.own_lm_head or config.biased or config.layers != 1:
         raise UsageError(
-            f"a {config.kind} head with own LM heads, biases or more layers cannot be measured here"
+            f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
         )
     size = config.heads if config.kind in SIDE else config.masks
     head = build(config.kind, shape, max(size, 1), 0, config.embedding_scale)
@@ -97,8 +98,6 @@ def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iter
     new = min(settings.new_tokens, window // 2)
     sets: list[tuple[str, Iterable[str]]] = []
     if settings.data is not None:
-        from engine.training.data import SOURCES
-
         chats = held_out_prompts(settings.data, 0.01, SOURCES, settings.chats)
         sets.append(("chats held out of the corpus", chats))
     sets += [(path.parent.name, read_prompts(path, settings.count)) for path in settings.prompts]
@@ -206,16 +205,21 @@ def _training(head: Measured) -> tuple[str, ...]:
         str(phase.get("minutes", "")),
         "1" if fade == 1 else f"{fade}^k",
         _loss(options),
-        str(options.get("start") or "random weights"),
+        _origin(head.facts.get("begun_from")),
     )
 
 
+def _origin(before: dict[str, Any] | None) -> str:
+    if not before:
+        return "random weights"
+    steps = (before.get("phase") or {}).get("steps", "?")
+    return f"{before.get('kind')}, {steps} steps, from {_origin(before.get('begun_from'))}"
+
+
 def _loss(options: dict[str, Any]) -> str:
-    share = float(options.get("token_loss", 0))
-    parts = [f"{share:g} cross-entropy"] if share else []
-    parts += [f"{1 - share:g} KL(p, q)"] if share < 1 else []
-    parts += [f"{options['regression']:g} smooth L1"] if options.get("regression") else []
-    return " + ".join(parts).replace("1 KL", "KL") if share in (0, 1) else " + ".join(parts)
+    share, regression = float(options.get("token_loss", 0)), float(options.get("regression", 0))
+    terms = (("cross-entropy", share), ("KL(p, q)", 1 - share), ("smooth L1", regression))
+    return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in terms if weight)
 
 
 def _text_of(heads: Sequence[Measured]) -> list[str]:

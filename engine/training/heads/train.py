@@ -14,6 +14,7 @@ from functools import reduce
 from math import nan
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from engine.heads.form import LAYERED, HeadConfig
 from engine.model.load import Checkpoint, load, read_config
 from engine.model.pair import Pair
 from engine.model.shape import Shape
+from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.fit import Losses, Phase
@@ -219,7 +221,7 @@ def _features(
 def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpus, tokens: int) -> None:
     """Write what the card of a head says of its training."""
     losses = [row["loss"] for row in read_log(options.out / LOG)]
-    facts = {
+    facts: dict[str, Any] = {
         "kind": options.kind,
         "phase": phase_facts(phase, state, losses) | {"tokens": tokens, "length": options.sequence},
         "answers": len(corpus.repeats),
@@ -227,4 +229,7 @@ def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpu
         "acceptance": read_log(options.out / ACCEPTANCE)[-1],
         "options": options.fixed(),
     }
+    if options.start is not None:
+        before = read_facts(options.start)
+        facts["begun_from"] = {name: before.get(name) for name in ("kind", "phase", "begun_from")}
     (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
