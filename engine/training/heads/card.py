@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
@@ -19,16 +18,17 @@ from engine.heads.form import SIDE
 from engine.model.load import read_config
 from engine.model.pair import Pair
 from engine.model.shape import Shape
+from engine.training.card import read_facts
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
 from engine.training.heads.kinds import Acceptance, Head, acceptance, build, drafts_of
 from engine.training.heads.layout import Texts
+from engine.training.heads.plot import PLOT
 from engine.training.heads.side import Frozen
 from engine.training.heads.train import read_frozen
 from engine.training.measure import LoadedPair
 from engine.training.options import HEADS, CardSettings
 from engine.training.prompts import held_out_prompts, read_prompts
-from engine.training.steps import FACTS
 from engine.types import Sampling
 
 FOLDER = "heads"
@@ -56,6 +56,8 @@ class Measured(NamedTuple):
     """What its training says of itself; empty where nothing is known."""
     accepted: dict[str, Acceptance]
     """By set of prompts."""
+    drawn: bool
+    """Whether its training's curves lie beside it."""
 
 
 def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
@@ -72,7 +74,8 @@ def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
     shape = Shape.of(read_config(target), target)
     frozen = read_frozen(target, shape, torch.device("cpu"))
     answers = list(_answers(LoadedPair.load(pair), frozen, settings))
-    return render(answers, [_measure(folder, kind, shape, frozen, answers) for kind in found])
+    heads = [_measure(folder, kind, shape, frozen, answers) for kind in found]
+    return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
 
 
 def restore(file: HeadFile, shape: Shape) -> Head:
@@ -145,17 +148,17 @@ def _measure(folder: Path, kind: str, shape: Shape, frozen: Frozen, answers: Seq
         part.name: reduce(add, (acceptance(head, text, frozen, count) for text in part.texts))
         for part in answers
     }
-    facts = path / FACTS
     return Measured(
         kind,
         sum(t.numel() for t in file.tensors.values()),
         sum(f.stat().st_size for f in path.iterdir()),
-        json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {},
+        read_facts(path),
         accepted,
+        (path / PLOT).is_file(),
     )
 
 
-def render(answers: Sequence[Answers], heads: Sequence[Measured]) -> str:
+def render(answers: Sequence[Answers], heads: Sequence[Measured], notes: Sequence[str] = ()) -> str:
     """Return the card as Markdown."""
     lines = [
         "# Card: drafting heads of this pair",
@@ -165,6 +168,7 @@ def render(answers: Sequence[Answers], heads: Sequence[Measured]) -> str:
         "Each head drafts from the target's final hidden states and shares its embedding and LM head, so a file holds "
         "only what was trained. The target was not changed.",
         "",
+        *(line for note in notes for line in (note, "")),
         "## Training",
         "",
         *_table(
@@ -177,6 +181,8 @@ def render(answers: Sequence[Answers], heads: Sequence[Measured]) -> str:
         "## Acceptance",
         "",
         *_acceptance(answers, heads),
+        "",
+        *(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
         "",
         "Share of the drafts that reach token k of which token k is accepted, too, at T = 0: the most probable token at "
         "each place, against the target's own greedy answers to prompts that were never trained on, from every token of "
