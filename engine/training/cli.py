@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
-import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from math import isnan
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
+from engine.training.bar import Bar, cancel_on_interrupt
 from engine.training.options import (
     HEADS,
     CardSettings,
@@ -29,7 +26,6 @@ NONE: Mapping[str, Any] = {}
 
 if TYPE_CHECKING:
     from engine.model.pair import Pair
-    from engine.training.steps import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,7 +214,7 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
         if args.threads < 1:
             raise UsageError(f"threads is {args.threads}; it must be at least 1")
         torch.set_num_threads(args.threads)
-    with _cancel_on_interrupt() as cancel, _Bar() as bar:
+    with cancel_on_interrupt() as cancel, Bar() as bar:
         train(options, bar.show, cancel, resume=args.resume)
 
 
@@ -254,52 +250,3 @@ def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output:
     output.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {output}\n")
     return 0
-
-
-@contextmanager
-def _cancel_on_interrupt() -> Generator[threading.Event]:
-    """Turn the first Ctrl-C into an event; the second one interrupts as usual."""
-    cancel = threading.Event()
-
-    def stop(*_: object) -> None:
-        cancel.set()
-        signal.signal(signal.SIGINT, before)
-        sys.stderr.write("\nstopping after this step; Ctrl-C again stops at once, without a checkpoint\n")
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield cancel
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """A progress bar for each phase."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._phase = ""
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        """Show one step, or that a part begins."""
-        if not progress.steps:
-            sys.stderr.write(f"preparing the {progress.phase}\n")
-            return
-        if self._phase != progress.phase:
-            self.__exit__()
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=progress.steps, initial=progress.step - 1, desc=progress.phase, unit="step"
-            )
-            self._phase = progress.phase
-        if not isnan(progress.loss):
-            self._bar.set_postfix(loss=f"{progress.loss:.3f}", refresh=False)
-        self._bar.update(progress.step - self._bar.n)
