@@ -1,30 +1,35 @@
-"""`train pair`, `train drafter` and `train card` on the command line; nothing heavy is imported before one of them runs."""
+"""`train pair`, `drafter`, `card` and the drafting heads on the command line; nothing heavy is imported before one runs."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from math import isnan
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from engine.training.options import CardSettings, DrafterOptions, PairOptions, Recipe, Shape
+from engine.training.bar import Bar, cancel_on_interrupt
+from engine.training.options import (
+    HEADS,
+    CardSettings,
+    DrafterOptions,
+    HeadOptions,
+    PairOptions,
+    Recipe,
+    Shape,
+)
 
 CARD = "README.md"
+NONE: Mapping[str, Any] = {}
 
 if TYPE_CHECKING:
     from engine.model.pair import Pair
-    from engine.training.steps import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the commands `pair`, `drafter` and `card` with their options."""
+    """Add the commands `pair`, `drafter`, `card` and one for each kind of drafting head, with their options."""
     words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     doc = "train a target and its drafter from text, and measure them"
     pair = words.add_parser("pair", help=doc, description=doc, allow_abbrev=False)
@@ -34,6 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drafter = words.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
     _add_drafter(drafter)
     drafter.set_defaults(train=_train_drafter)
+    for kind in HEADS:
+        doc = f"train a drafting head ({kind}) for a pair's target, on text it writes itself"
+        head = words.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
+        _add_text(head)
+        doc = "a head whose tensors it begins with, as far as names and shapes agree"
+        head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
+        _add_recipe(head, HeadOptions, HEADS[kind])
+        head.set_defaults(train=_train_head, kind=kind)
+    doc = "measure a pair's drafting heads and write their card"
+    heads = words.add_parser("heads", help=doc, description=doc, allow_abbrev=False)
+    _add_heads(heads)
+    heads.set_defaults(train=_train_heads)
     doc = "measure a pair and write its model card"
     card = words.add_parser("card", help=doc, description=doc, allow_abbrev=False)
     _add_card(card)
@@ -55,6 +72,11 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    _add_text(parser)
+    _add_recipe(parser, DrafterOptions)
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
     parser.add_argument(
         "--text",
@@ -62,30 +84,33 @@ def _add_drafter(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="written.safetensors of an earlier training with this target",
     )
-    _add_recipe(parser, DrafterOptions)
 
 
-def _add_recipe(parser: argparse.ArgumentParser, options: type[Recipe]) -> None:
+def _add_recipe(
+    parser: argparse.ArgumentParser, options: type[Recipe], defaults: Mapping[str, Any] = NONE
+) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of NAME.txt.xz files")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the pair")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="new folder for what is trained"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the training that --out holds")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (all)")
     for field in dataclasses.fields(options):
         if field.metadata:
-            _add_setting(parser, field)
+            _add_setting(parser, field, defaults.get(field.name, field.default))
         elif isinstance(field.default, Shape):
             doc = f"layers x hidden x heads x feed-forward of the {field.name} ({field.default})"
             parser.add_argument(f"--{field.name}", default=str(field.default), metavar="SHAPE", help=doc)
 
 
-def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], default: Any) -> None:
     parser.add_argument(
         "--" + field.name.replace("_", "-"),
         type=type(field.default),
-        default=field.default,
+        default=default,
         choices=field.metadata["choices"] or None,
         metavar=None if field.metadata["choices"] else type(field.default).__name__.upper(),
-        help=f"{field.metadata['doc'].rstrip('.')} ({'none' if field.default == '' else field.default})",
+        help=f"{field.metadata['doc'].rstrip('.')} ({'none' if default == '' else default})",
     )
 
 
@@ -115,6 +140,17 @@ def _add_card(parser: argparse.ArgumentParser) -> None:
     _add_prompts(parser)
 
 
+def _add_heads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="corpus whose held-out chats are prompts")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the card (heads/README.md in the pair's folder)"
+    )
+    parser.add_argument("--count", type=int, default=40, metavar="N", help="prompts of each file (40)")
+    parser.add_argument("--window", type=int, default=256, metavar="N", help="longest text measured (256)")
+    _add_prompts(parser)
+
+
 def _train_pair(args: argparse.Namespace) -> int:
     given = _given(args, PairOptions)
     given |= {role: Shape.parse(given[role]) for role in ("target", "drafter")}
@@ -138,6 +174,33 @@ def _train_drafter(args: argparse.Namespace) -> int:
     return 0
 
 
+def _train_head(args: argparse.Namespace) -> int:
+    _, folder = _find_pair(args.pair)
+    given = _given(args, HeadOptions)
+    given["pair"] = folder
+    options = HeadOptions(**given)
+    from engine.training.heads.train import train_head
+
+    _train(train_head, options, args)
+    sys.stdout.write(f"wrote {options.out}\n")
+    return 0
+
+
+def _train_heads(args: argparse.Namespace) -> int:
+    import torch
+
+    from engine.training.heads.card import FOLDER, make_heads_card
+
+    torch.set_num_threads(1)
+    settings = CardSettings(data=args.data, prompts=tuple(args.prompts), count=args.count, window=args.window)
+    pair, folder = _find_pair(args.pair)
+    output = args.output or folder / FOLDER / CARD
+    text = make_heads_card(pair, folder, settings)
+    output.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote {output}\n")
+    return 0
+
+
 def _given(args: argparse.Namespace, options: type[Recipe]) -> dict[str, Any]:
     names = {f.name for f in dataclasses.fields(options)}
     return {name: value for name, value in vars(args).items() if name in names}
@@ -151,7 +214,7 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
         if args.threads < 1:
             raise UsageError(f"threads is {args.threads}; it must be at least 1")
         torch.set_num_threads(args.threads)
-    with _cancel_on_interrupt() as cancel, _Bar() as bar:
+    with cancel_on_interrupt() as cancel, Bar() as bar:
         train(options, bar.show, cancel, resume=args.resume)
 
 
@@ -187,52 +250,3 @@ def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output:
     output.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {output}\n")
     return 0
-
-
-@contextmanager
-def _cancel_on_interrupt() -> Generator[threading.Event]:
-    """Turn the first Ctrl-C into an event; the second one interrupts as usual."""
-    cancel = threading.Event()
-
-    def stop(*_: object) -> None:
-        cancel.set()
-        signal.signal(signal.SIGINT, before)
-        sys.stderr.write("\nstopping after this step; Ctrl-C again stops at once, without a checkpoint\n")
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield cancel
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """A progress bar for each phase."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._phase = ""
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        """Show one step, or that a part begins."""
-        if not progress.steps:
-            sys.stderr.write(f"preparing the {progress.phase}\n")
-            return
-        if self._phase != progress.phase:
-            self.__exit__()
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=progress.steps, initial=progress.step - 1, desc=progress.phase, unit="step"
-            )
-            self._phase = progress.phase
-        if not isnan(progress.loss):
-            self._bar.set_postfix(loss=f"{progress.loss:.3f}", refresh=False)
-        self._bar.update(progress.step - self._bar.n)

@@ -19,14 +19,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import UsageError
-from engine.model.load import load, read_config
+from engine.model.load import read_config
 from engine.model.pair import Pair
 from engine.model.shape import Shape
 from engine.training import checkpoint
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture
-from engine.training.fit import Phase
+from engine.training.fit import Phase, text_losses
 from engine.training.options import DrafterOptions
 from engine.training.prune import prune
 from engine.training.steps import (
@@ -45,8 +45,8 @@ from engine.training.steps import (
     save_model,
     trim_log,
 )
-from engine.training.tokenizer import ROLES, Encoder
-from engine.training.written import FILE, LONGEST_PROMPT, cut_prompts, read_text, save_text, write
+from engine.training.tokenizer import Encoder
+from engine.training.written import FILE, read_text, write_text
 
 _CALIBRATION = 8192
 """Tokens of the corpus that say which units matter."""
@@ -88,7 +88,7 @@ def train_drafter(
     progress(Progress("text", 0, 0, nan))
     corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
     same_text(options, state, len(corpus.ids))
-    written = _written(options, pair, corpus, progress, cancel)
+    written = _written(options, corpus, progress, cancel)
     stream = Stream(corpus, options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
     if options.feed_forward:
@@ -99,7 +99,8 @@ def train_drafter(
     trim_log(out / LOG, (phase,), state)
     mixed = Mixed(Stream(written, options.seed), stream, options.share)
     teacher = load_teacher(out / "target", device)
-    Training(options, device, mixed, progress, cancel).fit(phase, model.to(device), teacher, state)
+    losses_of = text_losses(mixed, phase, model.to(device), teacher, options.token_loss)
+    Training(options, progress, cancel).fit(phase, model, losses_of, state)
     save_model(model, out / "drafter")
     _write_facts(options, state, phase, mixture, written)
     return out
@@ -136,7 +137,6 @@ def _shape(folder: Path) -> Shape:
 
 def _written(
     options: DrafterOptions,
-    pair: Pair,
     corpus: Corpus,
     progress: Listener,
     cancel: threading.Event,
@@ -147,20 +147,7 @@ def _written(
         read_text(options.text, folder)
         shutil.copyfile(options.text, path)
     if not path.is_file():
-        longest = min(LONGEST_PROMPT, pair.context - options.answer)
-        prompts = cut_prompts(corpus, pair.tokenizer.get_added_vocab().get(ROLES[1]), longest, options.seed)
-        target = load(folder, pick_device(options.device))
-        texts = write(
-            target,
-            prompts,
-            pair.eos,
-            options.written,
-            options.answer,
-            options.seed,
-            lambda made: progress(Progress("written", made, options.written, nan)),
-            cancel,
-        )
-        save_text(path, texts, folder)
+        write_text(path, Pair.of(folder), corpus, options, progress, cancel)
     return read_text(path, folder)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
 from engine.errors import UsageError
+from engine.training.data import Mixed, Stream
 from engine.training.options import PairOptions, Recipe
 
 MAX_NORM = 1.0
@@ -75,8 +75,9 @@ def learning_rate(phase: Phase, step: int, options: Recipe) -> float:
 
 
 def make_optimisers(model: nn.Module, options: Recipe) -> tuple[Optimizer, ...]:
-    """Return the optimisers of all parameters: matrices in one, embeddings and norms in AdamW."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """Return the optimisers of all parameters: matrices in one, embeddings, lone vectors and norms in AdamW."""
+    tables = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.ParameterDict))
+    embeddings = {id(p) for table in tables for p in table.parameters()}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
     others = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]
     rate, decay, betas = options.learning_rate, options.weight_decay, (0.9, 0.95)
@@ -97,6 +98,12 @@ class Losses(NamedTuple):
     """Cross-entropy of the text's own tokens."""
     divergence: float | None
     """KL(p || q) from the target; None for the target itself."""
+    places: tuple[float, ...] = ()
+    """Of a drafting head: cross-entropy or divergence at each place of a draft."""
+
+
+LossesOf = Callable[[int], Losses]
+"""Gives the losses of a step, from 0."""
 
 
 def losses(
@@ -125,22 +132,26 @@ def losses(
     return Losses(total, tokens.item(), divergence.item())
 
 
-def train_step(
-    model: nn.Module,
-    teacher: nn.Module | None,
-    optimisers: Sequence[Optimizer],
-    batch: tuple[np.ndarray, np.ndarray],
-    rate: float,
-    token_loss: float,
-) -> Losses:
-    """Take one step and return the losses before it.
+def text_losses(
+    stream: Stream | Mixed, phase: Phase, model: nn.Module, teacher: nn.Module | None, token_loss: float
+) -> LossesOf:
+    """Return what gives the losses of a phase's steps; see `losses`."""
+    device = next(model.parameters()).device
+
+    def of(step: int) -> Losses:
+        batch = stream.batch(phase.position + step * phase.tokens, phase.rows, phase.length)
+        inputs, labels = (torch.from_numpy(part).to(device) for part in batch)
+        return losses(model, teacher, inputs, labels, token_loss)
+
+    return of
+
+
+def train_step(model: nn.Module, optimisers: Sequence[Optimizer], found: Losses, rate: float) -> None:
+    """Take one step down the losses.
 
     Raises:
         UsageError: The loss is not a finite number.
     """
-    device = next(model.parameters()).device
-    inputs, labels = (torch.from_numpy(part).to(device) for part in batch)
-    found = losses(model, teacher, inputs, labels, token_loss)
     if not torch.isfinite(found.total):
         raise UsageError(f"the loss is {found.total.item():g}; lower learning_rate from {rate:g}")
     found.total.backward()
@@ -150,4 +161,3 @@ def train_step(
             group["lr"] = rate
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-    return found

@@ -159,6 +159,61 @@ class DrafterOptions(Recipe):
     )
 
 
+HEADS: dict[str, dict[str, Any]] = {
+    "medusa": {"size": 5},
+    "hydra": {"size": 4},
+    "eagle": {"size": 5, "regression": 10.0},
+    "parallelspec_medusa": {"size": 4},
+    "parallelspec_eagle": {"size": 4, "regression": 10.0, "fade": 1.0},
+}
+"""The kinds of drafting heads, and the settings in which each one's defaults differ from `HeadOptions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions(Recipe):
+    """Settings of `train_head`; the defaults are for one CPU core and a quarter of an hour."""
+
+    kind: str = "medusa"
+    """One of `HEADS`."""
+    pair: Path = Path()
+    """Folder with the target in it."""
+    text: Path | None = None
+    """Text that the same target wrote in an earlier training; none: it writes it now."""
+    start: Path | None = None
+    """A head whose tensors this one begins with, as far as names and shapes agree; none: it begins at random."""
+
+    size: int = setting(
+        4,
+        "Heads (Medusa, Hydra), masks K (ParallelSpec), or drafts that are measured (EAGLE).",
+        low=1,
+        high=64,
+    )
+    batch: int = setting(16, "Texts in one step.", low=1, high=65536)
+    sequence: int = setting(512, "Tokens of a text that are used at most.", low=3, high=131072)
+    anchors: float = setting(0.5, "Share of the tokens behind which a draft is learned.", low=0.001, high=1)
+    learning_rate: float = setting(6e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    weight_decay: float = setting(0.0, "Decoupled weight decay of the matrices.", low=0, high=1)
+    warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
+    decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
+    steps: int = setting(700, "Training steps.", low=1, high=10_000_000)
+    fade: float = setting(
+        0.8, "Place k of a draft, from 0, weighs fade to the power of k.", low=0.001, high=1
+    )
+    regression: float = setting(0.0, "Weight of smooth L1 between states and the target's features.", low=0)
+    written: int = setting(700_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
+    answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)
+
+    def __post_init__(self) -> None:
+        Recipe.__post_init__(self)
+        if self.kind not in HEADS:
+            raise UsageError(f"kind is {self.kind!r}; choose one of {', '.join(HEADS)}")
+
+    @classmethod
+    def of(cls, kind: str, **given: Any) -> HeadOptions:
+        """Return the settings of a kind: its own defaults, then what is given."""
+        return cls(kind=kind, **HEADS.get(kind, {}) | given)
+
+
 @dataclass(frozen=True, slots=True)
 class CardSettings:
     """What a pair is measured with."""

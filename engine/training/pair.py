@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, Stream, find_sources, read_mixture, training_documents
-from engine.training.fit import plan
+from engine.training.fit import plan, text_losses
 from engine.training.options import PairOptions, Shape
 from engine.training.steps import (
     FACTS,
@@ -81,8 +81,8 @@ def train_pair(
     progress(Progress("text", 0, 0, nan))
     corpus = Corpus.read(sources, mixture, options.held_out, Encoder(tokenizer))
     same_text(options, state, len(corpus.ids))
-    training = Training(options, device, Stream(corpus, options.seed), progress, cancel or threading.Event())
-    _run_phases(options, training, device, state, len(tokenizer))
+    training = Training(options, progress, cancel or threading.Event())
+    _run_phases(options, training, Stream(corpus, options.seed), device, state, len(tokenizer))
     _write_facts(options, state, mixture)
     return options.out
 
@@ -110,7 +110,12 @@ def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
 
 
 def _run_phases(
-    options: PairOptions, training: Training, device: torch.device, state: State, vocabulary: int
+    options: PairOptions,
+    training: Training,
+    stream: Stream,
+    device: torch.device,
+    state: State,
+    vocabulary: int,
 ) -> None:
     """Go through all phases from where `state` is, and save each model when its last one is over."""
     phases = plan(options)
@@ -125,7 +130,8 @@ def _run_phases(
             teacher = None if phase.role == "target" else load_teacher(options.out / "target", device)
         if index > state.phase:
             state.phase, state.step = index, 0
-        training.fit(phase, model, teacher, state)
+        losses_of = text_losses(stream, phase, model, teacher, options.token_loss)
+        training.fit(phase, model, losses_of, state)
         if index + 1 == len(phases) or phases[index + 1].role != phase.role:
             save_model(model, options.out / phase.role)
             model = None

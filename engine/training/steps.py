@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM
 from engine.errors import RunCancelled, UsageError
 from engine.training import checkpoint
 from engine.training.checkpoint import State
-from engine.training.data import Mixed, Stream
-from engine.training.fit import Phase, learning_rate, make_optimisers, train_step
+from engine.training.fit import LossesOf, Phase, learning_rate, make_optimisers, train_step
 from engine.training.options import Recipe
 
 SHARD = "14MB"
@@ -42,7 +41,7 @@ class Progress(NamedTuple):
 Listener = Callable[[Progress], None]
 
 
-def ignore(_: Progress) -> None:
+def ignore(_: object) -> None:
     """Hear nothing."""
 
 
@@ -69,24 +68,34 @@ def load_teacher(folder: Path, device: torch.device) -> nn.Module:
 
 
 class Training:
-    """The steps of one training, on one device."""
+    """The steps of one training."""
 
     def __init__(
         self,
         options: Recipe,
-        device: torch.device,
-        stream: Stream | Mixed,
         progress: Listener,
         cancel: threading.Event,
     ) -> None:
         self._options = options
-        self._device = device
-        self._stream = stream
         self._progress = progress
         self._cancel = cancel
 
-    def fit(self, phase: Phase, model: nn.Module, teacher: nn.Module | None, state: State) -> None:
+    def fit(
+        self,
+        phase: Phase,
+        model: nn.Module,
+        losses_of: LossesOf,
+        state: State,
+        measure: Callable[[int], None] = ignore,
+    ) -> None:
         """Train a model from where `state` is to the end of a phase.
+
+        Args:
+            phase: The stretch of training.
+            model: What is trained.
+            losses_of: Gives the model's losses in a step.
+            state: Where the training is; kept up to date.
+            measure: Called every `checkpoint_every` steps and at the end, with the steps that are done; not timed.
 
         Raises:
             RunCancelled: The event was set; a checkpoint is written.
@@ -101,10 +110,8 @@ class Training:
         with (options.out / LOG).open("a", encoding="utf-8", buffering=1) as log:
             while state.step < phase.steps:
                 rate = learning_rate(phase, state.step, options)
-                batch = self._stream.batch(
-                    phase.position + state.step * phase.tokens, phase.rows, phase.length
-                )
-                found = train_step(model, teacher, optimisers, batch, rate, options.token_loss)
+                found = losses_of(state.step)
+                train_step(model, optimisers, found, rate)
                 state.step += 1
                 loss = found.tokens if found.divergence is None else found.divergence
                 row = {
@@ -113,14 +120,17 @@ class Training:
                     "loss": loss,
                     "tokens": found.tokens,
                     "rate": rate,
-                }
+                } | ({"places": found.places} if found.places else {})
                 log.write(json.dumps(row) + "\n")
                 self._progress(Progress(phase.name, state.step, phase.steps, loss))
                 stopped = self._cancel.is_set()
-                if stopped or state.step == phase.steps or state.step % options.checkpoint_every == 0:
+                due = state.step == phase.steps or state.step % options.checkpoint_every == 0
+                if stopped or due:
                     now = time.monotonic()
                     state.seconds[phase.name] = state.seconds.get(phase.name, 0.0) + now - begun
-                    begun = now
+                    if due:
+                        measure(state.step)
+                    begun = time.monotonic()
                     checkpoint.save(options.out, state, options, model, optimisers)
                 if stopped:
                     raise RunCancelled(

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,13 @@ from safetensors.numpy import save_file
 
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.decoder import Decoder
+from engine.model.load import load
+from engine.model.pair import Pair
 from engine.model.slots import Rows
 from engine.training.data import Corpus
+from engine.training.options import DrafterOptions, HeadOptions
+from engine.training.steps import Listener, Progress, pick_device
+from engine.training.tokenizer import ROLES
 
 FILE = "written.safetensors"
 LONGEST_PROMPT = 160
@@ -132,6 +138,35 @@ def write(
         made += slots
         heard(min(made, tokens))
     return done + [np.array(a.ids, dtype=np.uint16) for a in active]
+
+
+def write_text(
+    path: Path,
+    pair: Pair,
+    corpus: Corpus,
+    options: DrafterOptions | HeadOptions,
+    progress: Listener,
+    cancel: threading.Event,
+) -> None:
+    """Let a pair's target write as much as the options say, and store it.
+
+    Raises:
+        RunCancelled: `cancel` was set; nothing is kept.
+        UsageError: No document of the corpus can be cut.
+    """
+    longest = min(LONGEST_PROMPT, pair.context - options.answer)
+    prompts = cut_prompts(corpus, pair.tokenizer.get_added_vocab().get(ROLES[1]), longest, options.seed)
+    texts = write(
+        load(pair.target_path, pick_device(options.device)),
+        prompts,
+        pair.eos,
+        options.written,
+        options.answer,
+        options.seed,
+        lambda made: progress(Progress("written", made, options.written, nan)),
+        cancel,
+    )
+    save_text(path, texts, pair.target_path)
 
 
 def fingerprint(folder: Path) -> str:

@@ -17,6 +17,7 @@ import engine
 from engine.errors import SpecScopeError, UsageError
 from engine.model.pair import PAIRS, Pair
 from engine.training import cli
+from engine.training.bar import cancel_on_interrupt
 from engine.training.card import Measured, Sample, Sizes, make_card, read_facts, render
 from engine.training.data import find_sources, is_held_out, read_documents
 from engine.training.measure import (
@@ -237,7 +238,7 @@ def test_wrong_command_lines(
 
 
 def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
-    with cli._cancel_on_interrupt() as cancel:
+    with cancel_on_interrupt() as cancel:
         os.kill(os.getpid(), signal.SIGINT)
         assert cancel.wait(5)
         with pytest.raises(KeyboardInterrupt):

@@ -198,9 +198,9 @@ def test_phases_follow_each_other_in_the_stream() -> None:
 def test_loss_that_is_no_number() -> None:
     model = new_model(Shape(1, 16, 1, 32), 64, 32, seed=0)
     torch.nn.init.constant_(model.model.norm.weight, float("inf"))
-    batch = np.zeros((1, 4), dtype=np.int64), np.zeros((1, 4), dtype=np.int64)
+    ids = torch.zeros((1, 4), dtype=torch.int64)
     with pytest.raises(UsageError, match=r"^the loss is nan; lower learning_rate from 0\.5$"):
-        train_step(model, None, (), batch, 0.5, 0.0)
+        train_step(model, (), losses(model, None, ids, ids, 0.0), 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Drafting heads on disk: their form, and published checkpoints brought into it."""

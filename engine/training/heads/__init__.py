@@ -1,0 +1,1 @@
+"""Training of drafting heads: Medusa, Hydra, EAGLE, and the parallel drafters of ParallelSpec."""

@@ -1,0 +1,263 @@
+"""The card of a pair's drafting heads: how they were trained, and what each accepts of the target's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from engine.errors import UsageError
+from engine.heads.files import Head as HeadFile
+from engine.heads.files import read_head
+from engine.heads.form import SIDE
+from engine.model.load import read_config
+from engine.model.pair import Pair
+from engine.model.shape import Shape
+from engine.training.card import read_facts
+from engine.training.data import SOURCES
+from engine.training.heads.features import features_of
+from engine.training.heads.kinds import Acceptance, Head, acceptance, build, drafts_of
+from engine.training.heads.layout import Texts
+from engine.training.heads.plot import PLOT
+from engine.training.heads.side import Frozen
+from engine.training.heads.train import read_frozen
+from engine.training.measure import LoadedPair
+from engine.training.options import HEADS, CardSettings
+from engine.training.prompts import held_out_prompts, read_prompts
+from engine.types import Sampling
+
+FOLDER = "heads"
+DRAFTS = 5
+"""Tokens that a head without a limit, and the pair's drafter, draft."""
+
+
+class Answers(NamedTuple):
+    """What the target writes greedily to one set of prompts."""
+
+    name: str
+    texts: tuple[Texts, ...]
+    """One prompt with its answer each; its anchors are the tokens of the answer."""
+    drafter: Acceptance
+    """Of the pair's drafter, drafting `DRAFTS` tokens."""
+
+
+class Measured(NamedTuple):
+    """One head."""
+
+    kind: str
+    parameters: int
+    bytes: int
+    facts: dict[str, Any]
+    """What its training says of itself; empty where nothing is known."""
+    accepted: dict[str, Acceptance]
+    """By set of prompts."""
+    drawn: bool
+    """Whether its training's curves lie beside it."""
+
+
+def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
+    """Measure the heads in a pair's folder and return their card as Markdown. Set torch to one thread first.
+
+    Raises:
+        UsageError: There are no heads, one cannot be measured, or prompts cannot be read.
+        ModelError: A model or a head is missing or broken.
+    """
+    found = [kind for kind in HEADS if (folder / FOLDER / kind).is_dir()]
+    if not found:
+        raise UsageError(f"{folder / FOLDER} holds no head; specscope train medusa, for example, makes one")
+    target = folder / "target"
+    shape = Shape.of(read_config(target), target)
+    frozen = read_frozen(target, shape, torch.device("cpu"))
+    answers = list(_answers(LoadedPair.load(pair), frozen, settings))
+    heads = [_measure(folder, kind, shape, frozen, answers) for kind in found]
+    return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
+
+
+def restore(file: HeadFile, shape: Shape) -> Head:
+    """Return the module of a head that was read.
+
+    Raises:
+        UsageError: It has parts that are not trained here: LM heads of its own, biases, or more than one layer.
+    """
+    config = file.config
+    if config.own_lm_head or config.biased or config.layers != 1:
+        raise UsageError(
+            f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
+        )
+    size = config.heads if config.kind in SIDE else config.masks
+    head = build(config.kind, shape, max(size, 1), 0, config.embedding_scale)
+    head.load_state_dict(file.tensors)
+    return head
+
+
+def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iterator[Answers]:
+    """Let the target answer every prompt that fits the window, greedily."""
+    window = min(settings.window, loaded.pair.context)
+    new = min(settings.new_tokens, window // 2)
+    sets: list[tuple[str, Iterable[str]]] = []
+    if settings.data is not None:
+        chats = held_out_prompts(settings.data, 0.01, SOURCES, settings.chats)
+        sets.append(("chats held out of the corpus", chats))
+    sets += [(path.parent.name, read_prompts(path, settings.count)) for path in settings.prompts]
+    for name, prompts in sets:
+        texts, drafted = list[Texts](), Acceptance((0,) * DRAFTS, (0,) * DRAFTS)
+        for ids in map(loaded.pair.encode, prompts):
+            if len(ids) + new > window:
+                continue
+            written, logits = loaded.write(ids, new, Sampling())
+            texts.append(_text(loaded, frozen, ids, written))
+            q = loaded.read(loaded.drafter, (ids + written)[:-1])[len(ids) - 1 :]
+            drafted += chained((q.argmax(-1) == logits.argmax(-1)).tolist()[1:], DRAFTS)
+        yield Answers(name, tuple(text for text in texts if len(text.anchors)), drafted)
+
+
+def _text(loaded: LoadedPair, frozen: Frozen, prompt: Sequence[int], written: Sequence[int]) -> Texts:
+    ids = np.array([*prompt, *written])
+    (features,) = features_of(loaded.target, [ids])
+    tokens = torch.from_numpy(ids)
+    anchors = np.arange(len(prompt), len(ids) - 1)
+    return Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
+
+
+def chained(matches: Sequence[bool], count: int) -> Acceptance:
+    """Return what a drafter accepts that is right at these tokens of an answer, drafting `count` from each on.
+
+    As long as its drafts are right, it reads the answer itself, so whether it is right does not depend on where it began.
+    """
+    reached, accepted = [0] * count, [0] * count
+    for begin in range(len(matches)):
+        for k, right in enumerate(matches[begin : begin + count]):
+            reached[k] += 1
+            accepted[k] += right
+            if not right:
+                break
+    return Acceptance(tuple(reached), tuple(accepted))
+
+
+def _measure(folder: Path, kind: str, shape: Shape, frozen: Frozen, answers: Sequence[Answers]) -> Measured:
+    path = folder / FOLDER / kind
+    file = read_head(path, folder / "target")
+    head, config = restore(file, shape), file.config
+    count = drafts_of(kind, config.heads or config.masks or DRAFTS)
+    accepted = {
+        part.name: reduce(add, (acceptance(head, text, frozen, count) for text in part.texts))
+        for part in answers
+    }
+    return Measured(
+        kind,
+        sum(t.numel() for t in file.tensors.values()),
+        sum(f.stat().st_size for f in path.iterdir()),
+        read_facts(path),
+        accepted,
+        (path / PLOT).is_file(),
+    )
+
+
+def render(answers: Sequence[Answers], heads: Sequence[Measured], notes: Sequence[str] = ()) -> str:
+    """Return the card as Markdown."""
+    lines = [
+        "# Card: drafting heads of this pair",
+        "",
+        "Written by `specscope train heads` from measurements of these files.",
+        "",
+        "Each head drafts from the target's final hidden states and shares its embedding and LM head, so a file holds "
+        "only what was trained. The target was not changed.",
+        "",
+        *(line for note in notes for line in (note, "")),
+        "## Training",
+        "",
+        *_table(
+            ("head", "parameters", "file", "steps", "tokens", "minutes", "lambda", "loss", "begun from"),
+            [_training(head) for head in heads],
+        ),
+        "",
+        *_text_of(heads),
+        "",
+        "## Acceptance",
+        "",
+        *_acceptance(answers, heads),
+        "",
+        *(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
+        "",
+        "Share of the drafts that reach token k of which token k is accepted, too, at T = 0: the most probable token at "
+        "each place, against the target's own greedy answers to prompts that were never trained on, from every token of "
+        "an answer on. Tokens per forward: the accepted ones of one chain and the target's own. A tree reaches more. "
+        "Of the drafter, the same: it costs a model's forward for each token, a head a part of a layer.",
+        "",
+        "## Limits",
+        "",
+        "Trained for minutes on one CPU core that other programs used too, on one target's text, on texts of at most 480 "
+        "tokens. What the heads draft is only as good as the target, which is a small one; nothing they draft can change "
+        "its text.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _training(head: Measured) -> tuple[str, ...]:
+    phase, options = head.facts.get("phase", {}), head.facts.get("options", {})
+    fade = options.get("fade")
+    return (
+        head.kind,
+        f"{head.parameters / 1e6:.2f} M",
+        f"{head.bytes / 1e6:.1f} MB",
+        str(phase.get("steps", "")),
+        f"{phase['tokens']:,}" if phase else "",
+        str(phase.get("minutes", "")),
+        "1" if fade == 1 else f"{fade}^k",
+        _loss(options),
+        _origin(head.facts.get("begun_from")),
+    )
+
+
+def _origin(before: dict[str, Any] | None) -> str:
+    if not before:
+        return "random weights"
+    steps = (before.get("phase") or {}).get("steps", "?")
+    return f"{before.get('kind')}, {steps} steps, from {_origin(before.get('begun_from'))}"
+
+
+def _loss(options: dict[str, Any]) -> str:
+    share, regression = float(options.get("token_loss", 0)), float(options.get("regression", 0))
+    terms = (("cross-entropy", share), ("KL(p, q)", 1 - share), ("smooth L1", regression))
+    return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in terms if weight)
+
+
+def _text_of(heads: Sequence[Measured]) -> list[str]:
+    facts = next((head.facts for head in heads if head.facts), None)
+    if facts is None:
+        return []
+    options = facts["options"]
+    return [
+        f"Text: {facts['answers']:,} answers of the target itself, {facts['text_tokens']:,} tokens with their prompts, which "
+        "were cut from the pair's corpus; half of the answers greedy, half at temperature 1. Every fiftieth was held out. "
+        f"{options['optimizer']} for the matrices and AdamW for the rest, batches of {options['batch']} texts, seed "
+        f"{options['seed']}."
+    ]
+
+
+def _acceptance(answers: Sequence[Answers], heads: Sequence[Measured]) -> list[str]:
+    most = max(len(a.rates) for head in heads for a in head.accepted.values())
+    rows = list[tuple[str, ...]]()
+    sets = [*((part.name, [part.name]) for part in answers), ("**all**", [part.name for part in answers])]
+    by_name = {part.name: part for part in answers}
+    for shown, names in sets:
+        prompts = sum(len(by_name[name].texts) for name in names)
+        entries = [(head.kind, [head.accepted[name] for name in names]) for head in heads]
+        entries.append(("the pair's drafter", [by_name[name].drafter for name in names]))
+        for kind, parts in entries:
+            total = reduce(add, parts)
+            rates = ["" if r is None else f"{r:.3f}" for r in total.rates]
+            rates += [""] * (most - len(rates))
+            rows.append((shown, str(prompts), kind, *rates, f"{total.length:.2f}", f"{total.reached[0]:,}"))
+    places = [f"token {k + 1}" for k in range(most)]
+    return _table(("prompts", "number", "head", *places, "tokens per forward", "drafts"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]

@@ -1,0 +1,144 @@
+"""The target's features of a text, computed once and kept beside it, and the batches a head learns from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model.decoder import Decoder
+from engine.model.slots import Rows
+from engine.training.data import Corpus
+from engine.training.heads.layout import Texts
+from engine.training.written import fingerprint
+
+FILE = "features.safetensors"
+HELD_OUT = 50
+"""Every so many texts one is held out and never learned from."""
+_SLOTS = 16
+"""Texts of one forward."""
+
+
+def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
+    """Return the final normed hidden state at every token of each text, (L, D) float32 each."""
+    cache = decoder.new_cache(len(texts), max(map(len, texts)))
+    rows = Rows.join([Rows.chain(i, ids, 0) for i, ids in enumerate(texts)])
+    hidden = decoder.forward(cache, rows, np.empty(0, dtype=np.int64), hidden=(-1,)).hidden[-1]
+    return list(hidden.clone().split([len(ids) for ids in texts]))
+
+
+def write_features(
+    path: Path,
+    corpus: Corpus,
+    decoder: Decoder,
+    target: Path,
+    heard: Callable[[int], None],
+    cancel: threading.Event,
+) -> None:
+    """Store the features of all texts, (N, D) bf16 in the order of their tokens, whole or not at all.
+
+    Raises:
+        RunCancelled: `cancel` was set; nothing is kept.
+    """
+    found = torch.empty((len(corpus.ids), decoder.shape.width), dtype=torch.bfloat16)
+    for first in range(0, len(corpus.repeats), _SLOTS):
+        if cancel.is_set():
+            raise RunCancelled("stopped while the features were computed; add --resume to compute them anew")
+        bounds = corpus.starts[first : first + _SLOTS + 1]
+        parts = features_of(decoder, np.split(corpus.ids[bounds[0] : bounds[-1]], bounds[1:-1] - bounds[0]))
+        found[bounds[0] : bounds[-1]] = torch.cat(parts).cpu()
+        heard(int(bounds[-1]))
+    part = path.with_suffix(".part")
+    save_file({"features": found}, part, _origin(corpus, target))
+    os.replace(part, path)
+
+
+def read_features(path: Path, corpus: Corpus, target: Path) -> Tensor:
+    """Return stored features, (N, D) bf16.
+
+    Raises:
+        ModelError: The file is missing or broken.
+        UsageError: They are of another text or another target.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            origin, found = file.metadata(), file.get_tensor("features")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} does not hold features ({error}); remove it to compute them anew") from None
+    if origin != _origin(corpus, target):
+        raise UsageError(
+            f"{path} holds the features of another text or another target; remove it to compute them anew"
+        )
+    return found
+
+
+def _origin(corpus: Corpus, target: Path) -> dict[str, str]:
+    text = hashlib.sha256(corpus.ids.tobytes() + corpus.starts.tobytes()).hexdigest()
+    return {"target": fingerprint(target), "text": text}
+
+
+class Batches:
+    """Texts with their features, in batches that are functions of the seed and of the step.
+
+    Args:
+        corpus: The texts.
+        features: Of all of them, (N, D).
+        embedding: E, (V, D), on the device to train on.
+        length: Tokens of a text that are used at most.
+    """
+
+    def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
+        self._corpus, self._features, self._embedding, self._length = corpus, features, embedding, length
+        usable = np.flatnonzero(np.diff(corpus.starts) > 2)  # a token before the draft's, and one to draft
+        self.held_out, self.learned = usable[::HELD_OUT], np.delete(usable, np.s_[::HELD_OUT])
+        if not len(self.learned):
+            raise UsageError(
+                "the text is too short to learn from; let the target write more: raise --written"
+            )
+
+    def batch(self, step: int, count: int, share: float, seed: int) -> Texts:
+        """Return the `count` texts of a step, with a random share of their tokens as anchors."""
+        rng = np.random.default_rng([seed, 1, step])
+        chosen = self._chosen(step * count, count, seed)
+        return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
+
+    def tokens(self, count: int, seed: int) -> int:
+        """Return how many tokens the first `count` texts have, the same text counted as often as it comes."""
+        return int(self._lengths(self._chosen(0, count, seed)).sum())
+
+    def held(self, count: int, limit: int) -> Iterator[Texts]:
+        """Yield up to `limit` texts that are held out, `count` at a time, with all their tokens as anchors."""
+        for first in range(0, min(limit, len(self.held_out)), count):
+            yield self._texts(
+                self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
+            )
+
+    def _texts(self, chosen: np.ndarray, anchors: Callable[[int], np.ndarray]) -> Texts:
+        begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        where = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
+        device = self._embedding.device
+        ids = torch.from_numpy(self._corpus.ids[where].astype(np.int64)).to(device)
+        places = [start + anchors(int(n) - 2) for start, n in zip(starts[:-1], lengths, strict=True)]
+        features = self._features[torch.from_numpy(where)].float().to(device)
+        return Texts(ids, self._embedding[ids], features, starts, np.concatenate(places))
+
+    def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
+        """Return the texts from `first` on of an endless row: epoch after epoch, each in its own order."""
+        n, found = len(self.learned), list[np.ndarray]()
+        for epoch in range(first // n, (first + count - 1) // n + 1):
+            order = np.random.default_rng([seed, epoch]).permutation(self.learned)
+            found.append(order[max(0, first - epoch * n) : first + count - epoch * n])
+        return np.concatenate(found)
+
+    def _lengths(self, chosen: np.ndarray) -> np.ndarray:
+        return np.minimum(np.diff(self._corpus.starts)[chosen], self._length)

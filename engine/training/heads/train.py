@@ -1,0 +1,235 @@
+"""A drafting head for a pair's target, trained on text the target itself wrote.
+
+    train_head(HeadOptions.of("eagle", data=Path("corpus"), out=Path("eagle"), pair=Path("pair")))
+
+Self-distillation: prompts are cut from the corpus, the target answers them, and its features at every token are computed
+once. The head is trained on them alone; the target, its embedding and its LM head stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import reduce
+from math import nan
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import UsageError
+from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
+from engine.heads.form import LAYERED, HeadConfig
+from engine.model.load import Checkpoint, load, read_config
+from engine.model.pair import Pair
+from engine.model.shape import Shape
+from engine.training.card import read_facts
+from engine.training.checkpoint import State
+from engine.training.data import Corpus, find_sources, read_mixture
+from engine.training.fit import Losses, Phase
+from engine.training.heads.features import FILE as FEATURES
+from engine.training.heads.features import Batches, read_features, write_features
+from engine.training.heads.kinds import Head, acceptance, build, drafts_of, head_losses
+from engine.training.heads.layered import fold
+from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
+from engine.training.heads.side import Frozen
+from engine.training.options import HeadOptions
+from engine.training.steps import (
+    FACTS,
+    LOG,
+    Listener,
+    Progress,
+    Training,
+    ignore,
+    open_training,
+    phase_facts,
+    pick_device,
+    read_log,
+    same_text,
+    trim_log,
+)
+from engine.training.tokenizer import Encoder
+from engine.training.written import FILE as WRITTEN
+from engine.training.written import read_text, write_text
+
+_MEASURED = 48
+"""Texts held out that a checkpoint is measured on."""
+_AT_ONCE = 8
+_SAMPLE = 100_000
+"""Features whose size is measured."""
+
+
+def train_head(
+    options: HeadOptions,
+    progress: Listener = ignore,
+    cancel: threading.Event | None = None,
+    *,
+    resume: bool = False,
+) -> Path:
+    """Train a drafting head and write it to `out`.
+
+    Args:
+        options: The settings.
+        progress: Hears of every step.
+        cancel: Set it to end the training after the present step, with a checkpoint.
+        resume: Go on with the training that `out` holds.
+
+    Returns:
+        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and both as
+        `curves.svg`, and, unless text was given, `written.safetensors` and `features.safetensors`.
+
+    Raises:
+        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
+        RunCancelled: `cancel` was set; the training can be resumed.
+        ModelError: A model, the text or the checkpoint is broken.
+    """
+    device, cancel = pick_device(options.device), cancel or threading.Event()
+    target, shape = check(options)
+    state, out = open_training(options, resume), options.out
+    text = _text(options, target, state, progress, cancel)
+    corpus = read_text(text, target)
+    features = _features(text.with_name(FEATURES), corpus, target, device, progress, cancel)
+    frozen = read_frozen(target, shape, device)
+    batches = Batches(corpus, features, frozen.embedding, options.sequence)
+    level = float(features[:_SAMPLE].float().square().mean().sqrt())
+    scale = level / float(frozen.embedding.square().mean().sqrt())
+    head = build(options.kind, shape, options.size, options.seed, scale, level).to(device)
+    if options.start is not None:
+        _begin(head, options.start, target, scale)
+    phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
+    for name in (LOG, ACCEPTANCE):
+        trim_log(out / name, (phase,), state)
+
+    def losses_of(step: int) -> Losses:
+        texts = batches.batch(step, options.batch, options.anchors, options.seed)
+        return head_losses(head, texts, frozen, options)
+
+    def measure(step: int) -> None:
+        held = [
+            acceptance(head, texts, frozen, drafts_of(options.kind, options.size))
+            for texts in batches.held(_AT_ONCE, _MEASURED)
+        ]
+        found = reduce(add, held)
+        row = {"phase": phase.name, "step": step, "rates": found.rates, "length": found.length}
+        with (out / ACCEPTANCE).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(row | {"reached": found.reached, "accepted": found.accepted}) + "\n")
+
+    Training(options, progress, cancel).fit(phase, head, losses_of, state, measure)
+    write_head(out, head_config(options, target, shape, scale), head.fold())
+    tokens = batches.tokens(options.steps * options.batch, options.seed)
+    _write_facts(options, state, phase, corpus, tokens)
+    (out / PLOT).write_text(training_curves(out), encoding="utf-8")
+    return out
+
+
+def check(options: HeadOptions) -> tuple[Path, Shape]:
+    """Return the folder and the shape of the target, if a head can be trained for it with these settings.
+
+    Raises:
+        UsageError: It cannot.
+        ModelError: The target is broken.
+    """
+    target = options.pair / "target"
+    if not target.is_dir():
+        raise UsageError(f"pair is {options.pair}; it must be a folder with target in it")
+    shape = Shape.of(read_config(target), target / "config.json")
+    if shape.vocab > 65536:
+        raise UsageError(f"{target} has {shape.vocab} ids; training takes targets with at most 65536")
+    for name, most in (("sequence", shape.context), ("answer", shape.context - 1)):
+        if getattr(options, name) > most:
+            raise UsageError(
+                f"{name} is {getattr(options, name)}; it must be at most {most}: "
+                f"the target knows {shape.context} positions"
+            )
+    return target, shape
+
+
+def read_frozen(target: Path, shape: Shape, device: torch.device) -> Frozen:
+    """Return what heads share with the target, in float32."""
+    weights = Checkpoint(target)
+    embedding = weights.take("model.embed_tokens.weight", device, torch.float32)
+    tied = shape.tied
+    return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
+
+
+def _begin(head: Head, start: Path, target: Path, scale: float) -> None:
+    """Take over the tensors of another head whose names and shapes agree.
+
+    Raises:
+        UsageError: The head is of another target, or none of its tensors fits.
+    """
+    tensors, own = read_head(start, target).tensors, head.state_dict()
+    if "fc.weight" in tensors:
+        tensors = fold(tensors, 1 / scale)
+    fitting = {name: t for name, t in tensors.items() if name in own and own[name].shape == t.shape}
+    if not fitting:
+        raise UsageError(f"start is {start}, but no tensor of that head fits this one; leave out --start")
+    head.load_state_dict(fitting, strict=False)
+
+
+def head_config(options: HeadOptions, target: Path, shape: Shape, scale: float) -> HeadConfig:
+    """Return what the file of a head says."""
+    layered, parallel = options.kind in LAYERED, options.kind.startswith("parallelspec")
+    return HeadConfig(
+        kind=options.kind,
+        hidden_size=shape.width,
+        vocab_size=shape.vocab,
+        heads=0 if layered else options.size,
+        masks=options.size if parallel else 0,
+        tokenizer=tokenizer_digest(target),
+        shape=layer_shape(read_config(target)) if layered else {},
+        target=options.pair.name,
+        embedding_scale=scale if options.kind == "parallelspec_medusa" else 1.0,
+    )
+
+
+def _text(
+    options: HeadOptions, target: Path, state: State, progress: Listener, cancel: threading.Event
+) -> Path:
+    """Return the file of the target's own text: given, stored in `out`, or written now."""
+    path = options.text or options.out / WRITTEN
+    if options.text is None and not path.is_file():
+        pair, sources = Pair.of(target), find_sources(options.data)
+        progress(Progress("text", 0, 0, nan))
+        mixture = read_mixture(options.weights, sources)
+        corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
+        same_text(options, state, len(corpus.ids))
+        write_text(path, pair, corpus, options, progress, cancel)
+    return path
+
+
+def _features(
+    path: Path,
+    corpus: Corpus,
+    target: Path,
+    device: torch.device,
+    progress: Listener,
+    cancel: threading.Event,
+) -> Tensor:
+    """Return the target's features of the text: stored beside it, or computed now."""
+    if not path.is_file():
+
+        def heard(done: int) -> None:
+            progress(Progress("features", done, len(corpus.ids), nan))
+
+        write_features(path, corpus, load(target, device), target, heard, cancel)
+    return read_features(path, corpus, target)
+
+
+def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpus, tokens: int) -> None:
+    """Write what the card of a head says of its training."""
+    losses = [row["loss"] for row in read_log(options.out / LOG)]
+    facts: dict[str, Any] = {
+        "kind": options.kind,
+        "phase": phase_facts(phase, state, losses) | {"tokens": tokens, "length": options.sequence},
+        "answers": len(corpus.repeats),
+        "text_tokens": len(corpus.ids),
+        "acceptance": read_log(options.out / ACCEPTANCE)[-1],
+        "options": options.fixed(),
+    }
+    if options.start is not None:
+        before = read_facts(options.start)
+        facts["begun_from"] = {name: before.get(name) for name in ("kind", "phase", "begun_from")}
+    (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

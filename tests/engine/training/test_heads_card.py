@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from engine.errors import UsageError
+from engine.heads.files import Head, read_head
+from engine.model.load import read_config
+from engine.model.pair import Pair
+from engine.model.shape import Shape
+from engine.training import cli
+from engine.training.heads.card import chained, make_heads_card, restore
+from engine.training.heads.kinds import Acceptance
+from engine.training.heads.plot import Line, Panel, draw, training_curves
+from engine.training.heads.train import train_head
+from engine.training.options import CardSettings, HeadOptions
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def pair(trained: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy pair with two heads."""
+    folder = tmp_path_factory.mktemp("pair") / "toy"
+    shutil.copytree(trained, folder)
+    text = None
+    for kind in ("eagle", "parallelspec_medusa"):
+        options = HeadOptions.of(
+            kind,
+            data=corpus,
+            out=folder / "heads" / kind,
+            pair=trained,
+            text=text,
+            steps=10,
+            batch=8,
+            sequence=64,
+            written=1200,
+            answer=40,
+            held_out=0.1,
+            checkpoint_every=5,
+            device="cpu",
+        )
+        text = train_head(options) / "written.safetensors" if text is None else train_head(options) and text
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "questions" / "question.jsonl"
+    path.parent.mkdir()
+    lines = [{"turns": [f"Do you like the {thing}?"]} for thing in ("ball", "kite", "dog" * 100)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_chains_begin_at_every_token_and_end_at_the_first_wrong_one() -> None:
+    assert chained([True, False, True, True], 3) == Acceptance((4, 2, 0), (3, 1, 0))
+    assert chained([], 2) == Acceptance((0, 0), (0, 0))
+
+
+def test_the_card_says_what_was_trained_and_measured(pair: Path, prompts: Path) -> None:
+    torch.set_num_threads(1)
+    settings = CardSettings(prompts=(prompts,), window=96, new_tokens=24)
+    loaded = Pair.of(pair / "target", pair / "drafter")
+    card = make_heads_card(loaded, pair, settings)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line[:1] == "|"
+    ]
+    trained = {row[0]: row for row in rows if row[0] in ("eagle", "parallelspec_medusa")}
+    for kind, row in trained.items():
+        tensors = read_head(pair / "heads" / kind).tensors
+        facts = json.loads((pair / "heads" / kind / "training.json").read_text())
+        assert row[1] == f"{sum(t.numel() for t in tensors.values()) / 1e6:.2f} M"
+        assert row[3:5] == ["10", f"{facts['phase']['tokens']:,}"]
+    assert trained["eagle"][7] == "KL(p, q) + 10 smooth L1"
+    assert trained["parallelspec_medusa"][6:8] == ["0.8^k", "KL(p, q)"]
+    measured = [row for row in rows if row[0] in ("questions", "**all**")]
+    assert [row[1:3] for row in measured[:3]] == [
+        ["2", "eagle"],
+        ["2", "parallelspec_medusa"],
+        ["2", "the pair's drafter"],
+    ]
+    assert [row[2:] for row in measured[:3]] == [row[2:] for row in measured[3:]]
+    for row in measured:
+        rates = [float(cell) for cell in row[3:8] if cell]
+        assert all(0 <= rate <= 1 for rate in rates)
+        alive, total = 1.0, 1.0
+        for rate in rates:
+            alive *= rate
+            total += alive
+        assert float(row[8]) == pytest.approx(total, abs=0.01)
+    assert "half of the answers greedy" in card
+
+
+def test_heads_that_are_not_there_or_not_trained_here(pair: Path, tmp_path: Path) -> None:
+    loaded = Pair.of(pair / "target", pair / "drafter")
+    with pytest.raises(UsageError, match="heads holds no head; specscope train medusa"):
+        make_heads_card(loaded, tmp_path, CardSettings())
+    shape = Shape.of(read_config(pair / "target"), pair)
+    head = read_head(pair / "heads" / "eagle")
+    with pytest.raises(UsageError, match="kind eagle with own LM heads, biases or more layers cannot be"):
+        restore(Head(replace(head.config, biased=True), head.tensors), shape)
+
+
+def test_command_line(pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser, output = argparse.ArgumentParser(), tmp_path / "card.md"
+    cli.add_arguments(parser)
+    words = f"heads --pair {pair} --prompts {prompts} --count 1 --window 96 -o {output}"
+    assert cli.run(parser.parse_args(words.split())) == 0
+    assert capsys.readouterr().out == f"wrote {output}\n"
+    assert output.read_text().startswith("# Card: drafting heads of this pair")
+
+
+def test_curves_hold_every_measurement(pair: Path) -> None:
+    out = pair / "heads" / "parallelspec_medusa"
+    assert (out / "curves.svg").read_text() == training_curves(out)
+    root = ElementTree.fromstring((out / "curves.svg").read_text())
+    loss, accepted = root.findall(f"{SVG}g")
+    titles = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "t"]
+    assert titles == ["parallelspec_medusa: loss", "acceptance of token k"]
+    ways = [path.get("d", "") for path in loss.iter(f"{SVG}path")]
+    assert ways[0].count(",") == 10
+    assert 1 <= len([p for p in accepted.iter(f"{SVG}path") if p.get("d", "").count(",") == 2]) <= 5
+
+
+def test_a_drawn_line_is_where_its_points_are() -> None:
+    root = ElementTree.fromstring(draw([Panel("a < b", "x", [Line("l", [(0, 0.0), (10, 1.0)])])]))
+    way = next(root.iter(f"{SVG}path")).get("d", "")
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in way.strip("M").split())
+    assert (x0, x1) == (52, 460)
+    assert (y0, y1) == (240, 34)
+    labels = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"a < b", "0", "1", "10", "l"} <= set(labels)
+    assert draw([Panel("empty", "x", [])]).count("<path") == 0
