@@ -7,10 +7,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from engine.environment import processor
 from engine.errors import UsageError
+from engine.model.headfile import HeadFile
+from engine.model.heads import load_head
 from engine.model.pair import Pair
 from engine.runtime.events import Device, Trace
 from engine.runtime.group import GroupWorker
@@ -35,6 +38,8 @@ class Crew:
     """What they sit on, with what they do there."""
     slabs: Mapping[str, Slab]
     """Rows of q, by the drafting worker's name."""
+    head: str = ""
+    """What the drafting worker calls its head; empty where the drafter is a model of its own."""
 
     @property
     def members(self) -> tuple[Worker, ...]:
@@ -83,24 +88,31 @@ class Placement:
         loaded = next((facts.depth for (model, _), facts in self._facts.items() if model == "drafter"), 0)
         return min(filter(None, (loaded, self.site.depth())), default=0)
 
-    def crew(self, layout: Layout) -> Crew:
+    def crew(self, layout: Layout, head: HeadFile | None = None) -> Crew:
         """Return the workers of a layout, with their models loaded.
+
+        Args:
+            layout: What is needed.
+            head: The drafting head, where the layout has one: it drafts on the target's worker.
 
         Raises:
             UsageError: The layout needs more devices than there are.
             ModelError: A model cannot be loaded.
         """
         seats = {model: found for model, found in self.site.seats(layout).items() if found}
+        if head is not None:
+            seats["drafter"] = seats["target"]
         every = (each for found in seats.values() for seat in found for each in seat.singles)
         for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
-        self._load(seats)
+        self._load(seats, head)
         self.vocab_size = self._facts["target", seats["target"][0].name].vocab_size
         workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
-        return Crew(workers, _labelled(seats), {name: self._slabs[name] for name in drafting})
+        slabs = {name: self._slabs[name] for name in drafting}
+        return Crew(workers, _labelled(seats), slabs, _name(head) if head else "")
 
     def _worker(self, seat: Seat) -> Worker:
         """Return the worker of a seat; one for several seats is made of theirs."""
@@ -110,15 +122,19 @@ class Placement:
             self._groups[seat.name] = GroupWorker(seat.name, [self._workers[m.name] for m in seat.members])
         return self._groups[seat.name]
 
-    def _load(self, seats: Mapping[str, Sequence[Seat]]) -> None:
+    def _load(self, seats: Mapping[str, Sequence[Seat]], head: HeadFile | None) -> None:
         every = [(m, each) for m, found in seats.items() for seat in found for each in seat.singles]
-        missing = [(model, seat) for model, seat in every if (model, seat.name) not in self._facts]
-        loading = [
-            (model, seat, self._workers[seat.name].prepare(Load(model, self.site.loader(model, seat))))
-            for model, seat in missing
-        ]
-        for model, seat, wait in loading:
-            self._facts[model, seat.name] = wait().value
+        own = [(model, seat) for model, seat in every if head is None or model != "drafter"]
+        self._fetch([(Load(model, self.site.loader(model, seat)), seat) for model, seat in own])
+        if head is not None:  # once the target is there
+            load = Load(_name(head), partial(load_head, str(head.path)), beside="target")
+            self._fetch([(load, seat) for model, seat in every if model == "drafter"])
+
+    def _fetch(self, jobs: Sequence[tuple[Load, Seat]]) -> None:
+        """Load what is not loaded yet, on all workers at once."""
+        missing = [(job, seat) for job, seat in jobs if (job.model, seat.name) not in self._facts]
+        for job, seat, wait in [(j, seat, self._workers[seat.name].prepare(j)) for j, seat in missing]:
+            self._facts[job.model, seat.name] = wait().value
 
     def _connect(self, drafting: Sequence[str]) -> None:
         """Give everybody new slabs when somebody drafts for the first time, or is new: a slab's file has no name for long."""
@@ -141,6 +157,11 @@ class Placement:
         """End all workers."""
         for worker in self.workers:
             worker.close()
+
+
+def _name(head: HeadFile) -> str:
+    """Return what workers call a head: several may be loaded beside one target."""
+    return f"head {head.kind}"
 
 
 def _labelled(seats: Mapping[str, Sequence[Seat]]) -> tuple[Device, ...]:

@@ -13,13 +13,16 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from engine.environment import environment
 from engine.errors import RunCancelled, SpecScopeError, UsageError, WorkerDied
 from engine.methods import Method, find
+from engine.model.headfile import HeadFile, Heads
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
 from engine.placement import Crew, Placement
@@ -41,9 +44,10 @@ SLACK = 96
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
 
-    def __init__(self, pair: Pair, placement: Placement) -> None:
+    def __init__(self, pair: Pair, placement: Placement, head: Path | None = None) -> None:
         self.pair = pair
         self.placement = placement
+        self._heads = Heads(pair, head)
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
         self._numbers = count(1)
@@ -79,6 +83,10 @@ class Cluster:
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
         return self.placement.site.servers(drafters)
+
+    def head(self, kind: str) -> HeadFile:
+        """Return the drafting head of a kind that fits the target (see `engine.model.headfile.Heads`)."""
+        return self._heads.find(kind)
 
     def run(
         self,
@@ -118,11 +126,14 @@ class Cluster:
             )
         ids = self._encode_all(prompts, limits.max_new_tokens)
         layout = self._layout(found, cfg)
+        head = self.head(layout.head) if layout.head else None
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
-            crew = self.placement.crew(layout)
+            crew = self.placement.crew(layout, head)
             header = self._header(found, cfg, crew, prompts, ids, sampling, limits, group)
+            if head is not None:
+                header = replace(header, environment={**header.environment, "head": str(head.path)})
             recording = Recording(header, listener)
             begin = Begin(
                 sampling,
@@ -131,6 +142,7 @@ class Cluster:
                 self.placement.vocab_size,
                 layout.packing,
                 next(self._numbers),
+                head.features if head else (),
             )
             self._execute(found, cfg, recording, crew, begin, limits, cancel or threading.Event())
             return recording.trace
@@ -279,6 +291,7 @@ class Cluster:
             read=self._pieces.piece,
             encode=self.pair.encode_text,
             check=check,
+            head=crew.head,
         )
         samples = sampler(crew, recording, loop)
         samples.start()
@@ -348,6 +361,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     tokens: str | Trace = "pair",
     device: str = "auto",
     threads: int = 1,
+    head: str | os.PathLike[str] | None = None,
 ) -> Cluster:
     """Load a pair of models and return the cluster that runs methods on it.
 
@@ -361,6 +375,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         tokens: Where a virtual run's tokens come from: `pair`, `bernoulli:RATE`, or a recorded Trace.
         device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
         threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
+        head: Directory of a drafting head of the target; without one, those that come with the pair are used.
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
@@ -385,4 +400,5 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             device=device,
             threads=threads,
         ),
+        None if head is None else Path(head),
     )

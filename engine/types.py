@@ -108,6 +108,8 @@ class Layout:
     """Whether drafter and target take turns: they may then share devices where there are too few."""
     packing: Packing = Packing()
     """How their forwards are packed."""
+    head: str = ""
+    """Kind of the drafting head that drafts on the target's devices, in its turn; empty for none."""
 
 
 class RowRef(NamedTuple):

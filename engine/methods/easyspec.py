@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.methods.registry import Situation, method, setting
 from engine.methods.tree import MOST_NODES
@@ -87,6 +88,6 @@ async def decode(run: Run, cfg: Config) -> None:
     sampled = cfg.drafts == "sampled"
     while not run.done:
         draft = await run.drafter.grow(
-            run.x, cfg.width, cfg.gamma, sampled=sampled, fuzzy=cfg.size, calibrate=cfg.calibrate
+            run.x, Wide(cfg.width, cfg.gamma), sampled=sampled, fuzzy=cfg.size, calibrate=cfg.calibrate
         )
         run.commit(await run.target.verify(run.x, draft))

@@ -11,6 +11,8 @@ from engine.errors import UsageError
 from engine.types import Layout, check_range
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.runtime.run import Run
 
 
@@ -34,6 +36,28 @@ class Situation(Protocol):
 
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
+        ...
+
+    def head(self, kind: str) -> Head:
+        """Return the drafting head of a kind.
+
+        Raises:
+            UsageError: There is none, or it does not fit the target.
+        """
+        ...
+
+
+class Head(Protocol):
+    """What a method may know of a drafting head."""
+
+    @property
+    def levels(self) -> int:
+        """Tokens it was trained to draft one after the other; 0 where any number will do."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
         ...
 
 

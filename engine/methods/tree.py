@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.methods.registry import method, setting
 from engine.types import Layout
@@ -50,5 +51,6 @@ class Config:
 async def decode(run: Run, cfg: Config) -> None:
     """Draft a tree, verify it, commit, until the run is done."""
     while not run.done:
-        draft = await run.drafter.grow(run.x, cfg.width, cfg.depth, sampled=cfg.drafts == "sampled")
+        shape = Wide(cfg.width, cfg.depth)
+        draft = await run.drafter.grow(run.x, shape, sampled=cfg.drafts == "sampled")
         run.commit(await run.target.verify(run.x, draft))

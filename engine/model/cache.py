@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.shape import Shape
+    from engine.model.slots import Rows
 
 _REUSED = 32
 """Buffers of forwards of up to this many rows are kept for the next one."""
@@ -37,7 +38,17 @@ class Cache(Slots):
         size = (shape.layers, slots, 2 * shape.kv_heads, capacity, shape.head_dim)
         self.tensor = torch.zeros(size, dtype=dtype, device=device)
         """Keys, then values: (layers, slots, 2 x kv_heads, capacity, head_dim)."""
+        self.features: Tensor | None = None
+        """Hidden states of the rows, (slots, capacity, k D), where a run keeps some (see `remember`)."""
         self._buffers: dict[int, Buffers] = {}
+
+    def remember(self, rows: Rows, states: Tensor) -> None:
+        """Keep a hidden state of rows just added, (T, k D), beside their keys and values."""
+        if self.features is None or self.features.shape[2] != states.shape[1]:
+            self.features = states.new_zeros((self.slots, self.capacity, states.shape[1]))
+        for slot, first, end in rows.segments():
+            stop = self.length(slot)
+            self.features[slot, stop - (end - first) : stop] = states[first:end]
 
     def align(self, length: int, more: int = 0) -> None:
         """Let attention read padding (see `Slots.align`); the tensor grows where that lies beyond its rows."""
@@ -60,6 +71,8 @@ class Cache(Slots):
             rows = torch.from_numpy(path[first:]).to(self.tensor.device)
             held = self.tensor[:, slot]
             held[:, :, first:n] = held.index_select(2, rows)
+            if self.features is not None:
+                self.features[slot, first:n] = self.features[slot].index_select(0, rows)
         super().keep(slot, path)
 
     def buffers(self, count: int) -> Buffers:

@@ -22,7 +22,7 @@ from engine.model.attention import Attention
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.slots import Output
-from engine.model.weights import Layer, Linear, Norm
+from engine.model.weights import Layer, Linear, Norm, as_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,20 +40,36 @@ class Decoder:
         shape: Sizes and options.
         take: Returns the checkpoint's tensor of a name, in the dtype and on the device to compute with.
         name: What spans call it: target or drafter.
+        beside: The target whose embedding and head a drafting head shares.
+        before: Makes of rows, and the embeddings of their tokens (T, D), what the first layer reads, (T, D).
+        masks: Mask tokens of a drafting head; their ids are -1, -2, and so on.
     """
 
-    def __init__(self, shape: Shape, take: Callable[[str], Tensor], name: str = "target") -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        take: Callable[[str], Tensor],
+        name: str = "target",
+        *,
+        beside: Decoder | None = None,
+        before: Callable[[Rows, Tensor], Tensor] | None = None,
+        masks: int = 0,
+    ) -> None:
         self.shape = shape
         self.name = name
         self.vocab_size = shape.vocab
         self.context = shape.context
-        self.embedding = take("model.embed_tokens.weight")
+        self._before, self._lowest = before, -masks
+        if beside is not None:
+            self.embedding, self.head = beside.embedding, beside.head
+        else:
+            self.embedding = take("model.embed_tokens.weight")
+            head = self.embedding if shape.tied else take("lm_head.weight")
+            self.head = Linear(head, shared=shape.tied)
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
-        head = self.embedding if shape.tied else take("lm_head.weight")
-        self.head = Linear(head, shared=shape.tied)
         self.layers = [Layer.of(shape, i, take) for i in range(shape.layers)]
         self._ordinary = Fuzzy(layer_groups(shape.layers, 1))
-        self.norm = Norm(take("model.norm.weight"), shape.eps)
+        self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else as_it_is
         # Queries are scaled by 1 / sqrt(head_dim) while they are rotated.
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
         scales[: shape.heads] /= math.sqrt(shape.head_dim)
@@ -96,7 +112,10 @@ class Decoder:
                 rotation = self._rotations[
                     torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
                 ]
-            x = self.embedding.index_select(0, torch.from_numpy(rows.tokens).to(self.device))
+            ids = rows.tokens if self._before is None else np.maximum(rows.tokens, 0)
+            x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
+            if self._before is not None:
+                x = self._before(rows, x)
             states = self._run(x, rotation * self._scales, buffers, parts, hidden, fuzzy or self._ordinary)
             if picked is not None:
                 x = x.index_select(0, picked)
@@ -110,8 +129,8 @@ class Decoder:
     def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
         """Check a forward's arguments; return the wanted rows for the device, or None when they are all in order."""
         ids, wanted = rows.tokens.tolist(), want.tolist()
-        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+        if ids and not self._lowest <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = next(token for token in ids if not self._lowest <= token < self.vocab_size)
             raise UsageError(f"token id {wrong} is not in the {self.name}'s vocabulary of {self.vocab_size}")
         if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
             wrong = next(row for row in wanted if not 0 <= row < len(ids))

@@ -101,7 +101,7 @@ def read_config(directory: Path) -> Any:
         ModelError: It is missing, not JSON, or of an unsupported architecture.
     """
     path = directory / "config.json"
-    raw = _read_json(path)
+    raw = read_json(path)
     families = raw.get("architectures") if isinstance(raw, dict) else None
     family = families[0] if isinstance(families, list) and families else None
     if family not in FAMILIES:
@@ -135,7 +135,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: It is not a JSON object.
     """
-    raw = _read_json(path) if path.is_file() else {}
+    raw = read_json(path) if path.is_file() else {}
     if not isinstance(raw, dict):
         raise ModelError(f"{path} is not a JSON object")
     return raw
@@ -152,6 +152,11 @@ class Checkpoint:
         self.directory = directory
         self._shards = {path: _open(path) for path in self._files()}
         self._where = {key: path for path, shard in self._shards.items() for key in shard.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors' names."""
+        return tuple(self._where)
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with what the config asks for.
@@ -189,7 +194,7 @@ class Checkpoint:
         directory = self.directory
         index = directory / _INDEX
         if index.is_file():
-            raw = _read_json(index)
+            raw = read_json(index)
             names = raw.get("weight_map") if isinstance(raw, dict) else None
             shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
             if not shards or any(Path(name).name != name for name in shards):
@@ -215,7 +220,12 @@ def _open(path: Path) -> Any:
         raise ModelError(f"{path} is not a complete safetensors file: {_first_line(e)}") from None
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        ModelError: It is missing or no JSON.
+    """
     try:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:

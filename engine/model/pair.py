@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ class Pair:
     """Positions both models know."""
     eos: tuple[int, ...]
     """Ids after which the target's text has ended."""
+    heads_path: Path | None = None
+    """Where the drafting heads that come with it lie, one directory for each kind."""
 
     @classmethod
     def find(cls, name: str = "bundled") -> Pair:
@@ -53,7 +55,8 @@ class Pair:
                 f"there is no pair {name!r}; choose one of {', '.join(names) or 'none installed'}"
             )
         drafter = PAIRS / name / "drafter"
-        return cls._load(name, PAIRS / name / "target", drafter if drafter.is_dir() else None)
+        pair = cls._load(name, PAIRS / name / "target", drafter if drafter.is_dir() else None)
+        return replace(pair, heads_path=PAIRS / name / "heads")
 
     @classmethod
     def of(cls, target: str | Path, drafter: str | Path | None = None) -> Pair:

@@ -49,6 +49,10 @@ class Shape:
     """Rotary frequencies, (head_dim / 2,) in radians per position."""
     rope_scale: float
     """Factor on the rotated queries and keys; not 1 for yarn."""
+    input_norm: bool = True
+    """Whether attention reads normed states; not in EAGLE's layer."""
+    final_norm: bool = True
+    """Whether the head reads normed states; not in EAGLE's."""
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> Shape:
@@ -96,10 +100,9 @@ class Shape:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of the tensors a checkpoint holds."""
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
-        names: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab, d),
-            "model.norm.weight": (d,),
-        }
+        names: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, d)}
+        if self.final_norm:
+            names["model.norm.weight"] = (d,)
         if not self.tied:
             names["lm_head.weight"] = (self.vocab, d)
         linear = {
@@ -113,7 +116,9 @@ class Shape:
         }
         for i in range(self.layers):
             at = f"model.layers.{i}."
-            names[f"{at}input_layernorm.weight"] = names[f"{at}post_attention_layernorm.weight"] = (d,)
+            names[f"{at}post_attention_layernorm.weight"] = (d,)
+            if self.input_norm:
+                names[f"{at}input_layernorm.weight"] = (d,)
             for part, (rows, columns, bias) in linear.items():
                 names[f"{at}{part}.weight"] = (rows, columns)
                 if bias:

@@ -40,6 +40,8 @@ class Rows:
     """Row index inside the slot, (T,) int64; new rows count on from the cached ones; -1 is no parent."""
     flags: np.ndarray
     """PAD and PROVISIONAL bits, (T,) uint8."""
+    vectors: Tensor | None = None
+    """What a drafting head reads beside the tokens, (T, D): the target's hidden state of the token before."""
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class Rows:
         tokens: Sequence[int] | np.ndarray,
         parents: Sequence[int] | np.ndarray,
         flags: Sequence[int] | np.ndarray | None = None,
+        vectors: Tensor | None = None,
     ) -> Rows:
         """Return rows of one slot."""
         ids = np.array(tokens, dtype=np.int64)
@@ -56,7 +59,7 @@ class Rows:
         above = np.array(parents, dtype=np.int64)
         if not n == len(above) == len(bits):
             raise ValueError(f"{n} tokens need as many parents and flags, not {len(above)} and {len(bits)}")
-        return cls(ids, np.full(n, slot, dtype=np.int64), above, bits)
+        return cls(ids, np.full(n, slot, dtype=np.int64), above, bits, vectors)
 
     @classmethod
     def chain(cls, slot: int, tokens: Sequence[int] | np.ndarray, start: int) -> Rows:
@@ -65,11 +68,14 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Return one batch of the rows of several slots."""
+        """Return one batch of the rows of several slots; without vectors, where there are several."""
         if len(parts) == 1:
             return parts[0]
-        names = ("tokens", "slots", "parents", "flags")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        tokens, slots, parents, flags = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("tokens", "slots", "parents", "flags")
+        )
+        return cls(tokens, slots, parents, flags)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Return (slot, first row, end row) of each slot's rows.

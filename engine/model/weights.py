@@ -100,13 +100,18 @@ class Norm:
         return functional.rms_norm(x, (self.size,), None, self.eps) * self.weight
 
 
+def as_it_is(x: Tensor) -> Tensor:
+    """Return x: where a drafting head has no norm."""
+    return x
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Weights of one layer; queries, keys and values are one matrix, gate and up another."""
 
     window: int | None
     """Sliding window in positions, itself included; None sees everything."""
-    norm: Norm
+    norm: Callable[[Tensor], Tensor]
     qkv: Linear
     qk_norm: Norm | None
     """Its weight is (heads + kv_heads, head_dim)."""
@@ -138,7 +143,7 @@ class Layer:
 
         return cls(
             window=shape.windows[number],
-            norm=Norm(take(f"{at}input_layernorm.weight"), shape.eps),
+            norm=Norm(take(f"{at}input_layernorm.weight"), shape.eps) if shape.input_norm else as_it_is,
             qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None),
             qk_norm=head_norm() if shape.qk_norm else None,
             out=Linear(

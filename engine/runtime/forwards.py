@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.errors import SpecScopeError
+from engine.model.cache import Cache
 from engine.model.fuzzy import Fuzzy
+from engine.model.heads import Head
 from engine.model.slots import PROVISIONAL, LanguageModel, Rows, Slots
 from engine.runtime.jobs import Stamp
 from engine.runtime.packing import Alignment, padded
@@ -32,15 +34,28 @@ class Forwards:
         self._free: list[int] = []
         self._packing = Packing()
         self._alignment = Alignment()
+        self.heads: dict[str, Head] = {}
+        """Drafting heads by name; the layer of one that has a layer is among the models, under the same name."""
+        self._keeps: dict[str, tuple[int, ...]] = {}
 
-    def begin(self, slots: int, capacity: int, packing: Packing) -> None:
-        """Empty all slots; make more or longer ones where these are not enough."""
+    def begin(self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = ()) -> None:
+        """Empty all slots; make more or longer ones where these are not enough.
+
+        Args:
+            slots: Sequences.
+            capacity: Rows of each.
+            packing: How forwards are packed.
+            features: Hidden layers of the target that are kept for a drafting head, see `Output.hidden`.
+        """
+        self._keeps = {name: head.keeps for name, head in self.heads.items()} | {"target": features}
         if slots > self._room[0] or capacity > self._room[1]:
             self._room = (max(slots, self._room[0]), max(capacity, self._room[1]))
             self._caches = {}
         self._slots, self._free = {}, list(range(slots))[::-1]
         self._packing, self._alignment = packing, Alignment()
-        for cache in self._caches.values():
+        for name, cache in self._caches.items():
+            if isinstance(cache, Cache) and not self._keeps.get(name):
+                cache.features = None
             for slot in range(slots):
                 cache.reset(slot)
 
@@ -74,6 +89,32 @@ class Forwards:
                 cache.reset(slot, sequence)
         return self._slots[sequence]
 
+    def features(self, name: str, prefix: Prefix, first: int = 0) -> torch.Tensor | None:
+        """Return the hidden states that were kept for a prefix's rows, but for its last token's.
+
+        Args:
+            name: The model whose they are.
+            prefix: The tokens.
+            first: Row to begin with.
+
+        Returns:
+            (len(prefix) - 1 - first, k D), or None where one of the rows is not cached.
+        """
+        cache, slot, wanted = self.cache(name), self.slot(prefix.sequence), len(prefix) - 1
+        path = cache.match(slot, prefix.tokens, wanted)
+        if len(path) < max(wanted, 1):
+            return None
+        assert isinstance(cache, Cache), "only a decoder has hidden states"
+        assert cache.features is not None, "the run keeps them"
+        return cache.features[slot].index_select(0, torch.from_numpy(path[first:]).to(cache.features.device))
+
+    def states(self, name: str, sequence: int, rows: Sequence[int]) -> torch.Tensor:
+        """Return the hidden states that were kept for some rows of a slot, (R, k D)."""
+        cache = self.cache(name)
+        assert isinstance(cache, Cache), "only a decoder has hidden states"
+        assert cache.features is not None, "the model keeps them"
+        return cache.features[self.slot(sequence), list(rows)]
+
     def follow(self, prefixes: Sequence[Prefix]) -> None:
         """Take note of how far each sequence has come since the last round; padding the KV cache depends on it."""
         self._alignment.follow(prefixes)
@@ -88,6 +129,7 @@ class Forwards:
         *,
         logits: bool = True,
         fuzzy: Fuzzy | None = None,
+        vectors: Callable[[int], torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Forward what is not cached of each prefix + draft, all in one packed forward.
 
@@ -99,6 +141,8 @@ class Forwards:
             kind: The span's kind.
             logits: Whether logits are wanted.
             fuzzy: How the layers are run, where that is not in order.
+            vectors: Of a drafting head, for one prefix: returns what it reads beside the tokens, (rows, D), given the first
+                row that is forwarded. The draft is then one of mask tokens, whose rows serve this forward only.
 
         Returns:
             For each prefix the logits from its last row on, (1 + N, V); without `logits` empty ones.
@@ -106,7 +150,9 @@ class Forwards:
         start = time.perf_counter_ns()
         cache = self.cache(name)
         each = zip(prefixes, drafts, strict=True)
-        parts = [self._part(cache, i, prefix, draft, logits) for i, (prefix, draft) in enumerate(each)]
+        parts = [
+            self._part(cache, i, prefix, draft, logits, vectors) for i, (prefix, draft) in enumerate(each)
+        ]
         return self._forward(name, parts, stamps, kind, start, fuzzy)
 
     def branch(
@@ -119,6 +165,7 @@ class Forwards:
         *,
         fuzzy: Fuzzy | None = None,
         provisional: bool = False,
+        vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hang the nodes of one level on the tree that grows after a prefix; nothing of it is dropped.
 
@@ -130,6 +177,7 @@ class Forwards:
             kind: The span's kind.
             fuzzy: As for `extend`.
             provisional: Whether the rows serve this tree only; then they never count as cached.
+            vectors: What a drafting head reads beside the tokens, (N, D).
 
         Returns:
             The logits after each node, (N, V).
@@ -137,7 +185,7 @@ class Forwards:
         start = time.perf_counter_ns()
         slot, (ids, parents) = self.slot(prefix.sequence), level
         flags = [PROVISIONAL] * len(ids) if provisional else None
-        rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags)
+        rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, vectors)
         part = _Part(0, prefix.sequence, slot, rows, self.cache(name).length(slot), len(ids))
         return self._forward(name, [part], stamps, kind, start, fuzzy)[0]
 
@@ -154,7 +202,11 @@ class Forwards:
         cache = self.cache(name)
         parts.sort(key=lambda part: part.slot)  # neighbours in the cache stand next to each other
         rows, want, context = self._pack(cache, parts)
-        out = self.models[name].forward(cache, rows, want, fuzzy=fuzzy)
+        hidden = self._keeps.get(name, ())
+        out = self.models[name].forward(cache, rows, want, hidden, fuzzy=fuzzy)
+        if hidden and isinstance(cache, Cache):
+            states = [out.hidden[layer] for layer in hidden]
+            cache.remember(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
         if out.logits.is_cuda:
             torch.cuda.current_stream(out.logits.device).synchronize()
         end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()
@@ -166,7 +218,15 @@ class Forwards:
         found = zip(parts, out.logits.split([part.wanted for part in parts]), strict=True)
         return [lines for _, lines in sorted(found, key=lambda item: item[0].number)]
 
-    def _part(self, cache: Slots, number: int, prefix: Prefix, draft: Tree, logits: bool) -> _Part:
+    def _part(
+        self,
+        cache: Slots,
+        number: int,
+        prefix: Prefix,
+        draft: Tree,
+        logits: bool,
+        vectors: Callable[[int], torch.Tensor] | None,
+    ) -> _Part:
         """Bring a sequence's slot back to what fits the prefix, and return what is still to be forwarded."""
         slot, length = self.slot(prefix.sequence), len(prefix)
         path = cache.match(slot, prefix.tokens, length - 1 if logits else length)
@@ -175,7 +235,11 @@ class Forwards:
         tokens = np.concatenate([prefix.tokens[have:], np.asarray(ids, dtype=np.int64)])
         after = np.arange(have - 1, length - 1, dtype=np.int64)
         tree = np.asarray(parents, dtype=np.int64) + length
-        rows = Rows.of(slot, tokens, np.concatenate([after, tree]))
+        flags, beside = None, None
+        if vectors is not None:
+            flags = [0] * (length - have) + [PROVISIONAL] * len(ids)
+            beside = vectors(have)
+        rows = Rows.of(slot, tokens, np.concatenate([after, tree]), flags, beside)
         return _Part(number, prefix.sequence, slot, rows, have, 1 + len(ids) if logits else 0)
 
     def _pack(self, cache: Slots, parts: Sequence[_Part]) -> tuple[Rows, np.ndarray, int]:

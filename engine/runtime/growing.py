@@ -1,4 +1,4 @@
-"""Drafting a tree with a small model: level by level, one forward over all nodes of a level.
+"""Drafting a tree level by level: a source says which tokens may follow, a shape which of them become nodes.
 
 A fuzzy tree (EasySpec) starts with an exact forward over all that was never forwarded exactly: the accepted tokens and the
 target's own (bonus calibration, section 3.2). Its last row makes the first level; the levels below are fuzzy.
@@ -6,15 +6,16 @@ target's own (bonus calibration, section 3.2). Its last row makes the first leve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.drafters.tree import next_level, root
+from engine.drafters.tree import line, next_level, root
 from engine.draws import TOP, Draws, most_probable
 from engine.model.fuzzy import Alone, Fuzzy, Share, layer_groups
 from engine.runtime.forwards import NO_DRAFT, Forwards
+from engine.runtime.heads import HEADS
 from engine.runtime.jobs import Grow, Grown, Stamp
 from engine.types import Sampling
 
@@ -41,6 +42,22 @@ class Drafting(NamedTuple):
     """Who shares the layers of fuzzy forwards."""
 
 
+class Source(Protocol):
+    """Who drafts: a small model, or a head of the target."""
+
+    def __call__(self, tree: Sequence[Grown], at: Sequence[int]) -> torch.Tensor | None:
+        """Return the logits after some nodes, all of the last level; None when nothing can be drafted yet.
+
+        Args:
+            tree: All nodes so far.
+            at: Which of them, R; -1 is the prefix's last token.
+
+        Returns:
+            (R, V); (1, V) where one row holds for all of them.
+        """
+        ...
+
+
 def grow(
     forwards: Forwards, job: Grow, drafting: Drafting, stamps: list[Stamp], stopped: Callable[[], bool]
 ) -> tuple[Grown, ...]:
@@ -51,47 +68,84 @@ def grow(
             that was accepted among them.
         job: What to draft.
         drafting: How.
-        stamps: Takes one stamp per level.
+        stamps: Takes one stamp per forward.
         stopped: Whether somebody asked to stop.
     """
     (prefix,) = job.prefixes
-    sampling, tree, above = drafting.sampling, list[Grown](), [root(drafting.sampling, job.sampled)]
-    rows = iter(job.rows)
-    kind, provisional = ("calibrate", True) if job.fuzzy > 1 and job.calibrate else ("draft", False)
-    fuzzy = _fuzzy(forwards.models[job.model].depth, job.fuzzy, drafting.partners)
-    for level in range(job.depth):
-        if drafting.partners.agree(stopped()):
+    sampling, tree, paths = drafting.sampling, list[Grown](), list[float]()
+    above, at = [root(drafting.sampling, job.sampled)], [-1]
+    rows, before = iter(job.rows), len(stamps)
+    source = _source(forwards, job, drafting.partners, stamps)
+    for level in range(job.levels):
+        if drafting.partners.agree(stopped()) or (logits := source(tree, at)) is None:
             break
-        first = len(tree) - len(above)  # of the nodes above; -1 is the prefix's last token
-        if level == 0:
-            first_fuzzy = None if provisional else fuzzy
-            logits = forwards.extend(job.model, [prefix], [NO_DRAFT], stamps, kind, fuzzy=first_fuzzy)[0]
-        else:
-            last = tree[first:]
-            ids, parents = tuple(t.id for t in last), tuple(t.parent for t in last)
-            logits = forwards.branch(
-                job.model, prefix, (ids, parents), stamps, "draft", fuzzy=fuzzy, provisional=provisional
-            )
-        above, q = next_level(
+        nodes, q = next_level(
             logits[:, : drafting.vocab_size],
             above,
-            job.width,
+            job.shape,
             position=len(prefix) + level,
             sampling=sampling,
             draws=drafting.draws,
             sampled=job.sampled,
         )
-        kept = {} if not job.sampled or sampling.greedy else {node.parent: -1 for node in above}
-        for parent in kept:
-            kept[parent] = next(rows)
-            drafting.write(kept[parent], q[parent])
+        lines = [line(node.parent, q) for node in nodes]
+        kept = {} if not job.sampled or sampling.greedy else {i: next(rows) for i in dict.fromkeys(lines)}
+        for i, row in kept.items():
+            drafting.write(row, q[i])
         tops = most_probable(q, TOP)
-        chosen = q[[node.parent for node in above], [node.token for node in above]].tolist()
+        chosen = q[lines, [node.token for node in nodes]].tolist()
+        first, forward = len(tree), len(stamps) - before - 1
         tree += [
-            Grown(node.token, first + node.parent, level, kept.get(node.parent, -1), p, tops[node.parent])
-            for node, p in zip(above, chosen, strict=True)
+            Grown(node.token, at[node.parent], level, kept.get(i, -1), p, tops[i], forward)
+            for node, i, p in zip(nodes, lines, chosen, strict=True)
         ]
-    return tuple(tree)
+        paths += [node.path for node in nodes]
+        onward = job.shape.onward(nodes)
+        above, at = [nodes[i] for i in onward], [first + i for i in onward]
+        if not above:
+            break
+    return _picked(tree, job.shape.kept(paths))
+
+
+def _picked(tree: Sequence[Grown], kept: Sequence[int]) -> tuple[Grown, ...]:
+    """Return some nodes of a tree, their parents among them, numbered anew."""
+    number = {-1: -1} | {old: new for new, old in enumerate(kept)}
+    return tuple(tree[old]._replace(parent=number[tree[old].parent]) for old in kept)
+
+
+def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> Source:
+    if (head := forwards.heads.get(job.model)) is not None:
+        return HEADS[type(head)](forwards, job, stamps)
+    fuzzy = _fuzzy(forwards.models[job.model].depth, job.fuzzy, partners)
+    return SmallModel(forwards, job, fuzzy, stamps)
+
+
+class SmallModel:
+    """A model of its own: the first level comes from a forward of what is not cached, each other from one over the level above."""
+
+    def __init__(self, forwards: Forwards, job: Grow, fuzzy: Fuzzy | None, stamps: list[Stamp]) -> None:
+        self._forwards, self._job, self._fuzzy, self._stamps = forwards, job, fuzzy, stamps
+        self._calibrates = job.fuzzy > 1 and job.calibrate
+        self._rows = {-1: -1}
+        """Of the nodes that were forwarded: which of them each is."""
+
+    def __call__(self, tree: Sequence[Grown], at: Sequence[int]) -> torch.Tensor:
+        """Forward these nodes."""
+        job, (prefix,), forwards = self._job, self._job.prefixes, self._forwards
+        if not tree:
+            kind, fuzzy = ("calibrate", None) if self._calibrates else ("draft", self._fuzzy)
+            return forwards.extend(job.model, [prefix], [NO_DRAFT], self._stamps, kind, fuzzy=fuzzy)[0]
+        level = tuple(tree[i].id for i in at), tuple(self._rows[tree[i].parent] for i in at)
+        self._rows |= {node: len(self._rows) - 1 + i for i, node in enumerate(at)}
+        return forwards.branch(
+            job.model,
+            prefix,
+            level,
+            self._stamps,
+            "draft",
+            fuzzy=self._fuzzy,
+            provisional=self._calibrates,
+        )
 
 
 def _fuzzy(depth: int, size: int, share: Share) -> Fuzzy | None:

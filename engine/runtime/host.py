@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ import torch
 from engine.accept import judge
 from engine.draws import Draws, Key, facts, propose_token, warp
 from engine.model.fuzzy import Alone
-from engine.model.slots import Rows
+from engine.model.heads import Head
+from engine.model.slots import LanguageModel, Rows
 from engine.runtime.exchange import Exchange
 from engine.runtime.forwards import NO_DRAFT, Forwards
 from engine.runtime.growing import Drafting, grow
+from engine.runtime.heads import prefill
 from engine.runtime.jobs import (
     Begin,
     Connect,
@@ -113,10 +116,15 @@ class Host:
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
-        models = self.forwards.models
-        if job.model not in models:
-            models[job.model] = job.loader()
-        return Facts(models[job.model].vocab_size, models[job.model].context, models[job.model].depth)
+        models, there = self.forwards.models, self.forwards.heads
+        if job.beside and job.model not in there:
+            head = there[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
+            if head.layer is not None:
+                models[job.model] = head.layer
+        elif not job.beside and job.model not in models:
+            models[job.model] = cast("Callable[[], LanguageModel]", job.loader)()
+        model = models.get(job.model) or models[job.beside]
+        return Facts(model.vocab_size, model.context, model.depth)
 
     def _join(self, job: Join) -> None:
         self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
@@ -125,7 +133,7 @@ class Host:
         self._sampling = job.sampling
         self._vocab_size = job.vocab_size
         self._scores.clear()
-        self.forwards.begin(job.slots, job.capacity, job.packing)
+        self.forwards.begin(job.slots, job.capacity, job.packing, job.features)
         for exchange in self._exchanges.values():
             exchange.begin(job.run)
 
@@ -135,7 +143,9 @@ class Host:
 
     def _prefill(self, job: Prefill, stamps: list[Stamp]) -> None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
-        if prefixes:
+        if job.model in self.forwards.heads:
+            prefill(self.forwards, job.model, prefixes, stamps)
+        elif prefixes:
             drafts = [NO_DRAFT] * len(prefixes)
             self.forwards.extend(job.model, prefixes, drafts, stamps, "prefill", logits=False)
 

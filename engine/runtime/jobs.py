@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from engine.drafters.tree import Shape
 from engine.model.fuzzy import PartTime
 from engine.model.slots import LanguageModel
 from engine.types import Draft, Packing, Prefix, Sampling
+
+if TYPE_CHECKING:
+    from engine.model.heads import Head, Work
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,10 @@ class Load:
     """Load a model, unless it is there already. Value: its `Facts`."""
 
     model: str
-    loader: Callable[[], LanguageModel]
+    loader: Callable[[], LanguageModel] | Callable[[LanguageModel], Head]
     """Must pickle for worker processes."""
+    beside: str = ""
+    """Of a drafting head: the loaded target it belongs to, which its loader is given."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Begin:
     """How forwards of several sequences are packed."""
     run: int = 0
     """Number of the run: what workers of a group exchange is told apart by it."""
+    features: tuple[int, ...] = ()
+    """Hidden states of the target that are kept for a drafting head, see `Output.hidden`."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +100,13 @@ class Propose:
 
 @dataclass(frozen=True)
 class Grow:
-    """Draft a tree after a prefix, one forward for each level. Value: a tuple of `Grown`, level by level."""
+    """Draft a tree after a prefix. Value: a tuple of `Grown`, level by level."""
 
     model: str
     prefixes: tuple[Prefix]
-    width: int
-    """Nodes per level at most."""
-    depth: int
-    """Levels."""
+    shape: Shape
+    levels: int
+    """Levels at most: those of the shape, or fewer at the end of the output."""
     sampled: bool
     rows: tuple[int, ...]
     """Slab rows to write q to, one for each node with children at most; empty for greedy drafts."""
@@ -209,6 +216,8 @@ class Grown(NamedTuple):
     """The slab row it was drawn from; -1 when it was not."""
     probability: float
     top: tuple[tuple[int, float], ...]
+    forward: int
+    """Number of the job's forward that it comes from."""
 
 
 class Stamp(NamedTuple):
@@ -225,6 +234,8 @@ class Stamp(NamedTuple):
     """Query-key cells its attention computed, in one layer and one head."""
     batch: int = 1
     """Sequences its rows belong to."""
+    work: Work | None = None
+    """What a drafting head's forward computes."""
     parts: tuple[PartTime, ...] = ()
     """Of a fuzzy forward: when which attention layers were computed, and their outputs exchanged."""
 

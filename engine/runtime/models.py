@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
+from engine.drafters.tree import Shape
 from engine.runtime.jobs import Grow, Grown, Judge, Prefill, Propose, Proposed, Score, Tokens
 from engine.types import Draft, DraftToken, Prefix, RowRef, Verdict
 
@@ -21,13 +22,15 @@ class Model:
 
     Args:
         run: The run it serves.
-        name: `target` or `drafter`.
+        name: What its worker calls it: `target`, `drafter`, or the name of a drafting head.
         worker: Where it lives.
+        role: `target` or `drafter`, what spans call it; its name unless given.
     """
 
-    def __init__(self, run: Run, name: str, worker: Worker) -> None:
+    def __init__(self, run: Run, name: str, worker: Worker, role: str = "") -> None:
         self._run = run
         self.name = name
+        self.role = role or name
         self.worker = worker
 
     @property
@@ -88,39 +91,39 @@ class Model:
     async def grow(
         self,
         prefix: Prefix,
-        width: int,
-        depth: int,
+        shape: Shape,
         *,
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
     ) -> Draft:
-        """Draft a tree after the prefix, one forward over all nodes of a level (see `engine.drafters.tree`).
+        """Draft a tree after the prefix; a small model's forwards take all nodes of a level at once.
 
         Args:
             prefix: The tokens so far.
-            width: Nodes per level at most.
-            depth: Levels; fewer, or none, where the output would end before.
-            sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, the most probable paths (rule 2).
+            shape: How the tree grows (see `engine.drafters.tree`); to fewer levels, or none, where the output would end before.
+            sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, take the most probable (rule 2).
             fuzzy: Layer-parallel size: so many attention layers read one hidden state (see `engine.model.fuzzy`).
             calibrate: Make the first level by an exact forward, and let no fuzzy row count as cached.
         """
         run, start = self._run, len(prefix)
-        levels = max(0, min(depth, run.sequences[prefix.sequence].room - start))
+        levels = max(0, min(shape.depth, run.sequences[prefix.sequence].room - start))
         if not levels:
             return Draft.empty()
         slab = run.slabs.get(self.worker.name) if sampled else None
-        lease = slab.lease(1 + width * (levels - 1)) if slab else None
+        lease = slab.lease(shape.parents) if slab else None
         lanes = self.lanes
         spans = run.reserve(levels * lanes)
         rows = lease.rows if lease else ()
-        job = Grow(self.name, (prefix,), width, levels, sampled, rows, fuzzy, calibrate)
+        job = Grow(self.name, (prefix,), shape, levels, sampled, rows, fuzzy, calibrate)
         grown: Sequence[Grown] = (await run.call(self, job, spans)).value
         tokens = tuple(
             run.teller.drafted(
                 prefix.sequence,
                 start + t.level,
-                DraftToken(t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.level * lanes]),
+                DraftToken(
+                    t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.forward * lanes]
+                ),
             )
             for t in grown
         )

@@ -33,6 +33,7 @@ class Run:
     Args:
         sequences: What is being decoded.
         workers: The workers of each model, `target` and `drafter`.
+        head: What the drafting worker calls its head, which then is the drafter; empty for a drafter of its own.
         slabs: Rows of q for sampled drafts, by the drafting worker's name; none for a greedy run.
         emit: Takes every event.
         clock: Nanoseconds since the run's start.
@@ -54,6 +55,7 @@ class Run:
         read: Callable[[int], str],
         encode: Callable[[str], tuple[int, ...]],
         check: Callable[[], None],
+        head: str = "",
     ) -> None:
         self.sequences = sequences
         self.slabs = slabs
@@ -64,7 +66,8 @@ class Run:
         self.teller = Teller(emit, read)
         self.targets = [Model(self, "target", worker) for worker in workers.get("target", ())]
         """The pool of target servers."""
-        self.drafters = [Model(self, "drafter", worker) for worker in workers.get("drafter", ())]
+        name = head or "drafter"
+        self.drafters = [Model(self, name, worker, "drafter") for worker in workers.get("drafter", ())]
         self._emit = emit
         self._origin = origin
         self._check = check
@@ -103,8 +106,9 @@ class Run:
 
     async def prefill(self, prefixes: Sequence[Prefix]) -> None:
         """Cache prefixes on all models at once, but for their last tokens."""
+        models = sorted((*self.drafters, *self.targets), key=lambda model: model.name != model.role)
         async with asyncio.TaskGroup() as prefills:
-            for model in (*self.drafters, *self.targets):
+            for model in models:  # a head comes last: it reads what the target leaves on their worker
                 prefills.create_task(model.prefill(prefixes))
 
     async def retire(self, sequences: Sequence[int]) -> None:
@@ -204,7 +208,7 @@ class Run:
         for number, stamp in zip(spans, reply.stamps, strict=False):
             device, kind = model.worker.devices[stamp.lane].name, cast("SpanKind", stamp.kind)
             start, end = stamp.start - self._origin, stamp.end - self._origin
-            work = (model.name, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells, stamp.lane)
+            work = (model.role, step, sequence, stamp.rows, stamp.context, outcome, stamp.cells, stamp.lane)
             self._emit(Span(number, device, kind, start, end, *work))
             for part in stamp.parts:
                 since = part.later(-self._origin)

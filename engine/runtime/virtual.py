@@ -11,7 +11,7 @@ import heapq
 import selectors
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import Deadlock
 from engine.model.fuzzy import PartTime
@@ -33,6 +33,9 @@ from engine.runtime.jobs import (
 )
 from engine.runtime.sharing import Processor
 from engine.runtime.worker import Ticket
+
+if TYPE_CHECKING:
+    from engine.model.heads import Work
 
 
 class VirtualTime(selectors.SelectSelector):
@@ -104,6 +107,10 @@ class Latency(Protocol):
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         """One forward of `rows` new rows after `context` cached ones."""
+        ...
+
+    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
+        """One forward of a drafting head on the target's devices."""
         ...
 
     def parallel(
@@ -231,6 +238,10 @@ class VirtualWorker:
         """Hold the devices for one forward."""
         model: str = getattr(job, "model", "target")
         asked, lanes = (model, stamp.rows, stamp.context), self.lanes(model)
+        if stamp.work is not None:
+            us = self._latency.head(stamp.work, stamp.rows, stamp.context, stamp.batch)
+            await self._hold(stamp, us, state, lanes, self._processor)
+            return
         if not isinstance(job, Grow) or job.fuzzy == 1 or stamp.kind != "draft":
             us = self._latency(*asked, stamp.batch)
             await self._hold(stamp, us, state, lanes, self._processor)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
 from engine.model.fuzzy import PartTime, layer_groups
 from engine.runtime.events import PartKind
 from engine.simulate.roofline import Hardware, Model
 from engine.types import check_range
+
+if TYPE_CHECKING:
+    from engine.model.heads import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,21 @@ class Latency:
             else:
                 now += layer
         return found
+
+    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
+        """Return the microseconds of a drafting head's forward; the formula is in `roofline.py`.
+
+        Args:
+            work: What it computes.
+            rows: Its rows: tokens and masks of a layer, else nodes.
+            context: Rows that its layer has cached.
+            batch: Sequences.
+
+        Raises:
+            UsageError: An argument is out of range.
+        """
+        shape = self._shape("target", rows, context, batch)
+        return max(1, round(shape.head_us(self.hardware, work, rows, context)))
 
     def _gather_us(self, shape: Model, rows: int, others: int) -> float:
         """Microseconds until a device has the attention outputs of so many layers that others computed."""

@@ -29,9 +29,13 @@ A model may instead have times measured on a grid (`measured.py`, `specscope cal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
 from engine.simulate.measured import Grid
+
+if TYPE_CHECKING:
+    from engine.model.heads import Work
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one weight, by dtype."""
@@ -39,7 +43,9 @@ ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SPLITS = ("layers", "tensor")
 """How a model lies on several GPUs: whole layers one after the other, or a share of every layer on each."""
 
-ATTENTION_LAUNCHES = 26 / 40
+OPERATORS = 40
+"""Operators that a Llama layer of transformers runs per token."""
+ATTENTION_LAUNCHES = 26 / OPERATORS
 """Share of a layer's launches that is attention: 26 of the 40 operators that a Llama layer of transformers runs per token
 (norm 8, attention 17, residual 1; then norm 8, MLP 5, residual 1), views left out. `test_latency.py` counts them."""
 
@@ -144,6 +150,26 @@ class Model:
         busy = self._matrices_us(hardware, self.weights, self.layers, rows, context, batch)
         cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._at_once
         return busy + cache + self._hops_us(hardware, rows)
+
+    def head_us(self, hardware: Hardware, work: Work, rows: int, context: int) -> float:
+        """Microseconds of a drafting head's forward beside this model; the arguments are those of `Latency.head`.
+
+        A roofline of what it computes: layers of this model's shape, D x D matrices, output matrices. The launches of a layer are
+        this model's; a D x D matrix and an output matrix have a fortieth of them each (one operator of a layer's 40). Of a model
+        measured on a grid the time of a forward, by the share of its weights.
+        """
+        weights = (
+            work.layers * self.layer_weights + work.squares * self.dim**2 + work.heads * self.vocab * self.dim
+        )
+        if self.measured is not None:
+            return self.measured(rows, context, 1) * weights / self.weights
+        outputs = work.outputs or rows
+        products = rows * (weights - work.heads * self.vocab * self.dim) + outputs * self.vocab * self.dim
+        attended = 4 * work.layers * self.dim * rows * (context + (rows + 1) / 2)
+        busy = max(hardware.stream_us(weights * self.element), hardware.compute_us(2 * products + attended))
+        cache = hardware.stream_us(work.layers * self.kv_bytes / self.layers * (context + rows))
+        launches = work.layers + (work.squares + work.heads) / OPERATORS
+        return (busy + cache) / self._at_once + launches * self.launch_us(hardware)
 
     def launch_us(self, hardware: Hardware) -> float:
         """Microseconds per layer that the published speed needs on top of the roofline."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from engine.accept import Draws, Key, warp
+from engine.drafters.tree import Wide
 from engine.methods import find
 from engine.types import Draft, DraftToken, Sampling
 from tests.engine.toy import (
     Blurred,
     Enumerated,
     Method,
+    Parallel,
     Table,
     ToyRun,
     always_wrong,
@@ -26,6 +29,7 @@ EXACT = 1e-9
 BIASED = 1e-3
 ONE = Sampling(1.0)
 
+SMALL, TWO = (str(Path(__file__).parent / "trees" / f"{name}.toml") for name in ("small", "two"))
 METHODS = {
     "autoregressive": ("autoregressive", {}),
     "speculative-1": ("speculative", {"gamma": 1}),
@@ -55,8 +59,18 @@ METHODS = {
     "easyspec-3-no-calibration": ("easyspec", {"gamma": 3, "calibrate": False}),
     "easyspec-2x2": ("easyspec", {"gamma": 2, "width": 2}),
     "easyspec-greedy-3x3": ("easyspec", {"gamma": 3, "width": 3, "drafts": "greedy"}),
+    "eagle": ("eagle", {"tree": TWO}),
+    "eagle-greedy": ("eagle", {"tree": SMALL, "drafts": "greedy"}),
+    "eagle2": ("eagle2", {"top": 2, "depth": 3, "total": 6}),
+    "hydra": ("hydra", {"tree": SMALL}),
+    "medusa": ("medusa", {"tree": SMALL}),
+    "parallelspec_medusa": ("parallelspec_medusa", {"tree": SMALL, "masks": 2}),
+    "parallelspec_eagle": ("parallelspec_eagle", {"tree": TWO, "masks": 2}),
+    "parallelspec_eagle-greedy": ("parallelspec_eagle", {"tree": SMALL, "masks": 2, "drafts": "greedy"}),
     "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
 }
+PARALLEL = ("medusa", "parallelspec_medusa", "parallelspec_eagle")
+"""Methods whose drafters say all levels at once, whatever comes between."""
 SAMPLINGS = [
     Sampling(1.0, top_k=3),
     Sampling(0.7, top_p=0.8),
@@ -132,6 +146,15 @@ def first_token(texts: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], fl
     for text, probability in texts.items():
         marginal[text[:1]] += probability
     return marginal
+
+
+@pytest.mark.parametrize("sampling", [ONE, Sampling(0.8, top_k=3), Sampling(1.3, top_p=0.9)], ids=str)
+@pytest.mark.parametrize("banned", [0, 1, 2])
+@pytest.mark.parametrize("name", [name for name, (key, _) in METHODS.items() if key in PARALLEL])
+def test_the_joint_distribution_is_the_targets_where_levels_are_drafted_at_once(name, banned, sampling):
+    key, config = METHODS[name]
+    p, q = Table(71 + banned, banned=1), Parallel(74 + banned, banned=banned)
+    assert distance(joint(method(key, **config), p, q, sampling), target_joint(p, sampling)) < EXACT
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -268,7 +291,7 @@ def test_a_number_shared_by_adjacent_tests_of_pearl_is_found_by_the_joint_distri
 def test_children_dropped_because_of_their_own_probability_are_found():
     async def decode(run: ToyRun) -> None:
         while not run.done:
-            draft = await run.drafter.grow(run.x, 3, 1)
+            draft = await run.drafter.grow(run.x, Wide(3, 1))
             kept = tuple(t for t in draft.tokens if run.q_rows[t.q.row][t.id] > 0.2)
             run.commit(await run.target.verify(run.x, Draft(kept)))
 

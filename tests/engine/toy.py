@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.accept import Draws, Key, judge, propose_token
-from engine.drafters.tree import next_level, root
+from engine.drafters.tree import Shape, line, next_level, root
 from engine.runtime.race import Race
 from engine.types import Draft, DraftToken, Prefix, RowRef, Sampling, Verdict
 
@@ -61,6 +61,18 @@ class Blurred(Table):
     def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
         super().__init__(seed, vocabulary, banned=banned)
         self.fuzzy = Table(seed + 1000, vocabulary, sharpness=2.0, banned=banned)
+
+
+class Parallel(Table):
+    """A drafter that says what comes some tokens later, whatever comes between: heads on one state, or mask tokens."""
+
+    def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
+        super().__init__(seed, vocabulary, banned=banned)
+        self._later = [Table(seed + 100 * level, vocabulary, banned=banned) for level in range(1, 8)]
+
+    def level(self, context: Sequence[int], level: int) -> torch.Tensor:
+        """Return the row of the token that comes so many after the next one."""
+        return self(context) if level == 0 else self._later[level - 1](context)
 
 
 def always_wrong(target: Table) -> Logits:
@@ -190,35 +202,48 @@ class ToyDrafter:
     async def grow(
         self,
         prefix: Prefix,
-        width: int,
-        depth: int,
+        shape: Shape,
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
     ) -> Draft:
-        """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact."""
-        run, tokens, above = self.run, list[DraftToken](), [root(self.run.sampling, sampled)]
-        contexts = {-1: tuple(prefix.tokens.tolist())}
-        for level in range(min(depth, run.sequences[0].room - len(prefix))):
-            first = len(tokens) - len(above)
+        """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact.
+
+        A `Parallel` drafter has one row for all nodes of a level.
+        """
+        run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
+        contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
+        for level in range(min(shape.depth, run.sequences[0].room - len(prefix))):
             exact = fuzzy == 1 or (calibrate and level == 0)
             logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
+            if isinstance(logits, Parallel):
+                rows = [logits.level(contexts[-1], level)]
+            else:
+                rows = [logits(contexts[node]) for node in at]
             nodes, q = next_level(
-                torch.stack([logits(contexts[first + i]) for i in range(len(above))]),
+                torch.stack(rows),
                 above,
-                width,
+                shape,
                 position=len(prefix) + level,
                 sampling=run.sampling,
                 draws=run.draws,
                 sampled=sampled,
             )
             drawn = sampled and not run.sampling.greedy
-            kept = {node.parent: run.keep(q[node.parent]) for node in nodes} if drawn else {}
+            lines = {line(node.parent, q) for node in nodes} if drawn else ()
+            kept = {i: run.keep(q[i]) for i in sorted(lines)}
+            first = len(tokens)
             for node in nodes:
-                contexts[len(tokens)] = (*contexts[first + node.parent], node.token)
-                tokens.append(DraftToken(node.token, first + node.parent, kept.get(node.parent)))
-            above = nodes
-        return Draft(tuple(tokens))
+                contexts[len(tokens)] = (*contexts[at[node.parent]], node.token)
+                tokens.append(DraftToken(node.token, at[node.parent], kept.get(line(node.parent, q))))
+            paths += [node.path for node in nodes]
+            onward = shape.onward(nodes)
+            above, at = [nodes[i] for i in onward], [first + i for i in onward]
+            if not above:
+                break
+        stays = shape.kept(paths)
+        number = {-1: -1} | {old: new for new, old in enumerate(stays)}
+        return Draft(tuple(replace(tokens[i], parent=number[tokens[i].parent]) for i in stays))
 
 
 @dataclass

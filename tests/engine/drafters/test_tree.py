@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafters.tree import Node, next_level, root, shape
+from engine.drafters.tree import Node, Wide, next_level, root
 from engine.draws import Draws, Key, pick
 from engine.types import Sampling
 
@@ -20,7 +20,13 @@ def level(rows: list[list[float]], above: list[Node], width: int, sampled: bool,
     """Choose from rows of probabilities."""
     logits = torch.tensor(rows, dtype=torch.float64).log()
     draws = Draws(3, 0)
-    return next_level(logits, above, width, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
+    shape = Wide(width, 3)
+    return next_level(logits, above, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
+
+
+def shape(rejections: list[float], support: list[int], width: int) -> list[int]:
+    """Return how many children each node gets in a sampled tree."""
+    return Wide(width, 3).counts([Node(0, 0, -n) for n in rejections], support)
 
 
 def test_the_most_probable_paths_are_kept_wherever_their_parents_stand():

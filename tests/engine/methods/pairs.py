@@ -21,10 +21,10 @@ def make_pair(folder: Path, family: str, drafter: str) -> tuple[Pair, torch.nn.M
         target.get_input_embeddings().weight.mul_(3.0)
     path = folder / f"{family}-target"
     if not path.exists():
-        _save(target, path)
+        save_with_tokenizer(target, path)
     other = folder / f"{family}-{drafter}"
     if not other.exists():
-        _save(_drafter(target, family, drafter), other)
+        save_with_tokenizer(_drafter(target, family, drafter), other)
     return Pair.of(path, other), target
 
 
@@ -45,7 +45,8 @@ def _drafter(target: torch.nn.Module, family: str, kind: str) -> torch.nn.Module
     return model
 
 
-def _save(model: torch.nn.Module, path: Path) -> None:
+def save_with_tokenizer(model: torch.nn.Module, path: Path) -> None:
+    """Save a model with a tokenizer of one token per character."""
     tiny.save(model, path)
     words = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(tiny.VOCAB - 1)}, unk_token="!"))
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")

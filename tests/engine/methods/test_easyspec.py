@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import engine
+from engine.drafters.tree import Wide
 from engine.draws import Draws, warp
 from engine.errors import UsageError
 from engine.methods import find
@@ -66,7 +67,9 @@ class Drafter:
         return self.host.handle(Propose("drafter", (prefix(tokens),), (n,), True, (tuple(range(n)),)))
 
     def grow(self, tokens, size: int = 4, width: int = 1, depth: int = 4, **more):
-        job = Grow("drafter", (prefix(tokens),), width, depth, True, tuple(range(40)), size, **more)
+        job = Grow(
+            "drafter", (prefix(tokens),), Wide(width, depth), depth, True, tuple(range(40)), size, **more
+        )
         return self.host.handle(job)
 
     @property

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import engine
+from engine.drafters.tree import Wide
 from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import find
@@ -144,7 +145,9 @@ class Drafter:
 
     def grow(self, tokens: list[int], sampling: Sampling, width: int = 3, depth: int = 3):
         stamps = list[Stamp]()
-        job = Grow("drafter", (Prefix(0, np.asarray(tokens)),), width, depth, True, tuple(range(10, 40)))
+        job = Grow(
+            "drafter", (Prefix(0, np.asarray(tokens)),), Wide(width, depth), depth, True, tuple(range(10, 40))
+        )
         drafting = Drafting(sampling, Draws(1, 0), self.vocab_size, lambda row, q: self.q.update({row: q}))
         return grow(self.forwards, job, drafting, stamps, lambda: False), stamps
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.errors import UsageError
 from engine.model.fuzzy import PartTime
+from engine.model.heads import Work
 from engine.model.pair import Pair
 from engine.model.slots import LanguageModel
 from engine.placement import Placement
@@ -37,6 +38,9 @@ class Flat:
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         return self.target_us if model == "target" else self.drafter_us
+
+    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
+        return self.drafter_us
 
     def parallel(
         self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0

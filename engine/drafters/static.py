@@ -1,0 +1,101 @@
+"""Static token trees from files: `assets/trees/*.toml`, or a person's own."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from engine.drafters.tree import Static
+from engine.errors import UsageError
+
+FOLDER = Path(__file__).parents[2] / "assets" / "trees"
+"""Where the trees are; a new file there is a new tree."""
+MOST_NODES = 64
+"""Nodes of a tree: the target's forward has one row more."""
+
+
+def trees() -> list[str]:
+    """Return the names of all trees, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def tree(name: str) -> Static:
+    """Return the tree of that name, or of a path that ends in `.toml`.
+
+    Raises:
+        UsageError: There is none (the message lists those there are), or its file is wrong.
+    """
+    if name.endswith(".toml"):
+        return _read(Path(name))
+    if name not in trees():
+        raise UsageError(
+            f"there is no tree {name!r}; choose one of {', '.join(trees())}, or a path that ends in .toml"
+        )
+    return _read(FOLDER / f"{name}.toml")
+
+
+def within(name: str, levels: int, asked: int, what: str) -> Static:
+    """Return a tree that a head can draft.
+
+    Args:
+        name: The tree's.
+        levels: Levels that the head was trained for.
+        asked: Levels to draft, to which the tree is cut; 0 for all of the tree's.
+        what: How the head is called in messages.
+
+    Raises:
+        UsageError: The tree is deeper than the head.
+    """
+    found = tree(name)
+    if not asked and found.depth > levels:
+        raise UsageError(
+            f"the tree {name} has {found.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
+        )
+    return found.cut(asked or levels)
+
+
+@lru_cache
+def _read(path: Path) -> Static:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the tree {path} cannot be read: {error}") from None
+    try:
+        return parse(document.get("paths"))
+    except UsageError as error:
+        raise UsageError(f"the tree {path} is wrong: {error}") from None
+
+
+def parse(paths: Any) -> Static:
+    """Return the tree of a file's paths: lists of ranks, [0, 2] for the third child of the first child.
+
+    Raises:
+        UsageError: They are no such lists, too many, one stands there twice, or lacks its parent or an elder sibling.
+    """
+    if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):  # pyright: ignore[reportUnknownArgumentType]
+        raise UsageError(
+            "paths must be a list of nodes, each a list of ranks from 0, such as [[0], [1], [0, 0]]"
+        )
+    nodes: list[tuple[int, ...]] = [tuple(int(rank) for rank in path) for path in paths]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if len(nodes) > MOST_NODES:
+        raise UsageError(f"it has {len(nodes)} nodes; there must be at least 1 and at most {MOST_NODES}")
+    there = set(nodes)
+    if len(there) < len(nodes):
+        twice = next(node for node in nodes if nodes.count(node) > 1)
+        raise UsageError(f"{[*twice]} stands there twice; name each node once")
+    nodes.sort(key=lambda node: (len(node), node))
+    for node in nodes:
+        *elders, rank = node
+        above = tuple(elders)
+        if above and above not in there:
+            raise UsageError(f"{[*node]} has no parent; add {[*above]}")
+        if rank and (*above, rank - 1) not in there:
+            raise UsageError(f"{[*node]} has no elder sibling; add {[*above, rank - 1]}")
+    return Static(tuple(nodes))
+
+
+def _is_path(path: Any) -> bool:
+    ranks: list[Any] = path if isinstance(path, list) else []
+    return bool(ranks) and all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in ranks)

@@ -1,0 +1,81 @@
+"""Drafting heads with random weights, on disk, for any target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from engine.model.headfile import KINDS, HeadFile, digest
+from engine.model.heads import _CLASSES
+from engine.model.load import read_config
+
+MASKS, HEADS = 4, 5
+
+
+def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = KINDS, **options: object) -> Path:
+    """Write a head of each kind and return the folder that holds them."""
+    for seed, kind in enumerate(kinds):
+        make_head(folder / kind, kind, target, seed=seed, **options)
+    return folder
+
+
+def make_head(
+    path: Path,
+    kind: str,
+    target: Path,
+    *,
+    seed: int = 0,
+    own: bool = False,
+    scale: float = 0.3,
+    **changes: object,
+) -> Path:
+    """Write a random head for a target; `changes` replace fields of its config."""
+    config = read_config(target)
+    d = config.hidden_size
+    heads = 4 if d % 4 == 0 else 1
+    shape = {
+        "hidden_size": d,
+        "intermediate_size": 2 * d,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2 or 1,
+        "head_dim": 2 * (d // heads // 2),
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+    fields = {
+        "specscope_head": 1,
+        "kind": kind,
+        "hidden_size": d,
+        "vocab_size": config.vocab_size,
+        "features": [-1],
+        "tokenizer": digest(target),
+        "target": target.name,
+    }
+    fields |= {"heads": HEADS, "layers": 1} if kind in ("medusa", "hydra") else {"shape": shape}
+    fields |= {"masks": MASKS} if kind.startswith("parallelspec") else {}
+    fields |= changes
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(fields))
+    file = HeadFile.read(path)
+    sizes, optional = _CLASSES[kind].tensors(file)
+    random = torch.Generator().manual_seed(seed)
+
+    def tensor(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        if "norm" in name:
+            return 1 + 0.2 * torch.randn(size, generator=random)
+        noise = torch.randn(size, generator=random) * scale / (size[-1] ** 0.5 if len(size) > 1 else 10)
+        if name.startswith("mask"):
+            return 1 + noise
+        if name == "fc.weight":  # what it predicts leans towards the state it reads
+            noise[:, d:] += torch.eye(d)
+        if name.endswith("res_connection.weight"):
+            noise[:, :d] += torch.eye(d)
+        return noise
+
+    tensors = {n: tensor(n, s) for n, s in (sizes | optional if own else sizes).items()}
+    save_file(tensors, path / "model.safetensors")
+    return path

@@ -1,0 +1,191 @@
+"""Drafting heads, slow and plain: no cache, everything from the whole text each time, written from the papers alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.draws import Draws, Key
+from engine.types import Sampling
+from tests.engine.toy import warp_plainly
+
+Rows = Callable[[list[int]], Tensor]
+"""Tokens drafted after the text -> logits of what comes next, (V,)."""
+ONE = Sampling(1.0)
+
+
+class Node(NamedTuple):
+    token: int
+    parent: int
+
+
+class Plain:
+    """A target of transformers and a head's tensors."""
+
+    def __init__(self, model: torch.nn.Module, path: Path) -> None:
+        self._model = model.double().requires_grad_(False)
+        self._config = json.loads((path / "config.json").read_text())
+        self._t = {name: tensor.double() for name, tensor in load_file(path / "model.safetensors").items()}
+        self._embedding = model.get_input_embeddings().weight.detach()
+
+    @torch.no_grad()
+    def own(self, x: list[int]) -> int:
+        """The target's argmax after x."""
+        return int(self._say(self.states(x)[-1]).argmax())
+
+    @torch.no_grad()
+    def states(self, x: list[int]) -> Tensor:
+        """The target's final normed states, (L, D)."""
+        return self._model.model(torch.tensor([x])).last_hidden_state[0]
+
+    def _say(self, state: Tensor) -> Tensor:
+        return self._model.get_output_embeddings()(state)
+
+    @torch.no_grad()
+    def rows(self, x: list[int]) -> Rows:
+        """Return the head's rows after a text of two tokens or more."""
+        return getattr(self, "_" + self._config["kind"])(x, self.states(x))
+
+    def _medusa(self, x: list[int], f: Tensor) -> Rows:
+        def row(path: list[int]) -> Tensor:
+            i, h = len(path), f[len(x) - 2]
+            h = h + torch.nn.functional.silu(
+                self._t[f"{i}.0.linear.weight"] @ h + self._t[f"{i}.0.linear.bias"]
+            )
+            own = self._t.get(f"{i}.1.weight")
+            return self._say(h) if own is None else own @ h
+
+        return row
+
+    def _hydra(self, x: list[int], f: Tensor) -> Rows:
+        def row(path: list[int]) -> Tensor:
+            at = f"hydra_mlp.{len(path)}.1."
+            z = torch.cat([f[len(x) - 2], *(self._embedding[t] for t in [x[-1], *path])])
+            w = {
+                name: self._t[at + name]
+                for name in ("linear.weight", "linear.bias", "res_connection.weight", "res_connection.bias")
+            }
+            y = w["res_connection.weight"] @ z + w["res_connection.bias"]
+            return self._say(y + torch.nn.functional.silu(w["linear.weight"] @ z + w["linear.bias"]))
+
+        return row
+
+    def _fc(self, e: Tensor, f: Tensor) -> Tensor:
+        return self._t["fc.weight"] @ torch.cat([e, f]) + self._t.get("fc.bias", torch.zeros(1))
+
+    def _eagle(self, x: list[int], f: Tensor) -> Rows:
+        def row(path: list[int]) -> Tensor:
+            inputs = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
+            for token in path:  # each reads the state predicted for the token before
+                inputs.append(self._fc(self._embedding[token], self._layer(inputs)[-1]))
+            return self._say(self._layer(inputs)[-1])
+
+        return row
+
+    def _parallelspec_eagle(self, x: list[int], f: Tensor) -> Rows:
+        def row(path: list[int]) -> Tensor:
+            inputs = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
+            inputs += [
+                self._fc(self._t["mask.embedding"][k], self._t["mask.feature"][k]) for k in range(len(path))
+            ]
+            return self._say(self._layer(inputs)[-1])
+
+        return row
+
+    def _parallelspec_medusa(self, x: list[int], f: Tensor) -> Rows:
+        def row(path: list[int]) -> Tensor:
+            inputs = [self._embedding[x[j]] + f[j - 1] for j in range(1, len(x))]
+            inputs += [self._t["mask.embedding"][k] for k in range(len(path))]
+            return self._say(self._norm(self._layer(inputs), "norm.weight")[-1])
+
+        return row
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        if name not in self._t:
+            return x
+        return (
+            self._t[name]
+            * x
+            / (x.pow(2).mean(-1, keepdim=True) + self._config["shape"]["rms_norm_eps"]).sqrt()
+        )
+
+    def _layer(self, inputs: list[Tensor]) -> Tensor:
+        """One Llama layer over a chain, (n, D)."""
+        shape, x = self._config["shape"], torch.stack(inputs)
+        n, size, t = len(x), shape["head_dim"], self._t
+        heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
+        h = self._norm(x, "layers.0.input_layernorm.weight")
+        q, k, v = ((h @ t[f"layers.0.self_attn.{p}_proj.weight"].T).view(n, -1, size) for p in "qkv")
+        q, k = self._turn(q), self._turn(k)
+        k, v = (a.repeat_interleave(heads // groups, 1) for a in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(size)
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        read = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(n, -1)
+        x = x + read @ t["layers.0.self_attn.o_proj.weight"].T
+        h = self._norm(x, "layers.0.post_attention_layernorm.weight")
+        gate, up = (h @ t[f"layers.0.mlp.{p}_proj.weight"].T for p in ("gate", "up"))
+        return x + (torch.nn.functional.silu(gate) * up) @ t["layers.0.mlp.down_proj.weight"].T
+
+    def _turn(self, a: Tensor) -> Tensor:
+        size = a.shape[-1]
+        theta = self._config["shape"]["rope_parameters"]["rope_theta"]
+        angles = torch.outer(
+            torch.arange(len(a)).double(), theta ** (-torch.arange(0, size, 2).double() / size)
+        )
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        one, two = a.chunk(2, -1)
+        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def static_tree(
+    rows: Rows, paths: set[tuple[int, ...]], depth: int, x: list[int], sampling: Sampling, draws: Draws | None
+) -> list[Node]:
+    """Every node of the file: the child of rank r is the r-th most probable token, or the r-th one drawn."""
+    places: list[tuple[int, ...]] = [()]
+    drafted: dict[tuple[int, ...], list[int]] = {(): []}
+    tree, number = list[Node](), {(): -1}
+    for level in range(depth):
+        fresh = list[tuple[int, ...]]()
+        for place in places:
+            ranks = sorted(path[-1] for path in paths if path[:-1] == place and len(path) == level + 1)
+            if not ranks:
+                continue
+            row = rows(drafted[place])
+            weights = list(warp_plainly(row, sampling if draws else ONE))
+            for rank in ranks:
+                if draws:
+                    token = draws.choose(Key(len(x) + level, "draft", len(fresh)), torch.tensor(weights))
+                else:
+                    token = max(range(len(weights)), key=lambda t: weights[t])
+                weights[token] = 0.0
+                child = (*place, rank)
+                number[child] = len(tree)
+                tree.append(Node(token, number[place]))
+                drafted[child] = [*drafted[place], token]
+                fresh.append(child)
+        places = fresh
+    return tree
+
+
+def dynamic_tree(rows: Rows, top: int, depth: int, total: int) -> list[Node]:
+    """EAGLE-2: expand the best nodes of each level, then keep the best nodes of all."""
+    every: list[tuple[float, list[int], int]] = []
+    frontier: list[tuple[float, list[int], int]] = [(1.0, [], -1)]
+    for _ in range(depth):
+        level = list[tuple[float, list[int], int]]()
+        for value, path, number in frontier:
+            q = warp_plainly(rows(path), ONE)
+            for token in sorted(range(len(q)), key=lambda t: -q[t])[:top]:
+                every.append((value * q[token], [*path, token], number))
+                level.append((value * q[token], [*path, token], len(every) - 1))
+        best = sorted(level, key=lambda node: -node[0])[:top]
+        frontier = [node for node in level if node in best]
+    kept = sorted(sorted(range(len(every)), key=lambda i: -every[i][0])[:total])
+    return [Node(every[i][1][-1], kept.index(every[i][2]) if every[i][2] >= 0 else -1) for i in kept]
