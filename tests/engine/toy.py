@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -170,6 +171,10 @@ class ToyRun:
     def room(self) -> int:
         return self._end - len(self.x)
 
+    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:
+        """Return a batch of the one sequence."""
+        return ToyBatch(self)
+
     def commit(self, verdict: Verdict, kept: Draft | None = None) -> None:
         self.verdicts.append(verdict)
         self.x = self.x + verdict.emitted
@@ -181,11 +186,35 @@ class ToyRun:
 
 
 @dataclass
+class ToyBatch:
+    run: ToyRun
+
+    @property
+    def active(self) -> int:
+        return not self.run.done
+
+    @property
+    def xs(self) -> list[Prefix]:
+        return [self.run.x]
+
+    def room(self, prefix: Prefix) -> int:
+        return self.run.sequences[prefix.sequence].room - len(prefix)
+
+    def commit(self, verdicts: Sequence[Verdict]) -> None:
+        self.run.commit(*verdicts)
+
+    async def admit(self) -> None:
+        """Let nobody in: nobody waits."""
+
+
+@dataclass
 class ToyDrafter:
     run: ToyRun
     logits: Logits
 
-    async def propose(self, prefix: Prefix, n: int, sampled: bool = True) -> Draft:
+    async def propose(self, prefix: Prefix | list[Prefix], n: int, sampled: bool = True) -> Any:
+        if not isinstance(prefix, Prefix):
+            return [await self.propose(each, n, sampled) for each in prefix]
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
         for i in range(n):
             token, q = propose_token(
@@ -201,16 +230,18 @@ class ToyDrafter:
 
     async def grow(
         self,
-        prefix: Prefix,
+        prefix: Prefix | list[Prefix],
         shape: Shape,
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
-    ) -> Draft:
+    ) -> Any:
         """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact.
 
         A `Parallel` drafter has one row for all nodes of a level.
         """
+        if not isinstance(prefix, Prefix):
+            return [await self.grow(each, shape, sampled) for each in prefix]
         run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
         contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
         for level in range(min(shape.depth, run.sequences[0].room - len(prefix))):
@@ -261,7 +292,9 @@ class ToyTarget:
             contexts.append((*contexts[token.parent + 1], token.id))
         return Scores(self.run, prefix, draft, torch.stack([self.logits(c) for c in contexts]))
 
-    async def verify(self, prefix: Prefix, draft: Draft) -> Verdict:
+    async def verify(self, prefix: Prefix | list[Prefix], draft: Any) -> Any:
+        if not isinstance(prefix, Prefix):
+            return [await self.verify(x, d) for x, d in zip(prefix, draft, strict=True)]
         return await self.score(prefix, draft).judge(draft)
 
 

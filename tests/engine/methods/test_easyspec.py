@@ -67,10 +67,10 @@ class Drafter:
         return self.host.handle(Propose("drafter", (prefix(tokens),), (n,), True, (tuple(range(n)),)))
 
     def grow(self, tokens, size: int = 4, width: int = 1, depth: int = 4, **more):
-        job = Grow(
-            "drafter", (prefix(tokens),), Wide(width, depth), depth, True, tuple(range(40)), size, **more
-        )
-        return self.host.handle(job)
+        shape, rows = Wide(width, depth), tuple(range(40))
+        job = Grow("drafter", (prefix(tokens),), shape, (depth,), True, (rows,), size, **more)
+        reply = self.host.handle(job)
+        return reply._replace(value=reply.value[0])
 
     @property
     def cache(self):
@@ -247,7 +247,7 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_would_be_found():
 
     async def wrong(run: ToyRun) -> None:
         while not run.done:
-            draft = await run.drafter.grow(run.x, 1, 2, fuzzy=4)
+            draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
             context = [*run.x.tokens.tolist(), *draft.ids[:1]]
             exact = run.keep(warp(q(context)[None], run.sampling)[0])
             tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]

@@ -18,7 +18,12 @@ CONFIGS = {
     "speculative": [{"gamma": 1}, {"gamma": 5}],
     "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
     "dsi": [{}, {"lookahead": 8, "sp": 1}, {"acceptance": "rejection"}],
-    "ems": [{}, {"base": "speculative"}, {"match": 1, "unpad_inputs": False, "unpad_kv": False}],
+    "ems": [
+        {},
+        {"base": "speculative"},
+        {"base": "speculative", "width": 3},
+        {"match": 1, "unpad_inputs": False, "unpad_kv": False},
+    ],
     "tree": [{}, {"width": 1, "depth": 4}, {"width": 12, "depth": 5}, {"width": 3, "drafts": "greedy"}],
     "easyspec": [
         {"size": 1},
