@@ -17,6 +17,7 @@ from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_ems import PROMPTS, RUNTIMES, SAMPLINGS, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.runtime.harness import Racks, TestCluster
+from traces.trees import trees
 
 TREE = {"base": "speculative", "width": 3, "gamma": 4}
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
@@ -105,6 +106,8 @@ def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one()
     rows = (2 * 1, 2 * 2, 2 * 4)
     assert drafts == [(n, c) for round_ in cached for n, c in zip(rows, round_, strict=False)]
     assert [(s.rows, s.context) for s in verifies(trace)] == [(22, 6), (22, 12), (14, 18)]
+    shown = [(t["step"], t["sequence"], t["drafted"], max(t["nodes"]["level"])) for t in trees(trace)]
+    assert shown == [(r.step, r.sequence, r.drafted, 2 if r.drafted == 10 else 1) for r in trace.rounds]
 
 
 def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
