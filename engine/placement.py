@@ -65,6 +65,8 @@ class Placement:
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocab_size: int = 0
     """The target's."""
+    states: bool = True
+    """Whether the target has hidden states; not where tokens are drawn or recorded."""
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
@@ -217,4 +219,6 @@ def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trac
     site = Cloud(profile, latency, loaders)
     details = {"tokens": source, "profile_pair": latency.pair}
     base = Layout(drafters=int("drafter" in loaders), turns=True)
-    return Placement("virtual", site, base, VirtualLoop, profile.name, latency.c, details)
+    return Placement(
+        "virtual", site, base, VirtualLoop, profile.name, latency.c, details, states=tokens == "pair"
+    )

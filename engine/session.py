@@ -86,7 +86,24 @@ class Cluster:
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `engine.model.headfile.Heads`)."""
+        if not self.placement.states:
+            raise UsageError(
+                f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
+                "leave tokens at pair"
+            )
         return self._heads.find(kind)
+
+    def check(self, method: str) -> None:
+        """Check that a method, with its default settings, has the models and the devices it needs.
+
+        Raises:
+            UsageError: It has not; the message says what is missing.
+        """
+        found = find(method)
+        layout = self._layout(found, found.plan(found.configure({}), self))
+        self.placement.site.seats(layout)
+        if layout.head:
+            self.head(layout.head)
 
     def run(
         self,

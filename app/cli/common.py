@@ -100,8 +100,8 @@ def limits_of(args: argparse.Namespace) -> Limits:
     return Limits(args.max_new_tokens, tuple(args.stop))
 
 
-def open_cluster(args: argparse.Namespace) -> Any:
-    """Open the cluster the options describe."""
+def open_cluster(args: argparse.Namespace, head: str | None = None) -> Any:
+    """Open the cluster the options describe, with a drafting head where one is named."""
     import engine
 
     runtime = args.runtime or ("virtual" if args.profile else "local-process")
@@ -114,6 +114,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
         profile_pair=args.profile_pair,
         tokens=args.tokens,
         device=args.device,
+        head=head,
     )
 
 

@@ -34,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run them, the baseline first."""
-    keys = method_keys(args.methods)
+    keys, left_out = method_keys(args.methods), dict[str, str]()
     sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
-    traces: dict[str, list[Trace]] = {key: [] for key in keys}
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
+        if args.methods == "all":
+            keys, left_out = able(keys, cluster)
+        traces: dict[str, list[Trace]] = {key: [] for key in keys}
         prompts = [common.prompt_for(args, row) for row in rows]
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         "runtime": traces[keys[0]][0].header.runtime,
         "profile": traces[keys[0]][0].header.profile or None,
         "methods": {key: _summary(traces[key], traces[BASELINE], rows) for key in keys},
+        "left_out": left_out,
     }
     if args.json:
         common.print_json(result)
@@ -69,6 +72,17 @@ def method_keys(text: str) -> list[str]:
     for key in keys:
         find(key)
     return list(dict.fromkeys([BASELINE, *keys]))
+
+
+def able(keys: list[str], cluster: Any) -> tuple[list[str], dict[str, str]]:
+    """Return the methods that the open models can run, and why not the others: a drafter or a head may be missing."""
+    left_out = dict[str, str]()
+    for key in keys:
+        try:
+            cluster.check(key)
+        except UsageError as error:
+            left_out[key] = str(error)
+    return [key for key in keys if key not in left_out], left_out
 
 
 def _summary(runs: list[Trace], base: list[Trace], rows: list[common.PromptRow]) -> dict[str, Any]:
@@ -123,12 +137,14 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 def _print(result: dict[str, Any]) -> None:
     clock = f"virtual · {result['profile']}" if result["profile"] else f"measured · {result['runtime']}"
     print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {clock}")
-    print(f"{'method':16}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>10}  output")
+    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>10}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
         cells += [_cell(m["tokens_per_target_forward"], ".2f", 13), _cell(m["acceptance_rate"], ".0%", 10)]
-        print(f"{key:16}{''.join(cells)}  {same}")
+        print(f"{key:20}{''.join(cells)}  {same}")
+    for key, reason in result["left_out"].items():
+        print(f"{key:20}left out: {reason}")
     first = " ".join(m["runs"][0] for m in result["methods"].values())
     print(f"side by side: specscope report {first} -o report.html")
 

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({"methods": rows})
         return 0
     for row in rows:
-        print(f"{row['key']:16} {row['summary']}")
+        print(f"{row['key']:20} {row['summary']}")
         for s in row["settings"]:
             default = s["default"] if s["default"] != "" else '""'
-            print(f"{'':18}{s['name']} = {default}: {s['doc']}")
+            print(f"{'':22}{s['name']} = {default}: {s['doc']}")
     return 0

@@ -37,15 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run it; every run is stored."""
     config = parse_fields(args.fields)
-    find(args.method).configure(config)
-    if args.head:
+    method = find(args.method)
+    if args.head and not method.layout(method.configure(config)).head:
         raise UsageError(f"--head {args.head}: {args.method} uses no drafting head")
     sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
-        cluster = stack.enter_context(common.open_cluster(args))
+        cluster = stack.enter_context(common.open_cluster(args, args.head))
         prompts = [common.prompt_for(args, row) for row in rows]
         for i, part in enumerate(batches_of(args.method, prompts)):
             seeded = common.seeded(sampling, i)

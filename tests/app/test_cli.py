@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import engine
+from app.cli.compare import able
 from app.main import main
 from engine.methods import METHODS
+from engine.model.pair import Pair
+from tests.engine.heads import make_head
 
 CONTRACT = {
     "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile",
@@ -95,6 +99,28 @@ def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
     file.write_text('{"prompt": "Hello"}\n{"prompt": ""}', encoding="utf-8")
     code, _, err = call(capsys, "run", "--method", "ems", *common)
     assert (code, err.count("prompt 1 of 2 (counted from 0): the prompt is empty")) == (2, 1)
+
+
+def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
+    target = Pair.find("bundled").target_path
+    make_head(tmp_path / "head", "medusa", target)
+    asked = ["--prompt", "Hello", "--max-new-tokens", "8", *VIRTUAL[:2], *db, "--json"]
+    code, out, _ = call(capsys, "run", "--method", "medusa", "--head", str(tmp_path / "head"), *asked)
+    assert code == 0
+    result = json.loads(out)
+    assert result["metrics"]["drafted"] > 0
+    assert result["config"] == {"tree": "medusa", "heads": 4}
+    code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *asked)
+    assert (code, "is a head of kind medusa; this method needs one of kind eagle" in err) == (2, True)
+
+
+def test_all_leaves_out_methods_whose_models_are_missing_and_says_why():
+    with engine.open(runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.5") as cluster:
+        keys, left_out = able(list(METHODS), cluster)
+    assert {"autoregressive", "speculative", "tree"} <= set(keys)
+    assert {key for key in METHODS if METHODS[key].layout(METHODS[key].Config()).head} <= set(left_out)
+    assert "hidden states" in left_out["medusa"]
+    assert sorted([*keys, *left_out]) == sorted(METHODS)
 
 
 def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tmp_path):

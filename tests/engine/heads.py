@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,15 +12,27 @@ from safetensors.torch import save_file
 from engine.model.headfile import KINDS, HeadFile, digest
 from engine.model.heads import _CLASSES
 from engine.model.load import read_config
+from engine.model.pair import Pair
 
 MASKS, HEADS = 4, 5
 
 
 def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = KINDS, **options: object) -> Path:
     """Write a head of each kind and return the folder that holds them."""
+    folder.mkdir(parents=True, exist_ok=True)
     for seed, kind in enumerate(kinds):
         make_head(folder / kind, kind, target, seed=seed, **options)
     return folder
+
+
+def with_heads(pair: Pair, folder: Path) -> Pair:
+    """Return a pair with a head of each kind: its own, or random ones for those it lacks."""
+    own = [kind for kind in KINDS if pair.heads_path and (pair.heads_path / kind).is_dir()]
+    if not folder.exists():
+        make_heads(folder, pair.target_path, tuple(kind for kind in KINDS if kind not in own))
+        for kind in own:
+            (folder / kind).symlink_to(pair.heads_path / kind, target_is_directory=True)
+    return replace(pair, heads_path=folder)
 
 
 def make_head(

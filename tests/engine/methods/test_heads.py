@@ -14,7 +14,6 @@ import engine
 from engine.drafters.static import tree
 from engine.draws import Draws
 from engine.errors import ModelError, UsageError
-from engine.model.headfile import KINDS
 from engine.model.pair import Pair
 from engine.types import Limits, Sampling
 from tests.engine.heads import make_head, make_heads
@@ -292,7 +291,7 @@ def test_a_tree_of_ones_own_is_drafted(world, tmp_path):
 
 def test_tokens_without_hidden_states_are_refused(pair):
     with engine.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
-        with pytest.raises(UsageError, match="reads the target's hidden states"):
+        with pytest.raises(UsageError, match="tokens that are bernoulli:0.8 have none: leave tokens at pair"):
             cluster.run("medusa", PROMPT, limits=Limits(4))
 
 

@@ -12,8 +12,10 @@ import pytest
 
 import engine
 from engine.errors import UsageError
+from engine.model.pair import Pair
 from engine.runtime.events import Footer, Header, Span, Trace
 from engine.types import Limits, Sampling
+from tests.engine.heads import with_heads
 
 pytestmark = pytest.mark.alone
 
@@ -26,16 +28,21 @@ PROMPT = "Tell me a story about a fox who lost its hat."
 WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
+
+
 @pytest.fixture(scope="module", params=RUNTIMES)
-def cluster(request):
-    with engine.open(device="cpu", **RUNTIMES[request.param]) as opened:
+def cluster(request, pair):
+    with engine.open(pair, device="cpu", **RUNTIMES[request.param]) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(pair):
     """Rows of the thread runtime, which the others must repeat."""
-    with engine.open(device="cpu", **RUNTIMES["local-thread"]) as opened:
+    with engine.open(pair, device="cpu", **RUNTIMES["local-thread"]) as opened:
         runs = {}
         for method, config in (
             ("autoregressive", {}),
@@ -43,6 +50,12 @@ def reference():
             ("pearl", {"gamma": 3}),
             ("tree", {"width": 3, "depth": 4}),
             ("easyspec", {"gamma": 4}),
+            ("medusa", {}),
+            ("hydra", {"heads": 2}),
+            ("eagle", {}),
+            ("eagle2", {"depth": 3, "total": 20}),
+            ("parallelspec_medusa", {}),
+            ("parallelspec_eagle", {"masks": 3}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
             for sampling in (Sampling(), WARM):
@@ -88,7 +101,10 @@ def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
             assert again.text == trace.text
 
 
-@pytest.mark.parametrize(("method", "config"), [("pearl", {"gamma": 3}), ("dsi", {}), ("tree", {})])
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [("pearl", {"gamma": 3}), ("dsi", {}), ("tree", {}), ("eagle", {}), ("parallelspec_eagle", {})],
+)
 def test_the_trace_tells_the_whole_story(cluster, method, config):
     trace = cluster.run(method, PROMPT, config=config, limits=Limits(40))
     spans = {s.id: s for s in trace.spans}
