@@ -110,11 +110,9 @@ def _missing(cache: Slots, rows: Rows) -> Rows | None:
         absent = cache.absent[slot, :length]
         if absent.any():
             start = int(absent.argmax())  # what comes behind a missing row is missing, too
-            parts.append(
-                Rows.of(
-                    slot,
-                    *(column[slot, start:length] for column in (cache.tokens, cache.parents, cache.flags)),
-                )
+            tokens, parents, flags = (
+                column[slot, start:length] for column in (cache.tokens, cache.parents, cache.flags)
             )
+            parts.append(Rows.of(slot, tokens, parents, flags))
             cache.truncate(slot, start)
     return Rows.join(parts) if parts else None

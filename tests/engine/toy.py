@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -163,6 +162,10 @@ class ToyRun:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
 
+    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:  # noqa: ARG002 - there is one sequence
+        """Return a batch of the one sequence."""
+        return ToyBatch(self)
+
     def race(self) -> Race:
         """Race as the real run does."""
         return Race()
@@ -170,10 +173,6 @@ class ToyRun:
     @property
     def room(self) -> int:
         return self._end - len(self.x)
-
-    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:
-        """Return a batch of the one sequence."""
-        return ToyBatch(self)
 
     def commit(self, verdict: Verdict, kept: Draft | None = None) -> None:
         self.verdicts.append(verdict)
@@ -185,26 +184,43 @@ class ToyRun:
         return RowRef("toy", len(self.q_rows) - 1)
 
 
-@dataclass
 class ToyBatch:
-    run: ToyRun
+    """A batch of the one sequence; the run's models then take lists of one."""
+
+    def __init__(self, run: ToyRun) -> None:
+        self._run = run
+        run.drafter, run.target = OfLists(run.drafter), OfLists(run.target)
 
     @property
     def active(self) -> int:
-        return not self.run.done
+        return not self._run.done
 
     @property
     def xs(self) -> list[Prefix]:
-        return [self.run.x]
+        return [self._run.x]
 
     def room(self, prefix: Prefix) -> int:
-        return self.run.sequences[prefix.sequence].room - len(prefix)
+        return self._run.sequences[prefix.sequence].room - len(prefix)
 
     def commit(self, verdicts: Sequence[Verdict]) -> None:
-        self.run.commit(*verdicts)
+        self._run.commit(*verdicts)
 
     async def admit(self) -> None:
         """Let nobody in: nobody waits."""
+
+
+class OfLists:
+    """A model whose methods take lists of one where those of the model take one."""
+
+    def __init__(self, model: object) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[None, None, list[object]]]:
+        async def call(*lists: object, **options: object) -> list[object]:
+            args = [one[0] if isinstance(one, list) else one for one in lists]
+            return [await getattr(self._model, name)(*args, **options)]
+
+        return call
 
 
 @dataclass
@@ -212,9 +228,7 @@ class ToyDrafter:
     run: ToyRun
     logits: Logits
 
-    async def propose(self, prefix: Prefix | list[Prefix], n: int, sampled: bool = True) -> Any:
-        if not isinstance(prefix, Prefix):
-            return [await self.propose(each, n, sampled) for each in prefix]
+    async def propose(self, prefix: Prefix, n: int, sampled: bool = True) -> Draft:
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
         for i in range(n):
             token, q = propose_token(
@@ -230,18 +244,16 @@ class ToyDrafter:
 
     async def grow(
         self,
-        prefix: Prefix | list[Prefix],
+        prefix: Prefix,
         shape: Shape,
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
-    ) -> Any:
+    ) -> Draft:
         """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact.
 
         A `Parallel` drafter has one row for all nodes of a level.
         """
-        if not isinstance(prefix, Prefix):
-            return [await self.grow(each, shape, sampled) for each in prefix]
         run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
         contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
         for level in range(min(shape.depth, run.sequences[0].room - len(prefix))):
@@ -292,9 +304,7 @@ class ToyTarget:
             contexts.append((*contexts[token.parent + 1], token.id))
         return Scores(self.run, prefix, draft, torch.stack([self.logits(c) for c in contexts]))
 
-    async def verify(self, prefix: Prefix | list[Prefix], draft: Any) -> Any:
-        if not isinstance(prefix, Prefix):
-            return [await self.verify(x, d) for x, d in zip(prefix, draft, strict=True)]
+    async def verify(self, prefix: Prefix, draft: Draft) -> Verdict:
         return await self.score(prefix, draft).judge(draft)
 
 
