@@ -29,7 +29,7 @@ function stateAt(run, t) {
     lost: run.ghosts.filter((ghost) => ghost.t <= t).length,
     step: stepAt(run, t),
     copies: copiesAt(run, t),
-    tree: treeAt(run, t)?.step ?? 0,
+    tree: treeAt(run.trees, t)?.step ?? 0,
     ngrams: ngramsAt(run, t)?.step ?? 0,
     running: running.sort((a, b) => a - b),
     ended,

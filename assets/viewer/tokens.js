@@ -143,9 +143,15 @@ class Pane {
   at(t, over) {
     for (const [node, row] of this.rows) node.classList.toggle("ss-future", row.t > t);
     this.now = over ? [] : copiesAt(this.run, t);
+    this.time = t;
     if (this.pointed) return;
     this.mark(this.now);
-    this.tree.show(treeAt(this.run, t));
+    this.follow();
+  }
+
+  /** Show the last tree of the chosen sequence. */
+  follow() {
+    this.tree.show(treeAt(ofChosen(this.run, this.run.trees), this.time));
   }
 
   /** Light tokens up, and where these copies were taken from. */
@@ -153,7 +159,8 @@ class Pane {
     this.pointed = true;
     for (const [node, row] of this.rows) node.classList.toggle("ss-lit", rows.has(row));
     this.mark(copies, rows.size === 1 ? [...rows][0] : undefined);
-    this.tree.show([...rows].map((row) => treeOf(this.run, row)).find(Boolean) ?? this.tree.shown, rows);
+    const trees = [...rows].map((row) => treeOf(this.run, row)).filter(Boolean);
+    this.tree.show(ofChosen(this.run, trees)[0] ?? trees[0] ?? this.tree.shown, rows);
   }
 
   /** Nothing is pointed at. */

@@ -4,9 +4,9 @@ const MASK = 4; // pixels of a cell
 
 const LEAF = { width: 110, height: 36, gap: 22, root: 16 };
 
-/** The last round judged at time t whose draft is a tree, or undefined. */
-function treeAt(run, t) {
-  return run.trees.findLast((tree) => tree.t <= t);
+/** The last of these trees judged at time t, or undefined. */
+function treeAt(trees, t) {
+  return trees.findLast((tree) => tree.t <= t);
 }
 
 /** The tree that a token's round judged, or undefined. */
@@ -83,7 +83,8 @@ class TreeInset {
     if (!tree) return;
     const { nodes } = tree;
     const { places, width, height } = treeLayout(nodes);
-    this.says.textContent = `step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted`;
+    const whose = this.run.sequences.length > 1 ? `sequence ${tree.sequence + 1}, ` : "";
+    this.says.textContent = `${whose}step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted`;
     this.leaves = nodes.text.map((_, i) => leaf(nodes, i, places[i]));
     const canvas = el("div", { class: "ss-tree-canvas" }, edges(nodes, places, width, height), ...this.leaves);
     canvas.style.width = `${width}px`;

@@ -119,6 +119,7 @@ class Viewer {
     const pane = this.panes[this.model.runs.indexOf(run)];
     pane.home(sequence).open = true;
     pane.sources.update(run);
+    pane.follow();
     this.gantt.update(this.model);
   }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.methods.registry import Situation, method, setting
-from engine.methods.tree import MOST_NODES
+from engine.methods.tree import check_nodes
 from engine.types import Layout, check_range
 
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        if self.width * self.gamma > MOST_NODES:
-            raise UsageError(
-                f"width {self.width} times gamma {self.gamma} is {self.width * self.gamma} nodes; it must be at most "
-                f"{MOST_NODES}: at this width gamma is at most {MOST_NODES // self.width}"
-            )
+        check_nodes(self.width, self.gamma, "gamma")
 
 
 def plan(cfg: Config, there: Situation) -> Config:

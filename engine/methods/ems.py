@@ -3,7 +3,8 @@
 Source: EMS-SD (Efficient Multi-sample Speculative Decoding), sections 3 and 4, appendix D. Lossless: every sequence's text is the one it has alone.
 Each round drafts for every sequence and verifies all drafts in one target forward; sequences accept different numbers
 of tokens, and with LLMA also get drafts of different lengths. The two settings `unpad_inputs` and `unpad_kv` say whether
-such differences are padded; with both off this is the paper's vanilla method. Finished sequences leave the batch.
+such differences are padded; with both off this is the paper's vanilla method. Finished sequences leave the batch. What the
+paper leaves open: dynamic batching (limitation 1) and a token tree for each sequence (limitation 4).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.drafters.copy import Copier
+from engine.drafters.tree import Wide
 from engine.methods.registry import method, setting
+from engine.methods.tree import check_nodes
 from engine.types import Draft, Layout, Packing
 
 if TYPE_CHECKING:
@@ -42,7 +45,18 @@ class Config:
     dynamic: bool = setting(False, "Dynamic batching: a waiting prompt takes a finished one's place at once.")
     match: int = setting(2, "llma: copy where at least this many of the last tokens stand.", low=1, high=16)
     copy: int = setting(7, "llma: tokens copied at most before each verification.", low=1, high=32)
-    gamma: int = setting(4, "speculative: tokens drafted before each verification.", low=1, high=16)
+    gamma: int = setting(
+        4, "speculative: tokens drafted before each verification, or levels of each tree.", low=1, high=16
+    )
+    width: int = setting(
+        1,
+        "speculative: nodes per level of each sequence's draft tree at most; 1 is a chain. Width times gamma is at most 64.",
+        low=1,
+        high=16,
+    )
+
+    def __post_init__(self) -> None:
+        check_nodes(self.width, self.gamma, "gamma")
 
 
 Propose = Callable[[], Awaitable[list[Draft]]]
@@ -50,8 +64,11 @@ Propose = Callable[[], Awaitable[list[Draft]]]
 
 
 def _drafted(run: Run, batch: Batch, cfg: Config) -> Propose:
-    """Let the drafter propose for all sequences, position by position."""
-    return lambda: run.drafter.propose(batch.xs, cfg.gamma)
+    """Let the drafter propose for all sequences: chains position by position, or trees level by level."""
+    if cfg.width == 1:
+        return lambda: run.drafter.propose(batch.xs, cfg.gamma)
+    shape = Wide(cfg.width, cfg.gamma)
+    return lambda: run.drafter.grow(batch.xs, shape)
 
 
 def _copied(_: Run, batch: Batch, cfg: Config) -> Propose:

@@ -22,6 +22,15 @@ MOST_NODES = 64
 """Nodes of a tree: the target's forward has one row more."""
 
 
+def check_nodes(width: int, levels: int, name: str) -> None:
+    """Raise UsageError where so many levels of so many nodes are more than `MOST_NODES`; `name` is that of the levels' setting."""
+    if width * levels > MOST_NODES:
+        raise UsageError(
+            f"width {width} times {name} {levels} is {width * levels} nodes; it must be at most "
+            f"{MOST_NODES}: at this width {name} is at most {MOST_NODES // width}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of token trees."""
@@ -35,11 +44,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        if self.width * self.depth > MOST_NODES:
-            raise UsageError(
-                f"width {self.width} times depth {self.depth} is {self.width * self.depth} nodes; it must be at most "
-                f"{MOST_NODES}: at this width depth is at most {MOST_NODES // self.width}"
-            )
+        check_nodes(self.width, self.depth, "depth")
 
 
 @method(

@@ -188,36 +188,38 @@ class Forwards:
     def branch(
         self,
         name: str,
-        prefix: Prefix,
-        level: Tree,
+        prefixes: Sequence[Prefix],
+        levels: Sequence[Tree],
         stamps: list[Stamp],
         kind: str,
         *,
         fuzzy: Fuzzy | None = None,
         provisional: bool = False,
         vectors: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hang the nodes of one level on the tree that grows after a prefix; nothing of it is dropped.
+    ) -> list[torch.Tensor]:
+        """Hang the nodes of one level on the tree that grows after each prefix, all in one packed forward; nothing is dropped.
 
         Args:
             name: The model's.
-            prefix: The tokens before the tree; `extend` has forwarded them, and all levels above hang on them.
-            level: The level's N nodes; their parents are indices into the whole tree.
+            prefixes: The tokens before each tree; `extend` has forwarded them, and all levels above hang on them.
+            levels: Each tree's level of N nodes; their parents are indices into the whole tree.
             stamps: Takes the forward's stamp.
             kind: The span's kind.
             fuzzy: As for `extend`.
             provisional: Whether the rows serve this tree only; then they never count as cached.
-            vectors: What a drafting head reads beside the tokens, (N, D).
+            vectors: Of a drafting head, for one prefix: what it reads beside the tokens, (N, D).
 
         Returns:
-            The logits after each node, (N, V).
+            For each prefix the logits after each node, (N, V).
         """
-        start = time.perf_counter_ns()
-        slot, (ids, parents) = self.slot(prefix.sequence), level
-        flags = [PROVISIONAL] * len(ids) if provisional else None
-        rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, vectors)
-        part = _Part(0, prefix.sequence, slot, rows, self.cache(name).length(slot), len(ids))
-        return self._forward(name, [part], stamps, kind, start, fuzzy)[0]
+        start, parts = time.perf_counter_ns(), list[_Part]()
+        for number, (prefix, (ids, parents)) in enumerate(zip(prefixes, levels, strict=True)):
+            slot = self.slot(prefix.sequence)
+            flags = [PROVISIONAL] * len(ids) if provisional else None
+            rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, vectors)
+            cached = self.cache(name).length(slot)
+            parts.append(_Part(number, prefix.sequence, slot, rows, cached, len(ids)))
+        return self._forward(name, parts, stamps, kind, start, fuzzy)
 
     def _forward(
         self,
@@ -238,6 +240,11 @@ class Forwards:
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
             cache.remember(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
+        if (
+            not self._packing.unpad_inputs
+        ):  # padding is forgotten: a tree's next level is numbered by true rows
+            for part in parts:
+                cache.truncate(part.slot, part.cached + len(part.rows))
         if out.logits.is_cuda:
             torch.cuda.current_stream(out.logits.device).synchronize()
         end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()

@@ -97,7 +97,8 @@ class GroupWorker:
 
 def _alike(replies: Sequence[Reply]) -> bool:
     """Return whether all members drafted the same tokens."""
-    return len({tuple((node.id, node.parent) for node in reply.value) for reply in replies}) == 1
+    nodes = {tuple((n.id, n.parent) for tree in reply.value for n in tree) for reply in replies}
+    return len(nodes) == 1
 
 
 def _joined(replies: Sequence[Reply]) -> Reply:

@@ -1,4 +1,4 @@
-"""Drafting a tree level by level: a source says which tokens may follow, a shape which of them become nodes.
+"""Drafting trees level by level: a source says which tokens may follow, a shape which of them become nodes.
 
 A fuzzy tree (EasySpec) starts with an exact forward over all that was never forwarded exactly: the accepted tokens and the
 target's own (bonus calibration, section 3.2). Its last row makes the first level; the levels below are fuzzy.
@@ -14,10 +14,10 @@ import torch
 from engine.drafters.tree import line, next_level, root
 from engine.draws import TOP, Draws, most_probable
 from engine.model.fuzzy import Alone, Fuzzy, Share, layer_groups
-from engine.runtime.forwards import NO_DRAFT, Forwards
+from engine.runtime.forwards import NO_DRAFT, Forwards, Tree
 from engine.runtime.heads import HEADS
 from engine.runtime.jobs import Grow, Grown, Stamp
-from engine.types import Sampling
+from engine.types import Prefix, Sampling
 
 
 class Partners(Share, Protocol):
@@ -32,8 +32,8 @@ class Drafting(NamedTuple):
     """What drafting needs besides its job."""
 
     sampling: Sampling
-    draws: Draws
-    """Those of the job's sequence."""
+    draws: Callable[[int], Draws]
+    """Those of a sequence."""
     vocab_size: int
     """The target's."""
     write: Callable[[int, torch.Tensor], None]
@@ -42,110 +42,168 @@ class Drafting(NamedTuple):
     """Who shares the layers of fuzzy forwards."""
 
 
+class Growing:
+    """A tree as it grows after a prefix.
+
+    Args:
+        prefix: The tokens so far.
+        levels: Levels at most.
+        rows: Slab rows for its q.
+        job: The job it is part of.
+        drafting: How.
+    """
+
+    def __init__(
+        self, prefix: Prefix, levels: int, rows: Sequence[int], job: Grow, drafting: Drafting
+    ) -> None:
+        self.prefix = prefix
+        self.nodes = list[Grown]()
+        self.at = [-1]
+        """Which nodes get children, all of the last level; -1 is the prefix's last token."""
+        self._above = [root(drafting.sampling, job.sampled)]
+        self._paths = list[float]()
+        self._levels, self._rows, self._job, self._how = levels, iter(rows), job, drafting
+        self._draws = drafting.draws(prefix.sequence)
+
+    def wants(self, level: int) -> bool:
+        """Return whether it grows to this level."""
+        return level < self._levels and bool(self.at)
+
+    def add(self, level: int, logits: torch.Tensor, forward: int) -> None:
+        """Add a level.
+
+        Args:
+            level: Its number, from 0.
+            logits: Of the nodes that get children, (R, V); (1, V) where one row holds for all of them.
+            forward: Number of the job's forward that they come from.
+        """
+        job, how = self._job, self._how
+        nodes, q = next_level(
+            logits[:, : how.vocab_size],
+            self._above,
+            job.shape,
+            position=len(self.prefix) + level,
+            sampling=how.sampling,
+            draws=self._draws,
+            sampled=job.sampled,
+        )
+        lines = [line(node.parent, q) for node in nodes]
+        drawn = job.sampled and not how.sampling.greedy
+        kept = {i: next(self._rows) for i in dict.fromkeys(lines)} if drawn else {}
+        for i, row in kept.items():
+            how.write(row, q[i])
+        tops = most_probable(q, TOP)
+        chosen = q[lines, [node.token for node in nodes]].tolist()
+        first = len(self.nodes)
+        self.nodes += [
+            Grown(node.token, self.at[node.parent], level, kept.get(i, -1), p, tops[i], forward)
+            for node, i, p in zip(nodes, lines, chosen, strict=True)
+        ]
+        self._paths += [node.path for node in nodes]
+        onward = job.shape.onward(nodes)
+        self._above, self.at = [nodes[i] for i in onward], [first + i for i in onward]
+
+    def picked(self) -> tuple[Grown, ...]:
+        """Return the nodes that the shape keeps, their parents among them, numbered anew."""
+        kept = self._job.shape.kept(self._paths)
+        number = {-1: -1} | {old: new for new, old in enumerate(kept)}
+        return tuple(self.nodes[old]._replace(parent=number[self.nodes[old].parent]) for old in kept)
+
+
 class Source(Protocol):
     """Who drafts: a small model, or a head of the target."""
 
-    def __call__(self, tree: Sequence[Grown], at: Sequence[int]) -> torch.Tensor | None:
-        """Return the logits after some nodes, all of the last level; None when nothing can be drafted yet.
+    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor] | None:
+        """Return the logits after the nodes that get children, one tensor per tree; None when nothing can be drafted yet.
 
         Args:
-            tree: All nodes so far.
-            at: Which of them, R; -1 is the prefix's last token.
+            trees: Those that grow by a level, all from the same one.
 
         Returns:
-            (R, V); (1, V) where one row holds for all of them.
+            For each (R, V); (1, V) where one row holds for all R.
         """
         ...
 
 
 def grow(
     forwards: Forwards, job: Grow, drafting: Drafting, stamps: list[Stamp], stopped: Callable[[], bool]
-) -> tuple[Grown, ...]:
-    """Draft a tree; `stopped` is asked between levels.
+) -> tuple[tuple[Grown, ...], ...]:
+    """Draft a tree after each prefix, all of them level by level together; `stopped` is asked between levels.
 
     Args:
-        forwards: Holds the drafter and its KV slots. The rows of the tree stay there: the next job finds the path
-            that was accepted among them.
+        forwards: Holds the drafter and its KV slots. The rows of the trees stay there: the next job finds the paths
+            that were accepted among them.
         job: What to draft.
         drafting: How.
         stamps: Takes one stamp per forward.
         stopped: Whether somebody asked to stop.
     """
-    (prefix,) = job.prefixes
-    sampling, tree, paths = drafting.sampling, list[Grown](), list[float]()
-    above, at = [root(drafting.sampling, job.sampled)], [-1]
-    rows, before = iter(job.rows), len(stamps)
-    source = _source(forwards, job, drafting.partners, stamps)
-    for level in range(job.levels):
-        if drafting.partners.agree(stopped()) or (logits := source(tree, at)) is None:
+    each = zip(job.prefixes, job.levels, job.rows, strict=True)
+    trees = [Growing(*one, job, drafting) for one in each]
+    source, before = _source(forwards, job, drafting.partners, stamps), len(stamps)
+    for level in range(max(job.levels)):
+        growing = [tree for tree in trees if tree.wants(level)]
+        if not growing or drafting.partners.agree(stopped()) or (logits := source(growing)) is None:
             break
-        nodes, q = next_level(
-            logits[:, : drafting.vocab_size],
-            above,
-            job.shape,
-            position=len(prefix) + level,
-            sampling=sampling,
-            draws=drafting.draws,
-            sampled=job.sampled,
-        )
-        lines = [line(node.parent, q) for node in nodes]
-        kept = {} if not job.sampled or sampling.greedy else {i: next(rows) for i in dict.fromkeys(lines)}
-        for i, row in kept.items():
-            drafting.write(row, q[i])
-        tops = most_probable(q, TOP)
-        chosen = q[lines, [node.token for node in nodes]].tolist()
-        first, forward = len(tree), len(stamps) - before - 1
-        tree += [
-            Grown(node.token, at[node.parent], level, kept.get(i, -1), p, tops[i], forward)
-            for node, i, p in zip(nodes, lines, chosen, strict=True)
-        ]
-        paths += [node.path for node in nodes]
-        onward = job.shape.onward(nodes)
-        above, at = [nodes[i] for i in onward], [first + i for i in onward]
-        if not above:
-            break
-    return _picked(tree, job.shape.kept(paths))
-
-
-def _picked(tree: Sequence[Grown], kept: Sequence[int]) -> tuple[Grown, ...]:
-    """Return some nodes of a tree, their parents among them, numbered anew."""
-    number = {-1: -1} | {old: new for new, old in enumerate(kept)}
-    return tuple(tree[old]._replace(parent=number[tree[old].parent]) for old in kept)
+        for tree, rows in zip(growing, logits, strict=True):
+            tree.add(level, rows, len(stamps) - before - 1)
+    return tuple(tree.picked() for tree in trees)
 
 
 def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> Source:
     if (head := forwards.heads.get(job.model)) is not None:
-        return HEADS[type(head)](forwards, job, stamps)
+        return Head(HEADS[type(head)](forwards, job, stamps))
     fuzzy = _fuzzy(forwards.models[job.model].depth, job.fuzzy, partners)
     return SmallModel(forwards, job, fuzzy, stamps)
 
 
+class Head:
+    """A drafting head: it drafts one tree at a time."""
+
+    def __init__(self, rows: Callable[[Sequence[Grown], Sequence[int]], torch.Tensor | None]) -> None:
+        self._rows = rows
+
+    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor] | None:
+        """Ask the head."""
+        (tree,) = trees
+        return None if (rows := self._rows(tree.nodes, tree.at)) is None else [rows]
+
+
 class SmallModel:
-    """A model of its own: the first level comes from a forward of what is not cached, each other from one over the level above."""
+    """A model of its own: the first level comes from a forward of what is not cached, each other from one over the level above.
+
+    Trees of several prefixes share these forwards.
+    """
 
     def __init__(self, forwards: Forwards, job: Grow, fuzzy: Fuzzy | None, stamps: list[Stamp]) -> None:
         self._forwards, self._job, self._fuzzy, self._stamps = forwards, job, fuzzy, stamps
         self._calibrates = job.fuzzy > 1 and job.calibrate
-        self._rows = {-1: -1}
-        """Of the nodes that were forwarded: which of them each is."""
+        self._rows = {prefix.sequence: {-1: -1} for prefix in job.prefixes}
+        """Of each tree's nodes that were forwarded: which of them each is."""
 
-    def __call__(self, tree: Sequence[Grown], at: Sequence[int]) -> torch.Tensor:
-        """Forward these nodes."""
-        job, (prefix,), forwards = self._job, self._job.prefixes, self._forwards
-        if not tree:
+    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor]:
+        """Forward the nodes of the last level of all trees."""
+        job, forwards, prefixes = self._job, self._forwards, [tree.prefix for tree in trees]
+        if trees[0].at == [-1]:
             kind, fuzzy = ("calibrate", None) if self._calibrates else ("draft", self._fuzzy)
-            return forwards.extend(job.model, [prefix], [NO_DRAFT], self._stamps, kind, fuzzy=fuzzy)[0]
-        level = tuple(tree[i].id for i in at), tuple(self._rows[tree[i].parent] for i in at)
-        self._rows |= {node: len(self._rows) - 1 + i for i, node in enumerate(at)}
+            drafts = [NO_DRAFT] * len(trees)
+            return forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
         return forwards.branch(
             job.model,
-            prefix,
-            level,
+            prefixes,
+            [self._level(tree) for tree in trees],
             self._stamps,
             "draft",
             fuzzy=self._fuzzy,
             provisional=self._calibrates,
         )
+
+    def _level(self, tree: Growing) -> Tree:
+        rows = self._rows[tree.prefix.sequence]
+        nodes = [tree.nodes[i] for i in tree.at]
+        level = tuple(node.id for node in nodes), tuple(rows[node.parent] for node in nodes)
+        rows |= {node: len(rows) - 1 + i for i, node in enumerate(tree.at)}
+        return level
 
 
 def _fuzzy(depth: int, size: int, share: Share) -> Fuzzy | None:

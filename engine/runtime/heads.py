@@ -37,7 +37,7 @@ class FromMedusa:
         if not tree:
             if (h := _last(self._forwards, self._job.prefixes[0])) is None:
                 return None
-            levels = self._job.levels
+            (levels,) = self._job.levels
             self._rows = _timed(self._stamps, 1, self._head.work(levels), lambda: self._head(h, levels))
         return self._rows[level_after(tree, at)][None]
 
@@ -83,8 +83,8 @@ class FromEagle:
         predicted = forwards.states(name, prefix.sequence, rows)
         ids = tuple(tree[i].id for i in at)
         self._rows |= {node: len(self._rows) - 1 + i for i, node in enumerate(at)}
-        logits = forwards.branch(
-            name, after, (ids, parents), self._stamps, "draft", provisional=True, vectors=predicted
+        (logits,) = forwards.branch(
+            name, [after], [(ids, parents)], self._stamps, "draft", provisional=True, vectors=predicted
         )
         _tell(self._stamps, forwards.heads[name])
         return logits
@@ -101,7 +101,7 @@ class FromMasks:
         """Return the row of the next level."""
         job = self._job
         if not tree:
-            count = job.levels - 1
+            count = job.levels[0] - 1
             masks = tuple(range(-1, -1 - count, -1)), tuple(range(-1, count - 1))
             self._rows = follow(self._forwards, job.model, job.prefixes[0], self._stamps, "draft", masks)
         return None if self._rows is None else self._rows[level_after(tree, at)][None]

@@ -192,8 +192,7 @@ class Host:
     def _drafting(self, job: Grow) -> Drafting:
         partners = self._exchanges[job.group] if job.group else Alone()
         write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
-        draws = self._draws(job.prefixes[0].sequence)
-        return Drafting(self._sampling, draws, self._vocab_size, write, partners)
+        return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
     def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
         if not ids:

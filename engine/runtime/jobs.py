@@ -140,16 +140,16 @@ class Import:
 
 @dataclass(frozen=True)
 class Grow:
-    """Draft a tree after a prefix. Value: a tuple of `Grown`, level by level."""
+    """Draft a tree after each prefix. Value: a tuple of `Grown` per prefix, level by level."""
 
     model: str
-    prefixes: tuple[Prefix]
+    prefixes: tuple[Prefix, ...]
     shape: Shape
-    levels: int
-    """Levels at most: those of the shape, or fewer at the end of the output."""
+    levels: tuple[int, ...]
+    """Levels at most for each prefix: those of the shape, or fewer at the end of the output."""
     sampled: bool
-    rows: tuple[int, ...]
-    """Slab rows to write q to, one for each node with children at most; empty for greedy drafts."""
+    rows: tuple[tuple[int, ...], ...]
+    """Slab rows to write q to, per prefix: one for each node with children at most; empty for greedy drafts."""
     fuzzy: int = 1
     """Layer-parallel size: so many attention layers read one hidden state (EasySpec); 1 is the ordinary forward."""
     calibrate: bool = True

@@ -129,6 +129,7 @@ class Model:
             await run.call(to, Import(self.name, (prefix,), start, exported.value), run.reserve(1))
             to._cached[prefix.sequence] = prefix.tokens[:-1]
 
+    @overload
     async def grow(
         self,
         prefix: Prefix,
@@ -137,38 +138,53 @@ class Model:
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
-    ) -> Draft:
-        """Draft a tree after the prefix; a small model's forwards take all nodes of a level at once.
+    ) -> Draft: ...
+    @overload
+    async def grow(self, prefix: Sequence[Prefix], shape: Shape, *, sampled: bool = True) -> list[Draft]: ...
+    async def grow(
+        self,
+        prefix: Prefix | Sequence[Prefix],
+        shape: Shape,
+        *,
+        sampled: bool = True,
+        fuzzy: int = 1,
+        calibrate: bool = True,
+    ) -> Draft | list[Draft]:
+        """Draft a tree after the prefix, or after each of several; a small model's forwards take all nodes of a level at once.
 
         Args:
-            prefix: The tokens so far.
+            prefix: The tokens so far; of several only with a small model.
             shape: How the tree grows (see `engine.drafters.tree`); to fewer levels, or none, where the output would end before.
             sampled: Draw from q (rule 1 judges them); otherwise, and at temperature 0, take the most probable (rule 2).
             fuzzy: Layer-parallel size: so many attention layers read one hidden state (see `engine.model.fuzzy`).
             calibrate: Make the first level by an exact forward, and let no fuzzy row count as cached.
         """
-        run, start = self._run, len(prefix)
-        levels = max(0, min(shape.depth, run.sequences[prefix.sequence].room - start))
-        if not levels:
-            return Draft.empty()
+        run = self._run
+        prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
+        levels = tuple(max(0, min(shape.depth, run.sequences[p.sequence].room - len(p))) for p in prefixes)
         slab = run.slabs.get(self.worker.name) if sampled else None
-        lease = slab.lease(shape.parents) if slab else None
+        leases = [slab.lease(shape.parents if count else 0) for count in levels] if slab else []
         lanes = self.lanes
-        spans = run.reserve(levels * lanes)
-        rows = lease.rows if lease else ()
-        job = Grow(self.name, (prefix,), shape, levels, sampled, rows, fuzzy, calibrate)
-        grown: Sequence[Grown] = (await run.call(self, job, spans)).value
-        tokens = tuple(
-            run.teller.drafted(
-                prefix.sequence,
-                start + t.level,
-                DraftToken(
-                    t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.forward * lanes]
-                ),
+        spans = run.reserve(max(levels, default=0) * lanes)
+        grown: Sequence[tuple[Grown, ...]] = [()] * len(prefixes)
+        if any(levels):
+            rows = tuple(lease.rows for lease in leases) if leases else ((),) * len(prefixes)
+            job = Grow(self.name, prefixes, shape, levels, sampled, rows, fuzzy, calibrate)
+            grown = (await run.call(self, job, spans)).value
+        drafts = list[Draft]()
+        for i, tree in enumerate(grown):
+            tokens = tuple(
+                run.teller.drafted(
+                    prefixes[i].sequence,
+                    len(prefixes[i]) + t.level,
+                    DraftToken(
+                        t.id, t.parent, self._q_row(t.row), t.probability, t.top, spans[t.forward * lanes]
+                    ),
+                )
+                for t in tree
             )
-            for t in grown
-        )
-        return Draft(tokens, (lease,) if lease else ())
+            drafts.append(Draft(tokens, (leases[i],) if leases else ()))
+        return drafts[0] if isinstance(prefix, Prefix) else drafts
 
     def _q_row(self, row: int) -> RowRef | None:
         return None if row < 0 else RowRef(self.worker.name, row)

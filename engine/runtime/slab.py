@@ -14,7 +14,8 @@ import numpy as np
 
 from engine.errors import SpecScopeError
 
-ROWS = 1024
+ROWS = 4096
+"""Two rounds of 24 sequences with trees of 64 nodes fit in; rows that nobody uses take no memory."""
 
 
 class Lease:

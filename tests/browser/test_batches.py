@@ -3,11 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from playwright.sync_api import expect
 
 import engine
 from engine.types import Limits
-from tests.browser.test_report import Opened, pane
+from tests.browser.test_report import Opened, centre_of, pane
 from traces import batches
+from traces.trees import trees
 from traces.view import view_model
 
 pytestmark = pytest.mark.browser
@@ -33,6 +35,17 @@ def traces():
 
 
 @pytest.fixture(scope="module")
+def tree_trace():
+    def decode():
+        config = {"base": "speculative", "width": 3, "gamma": 3}
+        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+            return cluster.run("ems", *PROMPTS, config=config, limits=Limits(16))
+
+    with ThreadPoolExecutor() as apart:
+        return apart.submit(decode).result()
+
+
+@pytest.fixture(scope="module")
 def opened(chromium, tmp_path_factory, traces):
     report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
     report.ready()
@@ -47,6 +60,33 @@ def page(opened, traces):
     page.mouse.move(1, 1)
     page.wait_for_selector("#viewer[data-drawn]")
     return page
+
+
+def test_the_draft_tree_is_the_chosen_sequences_or_that_of_what_is_pointed_at(chromium, tmp_path, tree_trace):
+    rows, report = trees(tree_trace), Opened(chromium, tmp_path, [tree_trace])
+    page = report.ready()
+    says, fold = pane(page, 0).locator(".ss-tree .ss-hint"), pane(page, 0).locator("details.ss-sequence")
+
+    def expect_shown(row):
+        counts = f"{row['drafted']} drafted, {row['accepted']} accepted"
+        expect(says).to_have_text(f"sequence {row['sequence'] + 1}, step {row['step']}: {counts}")
+        expect(pane(page, 0).locator(".ss-leaf")).to_have_count(len(row["nodes"]["id"]))
+
+    def last(sequence):
+        return [row for row in rows if row["sequence"] == sequence][-1]
+
+    expect_shown(last(0))
+    pane(page, 0).locator(".ss-choice").select_option("2")
+    expect_shown(last(2))
+    fold.nth(1).locator("summary").click()
+    fold.nth(1).locator(".ss-token:not(.ss-ghost)").first.hover()
+    expect_shown(next(row for row in rows if row["sequence"] == 1))
+    both = next(row for row in rows if row["sequence"] == 2)
+    span = next(s.id for s in tree_trace.spans if (s.kind, s.step) == ("verify", both["step"]))
+    page.mouse.move(*centre_of(page, 0, span))
+    expect_shown(both)
+    assert report.complaints == []
+    page.close()
 
 
 def test_every_sequence_has_its_fold_and_the_first_is_open(page, traces):

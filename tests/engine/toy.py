@@ -163,6 +163,10 @@ class ToyRun:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
 
+    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:  # noqa: ARG002 - there is one sequence
+        """Return a batch of the one sequence."""
+        return ToyBatch(self)
+
     def race(self) -> Race:
         """Race as the real run does."""
         return Race()
@@ -179,6 +183,45 @@ class ToyRun:
         """Keep a q row for judging."""
         self.q_rows.append(q)
         return RowRef("toy", len(self.q_rows) - 1)
+
+
+class ToyBatch:
+    """A batch of the one sequence; the run's models then take lists of one."""
+
+    def __init__(self, run: ToyRun) -> None:
+        self._run = run
+        run.drafter, run.target = OfLists(run.drafter), OfLists(run.target)
+
+    @property
+    def active(self) -> int:
+        return not self._run.done
+
+    @property
+    def xs(self) -> list[Prefix]:
+        return [self._run.x]
+
+    def room(self, prefix: Prefix) -> int:
+        return self._run.sequences[prefix.sequence].room - len(prefix)
+
+    def commit(self, verdicts: Sequence[Verdict]) -> None:
+        self._run.commit(*verdicts)
+
+    async def admit(self) -> None:
+        """Let nobody in: nobody waits."""
+
+
+class OfLists:
+    """A model whose methods take lists of one where those of the model take one."""
+
+    def __init__(self, model: object) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[None, None, list[object]]]:
+        async def call(*lists: object, **options: object) -> list[object]:
+            args = [one[0] if isinstance(one, list) else one for one in lists]
+            return [await getattr(self._model, name)(*args, **options)]
+
+        return call
 
 
 @dataclass

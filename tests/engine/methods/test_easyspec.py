@@ -67,10 +67,10 @@ class Drafter:
         return self.host.handle(Propose("drafter", (prefix(tokens),), (n,), True, (tuple(range(n)),)))
 
     def grow(self, tokens, size: int = 4, width: int = 1, depth: int = 4, **more):
-        job = Grow(
-            "drafter", (prefix(tokens),), Wide(width, depth), depth, True, tuple(range(40)), size, **more
-        )
-        return self.host.handle(job)
+        shape, rows = Wide(width, depth), tuple(range(40))
+        job = Grow("drafter", (prefix(tokens),), shape, (depth,), True, (rows,), size, **more)
+        reply = self.host.handle(job)
+        return reply._replace(value=reply.value[0])
 
     @property
     def cache(self):

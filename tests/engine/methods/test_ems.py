@@ -97,10 +97,10 @@ TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("base", BASES)
-def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, base, variant):
+@pytest.mark.parametrize(("base", "width"), [("llma", 1), ("speculative", 1), ("speculative", 3)])
+def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, base, width, variant):
     """Also with a sliding window, whose masks padding must not disturb."""
-    config = {"base": base, "match": 1, **VARIANTS[variant]}
+    config = {"base": base, "width": width, "match": 1, **VARIANTS[variant]}
     free = [tiny.run("autoregressive", p, limits=Limits(24)) for p in TINY]
     ends = [
         Limits(24),
@@ -209,6 +209,13 @@ def test_virtual_time_knows_the_padding():
         ("ems", {"batch": 0}, ("a",), "batch is 0; it must be at least 1 and at most 24"),
         ("ems", {"batch": 25}, ("a",), "batch is 25; it must be at least 1 and at most 24"),
         ("ems", {"base": "pearl"}, ("a",), "base is 'pearl'; choose one of llma, speculative"),
+        ("ems", {"width": 17}, ("a",), "width is 17; it must be at least 1 and at most 16"),
+        (
+            "ems",
+            {"base": "speculative", "width": 16, "gamma": 5},
+            ("a", "b"),
+            "width 16 times gamma 5 is 80 nodes; it must be at most 64: at this width gamma is at most 4",
+        ),
         ("ems", {}, ("a", "b", ""), "prompt 2 of 3 (counted from 0): the prompt is empty"),
         ("ems", {}, (), "ems was given no prompt; give it at least one"),
         (

@@ -28,7 +28,12 @@ CONFIGS = {
         {"phrases": 0},
     ],
     "dsi": [{}, {"lookahead": 8, "sp": 1}, {"acceptance": "rejection"}],
-    "ems": [{}, {"base": "speculative"}, {"match": 1, "unpad_inputs": False, "unpad_kv": False}],
+    "ems": [
+        {},
+        {"base": "speculative"},
+        {"base": "speculative", "width": 3},
+        {"match": 1, "unpad_inputs": False, "unpad_kv": False},
+    ],
     "tree": [{}, {"width": 1, "depth": 4}, {"width": 12, "depth": 5}, {"width": 3, "drafts": "greedy"}],
     "easyspec": [
         {"size": 1},

@@ -145,11 +145,12 @@ class Drafter:
 
     def grow(self, tokens: list[int], sampling: Sampling, width: int = 3, depth: int = 3):
         stamps = list[Stamp]()
-        job = Grow(
-            "drafter", (Prefix(0, np.asarray(tokens)),), Wide(width, depth), depth, True, tuple(range(10, 40))
+        prefix, shape, rows = Prefix(0, np.asarray(tokens)), Wide(width, depth), tuple(range(10, 40))
+        job = Grow("drafter", (prefix,), shape, (depth,), True, (rows,))
+        drafting = Drafting(
+            sampling, lambda _: Draws(1, 0), self.vocab_size, lambda row, q: self.q.update({row: q})
         )
-        drafting = Drafting(sampling, Draws(1, 0), self.vocab_size, lambda row, q: self.q.update({row: q}))
-        return grow(self.forwards, job, drafting, stamps, lambda: False), stamps
+        return grow(self.forwards, job, drafting, stamps, lambda: False)[0], stamps
 
 
 def path_to(tree: tuple[Grown, ...], node: int) -> list[int]:

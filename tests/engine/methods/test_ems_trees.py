@@ -1,0 +1,166 @@
+"""EMS-SD with a token tree for each sequence (the paper's limitation 4): every tree is the one its sequence has alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import engine
+from engine.model.pair import Pair
+from engine.placement import Placement
+from engine.runtime.events import Trace
+from engine.runtime.virtual import VirtualLoop
+from engine.types import Layout, Limits, Sampling
+from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.test_ems import PROMPTS, RUNTIMES, SAMPLINGS, VARIANTS, own, verifies
+from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
+from tests.engine.runtime.harness import Racks, TestCluster
+from traces.trees import trees
+
+TREE = {"base": "speculative", "width": 3, "gamma": 4}
+NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
+"""Often allows fewer tokens than a level is wide: the trees of a round have different sizes."""
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def cluster(request):
+    with engine.open(device="cpu", **RUNTIMES[request.param]) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with engine.open(runtime="local-thread", device="cpu") as opened:
+        yield opened
+
+
+def alone(cluster, prompts, sampling: Sampling, new: int) -> list[Trace]:
+    """A run of `tree` for each prompt, with the draws that its sequence has in a batch."""
+    shape = {"width": TREE["width"], "depth": TREE["gamma"]}
+    seeds = [replace(sampling, seed=sampling.seed + i) for i in range(len(prompts))]
+    each = zip(prompts, seeds, strict=True)
+    return [cluster.run("tree", p, config=shape, sampling=s, limits=Limits(new)) for p, s in each]
+
+
+def story(trace: Trace, sequence: int = 0) -> tuple:
+    """All nodes of a sequence and what became of them, its rounds, and its text."""
+    told = [d for d in trace.decisions if d.sequence == sequence]
+    nodes = [(d.position, d.node, d.parent, d.token, d.rule, d.outcome) for d in told]
+    rounds = [(r.drafted, r.accepted, r.emitted) for r in trace.rounds if r.sequence == sequence]
+    return nodes, rounds, trace.token_ids(sequence), trace.footer.texts[sequence]
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, NARROW], ids=lambda s: f"T={s.temperature}-{s.top_k}")
+def test_every_sequence_has_the_trees_and_the_text_that_tree_gives_it_alone(cluster, sampling):
+    singles = [story(trace) for trace in alone(cluster, PROMPTS, sampling, 16)]
+    assert any(accepted for _, rounds, *_ in singles for _, accepted, _ in rounds)
+    cases = [(3, True, "both"), (24, False, "vanilla")]
+    if cluster.placement.runtime == "local-thread":
+        cases += [(2, True, "vanilla"), (5, False, "inputs"), (4, True, "kv")]
+    for batch, dynamic, variant in cases:
+        config = {**TREE, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
+        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
+        assert trace.status == "done"
+        for i, single in enumerate(singles):
+            assert story(trace, i) == single, (batch, dynamic, variant, i)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
+def test_one_prompt_is_tree_event_for_event(threads, sampling):
+    (plain,) = alone(threads, PROMPTS[2:3], sampling, 24)
+    trace = threads.run("ems", PROMPTS[2], config=TREE, sampling=sampling, limits=Limits(24))
+
+    def timeless(t: Trace) -> list:
+        rows = [*t.decisions, *t.rounds, *t.commits]
+        spans = [(s.id, s.kind, s.model, s.step, s.sequence, s.rows, s.context, s.cells) for s in t.spans]
+        return [replace(r, time=0) if hasattr(r, "time") else r for r in rows] + sorted(spans)
+
+    assert timeless(trace) == timeless(plain)
+
+
+def ranked_cluster() -> TestCluster:
+    """The target says 100 + the position, which is never the drafter's first choice and always its second."""
+    models = {
+        "target": Ranked("target", lambda path: [100 + len(path)]),
+        "drafter": Ranked("drafter", second_is_right),
+    }
+    place = Placement("virtual", Racks(models, PerRow()), Layout(), VirtualLoop, "flat", 4)
+    return TestCluster(Pair.find("bundled"), place)
+
+
+def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one():
+    """As `tree` alone: levels of 2, 4 and 4 nodes, after 1, 2 and 4 rows; a sequence near its end has fewer levels."""
+    config = {"base": "speculative", "width": 4, "gamma": 3, "batch": 2}
+    with ranked_cluster() as cluster:
+        prompts = [1, 2, 3], [1, 2, 3, 4, 5]
+        trace = cluster.run("ems", *prompts, config=config, limits=cluster.limits(8))
+    assert [(r.step, r.sequence, r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [
+        (step, sequence, *row)
+        for step, row in ((1, (10, 2, 3)), (2, (10, 2, 3)), (3, (6, 2, 2)))
+        for sequence in (0, 1)
+    ]
+    drafts = [(s.rows, s.context) for s in trace.spans if s.kind == "draft"]
+    cached = [(2 + 4, 3 + 5, 5 + 7), (5 + 7, 6 + 8, 8 + 10), (8 + 10, 9 + 11)]
+    rows = (2 * 1, 2 * 2, 2 * 4)
+    assert drafts == [(n, c) for round_ in cached for n, c in zip(rows, round_, strict=False)]
+    assert [(s.rows, s.context) for s in verifies(trace)] == [(22, 6), (22, 12), (14, 18)]
+    shown = [(t["step"], t["sequence"], t["drafted"], max(t["nodes"]["level"])) for t in trees(trace)]
+    assert shown == [(r.step, r.sequence, r.drafted, 2 if r.drafted == 10 else 1) for r in trace.rounds]
+
+
+def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
+    """Nodes of each level, by (step, sequence)."""
+    found: dict[tuple[int, int], Counter[int]] = {}
+    for d in trace.decisions:
+        if d.node >= 0:
+            found.setdefault((d.step, d.sequence), Counter())[d.position] += 1
+    return {key: [count for _, count in sorted(counts.items())] for key, counts in found.items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_models_compute_the_cells_that_the_packing_says(threads, variant):
+    config = {**TREE, **VARIANTS[variant]}
+    trace = threads.run("ems", *PROMPTS, config=config, sampling=NARROW, limits=Limits(24))
+    pads_kv, pads_inputs = variant in ("vanilla", "inputs"), variant in ("vanilla", "kv")
+    padding, sizes = [0] * len(PROMPTS), set[int]()
+    drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 25)}
+    grown = levels(trace)
+    for span, (step, counts) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
+        present = [r.sequence for r in trace.rounds if r.step == step]
+        rows, cached = [n for n, _ in counts], [n for _, n in counts]
+        sizes |= set(rows)
+
+        def cost(rows, cached, present):
+            if pads_kv:
+                cached = [max(n + padding[s] for n, s in zip(cached, present, strict=True))] * len(rows)
+            if pads_inputs:
+                rows = [max(rows)] * len(rows)
+            cells = sum(r * (c + r) for r, c in zip(rows, cached, strict=True))
+            return sum(rows), sum(cached), cells
+
+        assert (span.rows, span.context, span.cells) == cost(rows, cached, present)
+        trees_of = {s: (n + 1, grown.get((step, s), [])) for s, n in zip(present, cached, strict=True)}
+        for level, draft in enumerate(drafts[step][1:], 1):
+            there = [s for s in present if len(trees_of[s][1]) > level]
+            new = [trees_of[s][1][level - 1] for s in there]
+            before = [trees_of[s][0] + sum(trees_of[s][1][: level - 1]) for s in there]
+            assert (draft.rows, draft.context, draft.cells) == cost(new, before, there)
+        brought = {r.sequence: r.emitted for r in trace.rounds if r.step == step}
+        stay = {r.sequence for r in trace.rounds if r.step == step + 1}
+        for sequence in stay:
+            padding[sequence] += max(brought[s] for s in stay) - brought[sequence]
+    assert len(sizes) > 4, "trees of different sizes were verified together"
+
+
+def test_24_sequences_with_the_largest_trees_find_rows_of_q(tmp_path):
+    pair, _ = make_pair(tmp_path, "qwen3", "other")
+    config = {"base": "speculative", "batch": 24, "width": 4, "gamma": 16}
+    sampling, prompts = Sampling(1.0, seed=3), [[3 + i, 7] for i in range(24)]
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        trace = cluster.run("ems", *prompts, config=config, sampling=sampling, limits=Limits(20))
+        last = cluster.run("tree", prompts[23], config={"width": 4, "depth": 16},
+                           sampling=replace(sampling, seed=26), limits=Limits(20))  # fmt: skip
+    assert max(r.drafted for r in trace.rounds) > 60
+    assert story(trace, 23) == story(last)
