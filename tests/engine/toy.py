@@ -163,7 +163,7 @@ class ToyRun:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
 
-    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:  # noqa: ARG002 - there is one sequence
+    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:
         """Return a batch of the one sequence."""
         return ToyBatch(self)
 
