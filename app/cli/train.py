@@ -1,4 +1,4 @@
-"""Train models: `train pair` makes the bundled pair from text, `train card` measures one."""
+"""Train models: a pair from text, a better drafter, drafting heads for a target; and measure them."""
 
 from __future__ import annotations
 
