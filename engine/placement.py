@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from engine.runtime.virtual import VirtualLoop
 from engine.runtime.worker import Worker
 from engine.simulate.profile import Profile
 from engine.sites import Cloud, Here, Seat, Site, devices_of, tokens_of
-from engine.types import Layout, check_range
+from engine.types import Layout, check_range, drafter_key
 
 RUNTIMES = ("local-process", "local-thread", "virtual")
 
@@ -111,7 +111,7 @@ class Placement:
         return self._groups[seat.name]
 
     def _load(self, seats: Mapping[str, Sequence[Seat]]) -> None:
-        every = [(m, each) for m, found in seats.items() for seat in found for each in seat.singles]
+        every = [(m, each) for m, seat in _placed(seats) for each in seat.singles]
         missing = [(model, seat) for model, seat in every if (model, seat.name) not in self._facts]
         loading = [
             (model, seat, self._workers[seat.name].prepare(Load(model, self.site.loader(model, seat))))
@@ -144,14 +144,22 @@ class Placement:
 
 
 def _labelled(seats: Mapping[str, Sequence[Seat]]) -> tuple[Device, ...]:
-    roles: dict[Device, list[str]] = {}
-    for model, found in sorted(seats.items()):
-        for device in dict.fromkeys(d for seat in found for d in seat.of(model)):
-            roles.setdefault(device, []).append(model)
+    models: dict[Device, dict[str, str]] = {}
+    for key, seat in sorted(_placed(seats), key=lambda placed: placed[0]):
+        role, _, number = key.partition("-")
+        for device in seat.of(role):
+            models.setdefault(device, {}).setdefault(role, f"{role} {number}".strip())
     return tuple(
-        replace(device, role="+".join(models), label=f"{device.label} · {' and '.join(models)}")
-        for device, models in sorted(roles.items(), key=lambda item: _counting(item[0].name))
+        replace(device, role="+".join(names), label=f"{device.label} · {' and '.join(names.values())}")
+        for device, names in sorted(models.items(), key=lambda item: _counting(item[0].name))
     )
+
+
+def _placed(seats: Mapping[str, Sequence[Seat]]) -> Iterator[tuple[str, Seat]]:
+    """Yield each seat with what its worker calls the model: every drafter is another one."""
+    for model, found in seats.items():
+        for number, seat in enumerate(found):
+            yield drafter_key(number) if model == "drafter" else model, seat
 
 
 def _counting(name: str) -> list[str | int]:

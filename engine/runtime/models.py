@@ -23,12 +23,14 @@ class Model:
         run: The run it serves.
         name: `target` or `drafter`.
         worker: Where it lives.
+        key: What the worker calls it, where that is not its name: there may be several drafters.
     """
 
-    def __init__(self, run: Run, name: str, worker: Worker) -> None:
+    def __init__(self, run: Run, name: str, worker: Worker, key: str = "") -> None:
         self._run = run
         self.name = name
         self.worker = worker
+        self.key = key or name
 
     @property
     def busy(self) -> bool:
@@ -38,12 +40,12 @@ class Model:
     @property
     def lanes(self) -> int:
         """How many devices each of its forwards keeps busy."""
-        return self.worker.lanes(self.name)
+        return self.worker.lanes(self.key)
 
     async def prefill(self, prefixes: Sequence[Prefix]) -> None:
         """Cache the prefixes but for their last tokens."""
         if any(len(prefix) > 1 for prefix in prefixes):
-            job = Prefill(self.name, tuple(prefixes))
+            job = Prefill(self.key, tuple(prefixes))
             await self._run.call(self, job, self._run.reserve(self.lanes))
 
     @overload
@@ -69,7 +71,7 @@ class Model:
         spans = run.reserve(max(counts, default=0) * lanes)
         proposed: Sequence[tuple[Proposed, ...]] = [()] * len(prefixes)
         if any(counts):
-            job = Propose(self.name, prefixes, counts, sampled, tuple(lease.rows for lease in leases))
+            job = Propose(self.key, prefixes, counts, sampled, tuple(lease.rows for lease in leases))
             proposed = (await run.call(self, job, spans)).value
         drafts = list[Draft]()
         for i, each in enumerate(proposed):
@@ -114,7 +116,7 @@ class Model:
         lanes = self.lanes
         spans = run.reserve(levels * lanes)
         rows = lease.rows if lease else ()
-        job = Grow(self.name, (prefix,), width, levels, sampled, rows, fuzzy, calibrate)
+        job = Grow(self.key, (prefix,), width, levels, sampled, rows, fuzzy, calibrate)
         grown: Sequence[Grown] = (await run.call(self, job, spans)).value
         tokens = tuple(
             run.teller.drafted(
@@ -145,7 +147,7 @@ class Model:
         drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
         spans = self._run.reserve(3 * self.lanes)
         judges = tuple(_judge(spans[0], d) for d in drafts)
-        job = Score(self.name, prefixes, tuple((d.ids, d.parents) for d in drafts), spans[0], judges)
+        job = Score(self.key, prefixes, tuple((d.ids, d.parents) for d in drafts), spans[0], judges)
         reply = await self._run.call(self, job, spans)
         verdicts = [
             replace(verdict, draft=d, mode=_mode(len(d), len(d)), span=spans[0], forward=len(d))
@@ -205,7 +207,7 @@ class Scores:
         self._run = run
         self._model = model
         self._rows = len(draft)
-        job = Score(model.name, (prefix,), ((draft.ids, draft.parents),), self.number)
+        job = Score(model.key, (prefix,), ((draft.ids, draft.parents),), self.number)
         self._forward = run.watch(Forward(run, model, job))
         weakref.finalize(self, self._forward.let_go).atexit = False
 
@@ -222,11 +224,12 @@ class Scores:
         """Decide the draft with these scores, as soon as they are there.
 
         Args:
-            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond what was scored.
+            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond what was scored. Without
+                `bonus` leaves may hang beside the scored tokens, after them in the draft.
             bonus: Draw a token of the target's own after a fully accepted draft.
             skip: Scored draft tokens decided before.
         """
-        run, mode = self._run, _mode(len(draft), self._rows - skip)
+        run, mode = self._run, _mode(draft.depth, self._rows - skip)
         deciding = run.submit(self._model, _judge(self.number, draft, bonus, skip))
         await self
         self._forward.show("pre-verify" if mode == "pre-verify" else "verify")

@@ -16,7 +16,7 @@ from engine.runtime.sequence import Sequence as Decoded
 from engine.runtime.slab import Slab
 from engine.runtime.telling import Committed, Teller
 from engine.runtime.worker import Ticket, Worker
-from engine.types import Draft, Prefix, Verdict
+from engine.types import Draft, Prefix, Verdict, drafter_key
 
 
 class Clock(Protocol):
@@ -32,7 +32,7 @@ class Run:
 
     Args:
         sequences: What is being decoded.
-        workers: The workers of each model, `target` and `drafter`.
+        workers: The workers of `target` and of `drafter`; the i-th of these has the pair's i-th drafter.
         slabs: Rows of q for sampled drafts, by the drafting worker's name; none for a greedy run.
         emit: Takes every event.
         clock: Nanoseconds since the run's start.
@@ -64,7 +64,9 @@ class Run:
         self.teller = Teller(emit, read)
         self.targets = [Model(self, "target", worker) for worker in workers.get("target", ())]
         """The pool of target servers."""
-        self.drafters = [Model(self, "drafter", worker) for worker in workers.get("drafter", ())]
+        drafting = enumerate(workers.get("drafter", ()))
+        self.drafters = [Model(self, "drafter", worker, drafter_key(i)) for i, worker in drafting]
+        """The pair's drafters, each another model; most methods use the first."""
         self._emit = emit
         self._origin = origin
         self._check = check
