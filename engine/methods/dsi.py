@@ -56,17 +56,18 @@ class Config:
     )
 
 
-def servers(lookahead: int, c: float, lines: int = 1) -> int:
-    """Return how many target servers verify drafters of speed c without a queue (section 3.1, which prints <= for >=).
+def servers(lookahead: int, c: float) -> int:
+    """Return how many target servers verify a drafter of speed c without a queue (section 3.1, which prints <= for >=).
 
     One more is needed where a block takes longer to draft than to verify: partial blocks are then verified in between.
-    Lines that say different things need verifications of their own.
     """
-    return lines * ceil(c / lookahead - 1e-9) + (lookahead > c)
+    return ceil(c / lookahead - 1e-9) + (lookahead > c)
 
 
 def plan(cfg: Config, there: Situation) -> Config:
     """Choose the smallest feasible lookahead for the servers there are, and no more servers than it needs.
+
+    Every drafter needs as many: what two of them say is verified apart from where they differ.
 
     Raises:
         UsageError: There are fewer drafters than asked for, or no common rule for them; there is no room for them or for
@@ -74,26 +75,26 @@ def plan(cfg: Config, there: Situation) -> Config:
     """
     if cfg.drafters > 1:
         _check_drafters(cfg, there)
-    room, c = max(1, there.servers(cfg.drafters)), there.c
-    beside = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
+    room = max(1, there.servers(cfg.drafters))
     if cfg.sp > room:
+        beside = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
         raise UsageError(
             f"sp is {cfg.sp}; beside {beside} there is room for 1 to {room} target server(s): ask for fewer, or for 0"
         )
     most = cfg.sp or room
-    least = max(1, ceil(cfg.drafters * c / most - 1e-9))
+    least = max(1, ceil(there.c / most - 1e-9))
     if not cfg.lookahead:
-        feasible = (k for k in range(1, 65) if servers(k, c, cfg.drafters) <= most)
-        lookahead = next(feasible, least)
+        lookahead = next((k for k in range(1, 65) if servers(k, there.c) <= most), least)
     elif cfg.lookahead < least:
-        needed = servers(cfg.lookahead, c, cfg.drafters)
+        needed = servers(cfg.lookahead, there.c)
         raise UsageError(
-            f"lookahead is {cfg.lookahead}; with {most} target server(s) and {beside} {c:.1f} times as fast as the "
+            f"lookahead is {cfg.lookahead}; with {most} target server(s) and a drafter {there.c:.1f} times as fast as the "
             f"target it must be at least {least}" + (f" (or sp at least {needed})" if needed <= room else "")
         )
     else:
         lookahead = cfg.lookahead
-    return replace(cfg, lookahead=lookahead, sp=cfg.sp or min(room, servers(lookahead, c, cfg.drafters)))
+    needed = cfg.drafters * servers(lookahead, there.c)
+    return replace(cfg, lookahead=lookahead, sp=cfg.sp or min(room, needed))
 
 
 def _check_drafters(cfg: Config, there: Situation) -> None:
@@ -101,16 +102,11 @@ def _check_drafters(cfg: Config, there: Situation) -> None:
         raise UsageError(
             f"acceptance is {cfg.acceptance}; with {cfg.drafters} drafters it must be match: they have no common q"
         )
-    if cfg.drafters > there.drafters:
+    most = max((n for n in range(1, there.drafters + 1) if there.servers(n) >= 1), default=1)
+    if cfg.drafters > most:
         raise UsageError(
-            f"drafters is {cfg.drafters}; there are {there.drafters}: ask for 1 to {max(1, there.drafters)}, or name more "
-            "models with --drafter"
-        )
-    if there.servers(cfg.drafters) < 1:
-        most = max((n for n in range(1, cfg.drafters) if there.servers(n) >= 1), default=1)
-        raise UsageError(
-            f"drafters is {cfg.drafters}; beside a target server there is room for 1 to {most}: ask for fewer, or use "
-            "a virtual profile"
+            f"drafters is {cfg.drafters}; it must be at most {most}: the pair has {there.drafters}, each needs a device "
+            "of its own beside a target server's; name more with --drafter, or use a virtual profile"
         )
 
 
@@ -207,7 +203,7 @@ class _Turn:
 
     def unserved(self) -> _Line | None:
         """Return a line that needs a server."""
-        if not self.covered:
+        if not self.live:
             return max(self.lines, key=lambda line: len(line.drafted))
         return next((line for line in self.lines if self.sent(line) < self.due(line)), None)
 
@@ -223,18 +219,13 @@ class _Turn:
 
     @property
     def live(self) -> list[_Task]:
-        """The verifications, under way or not judged yet, that decide the next position: all that still matter."""
+        """The verifications, under way or not judged yet, that cover the next position: all that still matter."""
         return [task for task in (*self.running, *self.ready) if task.covers(len(self.run.x))]
-
-    @property
-    def covered(self) -> bool:
-        """Whether the next position is being verified, or waits for its draft to be compared."""
-        return bool(self.live)
 
     def server(self) -> Model | None:
         """Return a free server; where the next position needs one and none is free, the one that was preempted first."""
         free = next((server for server in self.pool if not server.busy), None)
-        if free is None and not self.covered:
+        if free is None and not self.live:
             free = self.pool[0]
         if free is not None:
             self.pool.remove(free)
