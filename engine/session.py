@@ -380,8 +380,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     """
     from engine.placement import place
 
-    several = drafter is not None and not isinstance(drafter, str | os.PathLike)
-    drafters = [str(each) for each in ([] if drafter is None else drafter if several else [drafter])]
+    given = () if drafter is None else (drafter,) if isinstance(drafter, str | os.PathLike) else drafter
+    drafters = [str(each) for each in given]
     if target is not None:
         chosen = Pair.of(str(target), *drafters)
     elif drafters:

@@ -252,13 +252,13 @@ class _Turn:
 
         First the scored tokens, then leaves beside and after them. Of equal ones the first line's counts (line 9).
         """
+        paths = [(line.drafted.tokens, _common(line.drafted.ids, scored)) for line in self.lines]
         chain, leaves = list[DraftToken](), list[DraftToken]()
         for depth in range(len(scored) + 1):
             there = dict[int, DraftToken]()
-            for line in self.lines:
-                if len(line.drafted) > depth and line.drafted.ids[:depth] == scored[:depth]:
-                    token = line.drafted.tokens[depth]
-                    there.setdefault(token.id, token)
+            for tokens, agreed in paths:
+                if len(tokens) > depth <= agreed:
+                    there.setdefault(tokens[depth].id, tokens[depth])
             chain += [there.pop(token) for token in scored[depth : depth + 1]]
             leaves += there.values()
         lease = tuple(each for line in self.lines for each in line.drafted.lease)
@@ -269,7 +269,8 @@ class _Turn:
         said = verdict.accepted
         for task in (*self.running, *self.ready):
             if _common(task.after(before), said) < min(len(task.after(before)), len(said)):
-                self.drop(task)
+                self.race.stop(task.work)
+                (self.running if task in self.running else self.ready).remove(task)
         standing = [line for line in self.lines if line.drafted.ids[: len(said)] == said]
         for line in standing:
             line.drafted = line.drafted[len(said) :]
@@ -279,14 +280,6 @@ class _Turn:
                 self.race.stop(line.work)
                 line.drafted, line.over = longest.drafted, False
                 self.draft(line)
-
-    def drop(self, task: _Task) -> None:
-        """Preempt a verification, or forget what it found."""
-        if task in self.running:
-            self.running.remove(task)
-            self.race.stop(task.work)
-        else:
-            self.ready.remove(task)
 
 
 async def _drafted(line: _Line, prefix: Prefix, sampled: bool) -> tuple[_Line, Draft]:
