@@ -39,12 +39,13 @@ class RunRequest:
     pair: str = "bundled"
     target: str | None = None
     """Directory or hub id; replaces the pair."""
-    drafter: str | None = None
+    drafter: tuple[str, ...] = ()
+    """Directories or hub ids, the first drafter first."""
     group: str = ""
     """Runs of one comparison share this."""
 
     @property
-    def place(self) -> tuple[tuple[str, str | None], ...]:
+    def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The arguments of `engine.open`: requests with the same ones share a cluster."""
         names = ("pair", "target", "drafter", "runtime", "profile", "profile_pair")
         return tuple((name, getattr(self, name)) for name in names)

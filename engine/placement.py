@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from engine.runtime.virtual import VirtualLoop
 from engine.runtime.worker import Worker
 from engine.simulate.profile import Profile
 from engine.sites import Cloud, Here, Seat, Site, devices_of, tokens_of
-from engine.types import Layout, check_range
+from engine.types import Layout, check_range, drafter_key
 
 RUNTIMES = ("local-process", "local-thread", "virtual")
 
@@ -35,12 +35,12 @@ class Crew:
 
     workers: Mapping[str, tuple[Worker, ...]]
     """Those of each model: `target`, `drafter`."""
+    drafters: tuple[str, ...]
+    """What each drafting worker calls its drafter."""
     devices: tuple[Device, ...]
     """What they sit on, with what they do there."""
     slabs: Mapping[str, Slab]
     """Rows of q, by the drafting worker's name."""
-    head: str = ""
-    """What the drafting worker calls its head; empty where the drafter is a model of its own."""
 
     @property
     def members(self) -> tuple[Worker, ...]:
@@ -133,13 +133,20 @@ class Placement:
         for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
-        self._load(seats, head)
+        drafters = self._drafters(layout, len(seats.get("drafter", ())), head)
+        self._load(seats, drafters, head)
         self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
-        return Crew(workers, _labelled(seats), slabs, _name(head) if head else "")
+        return Crew(workers, drafters, _labelled(seats, drafters), slabs)
+
+    def _drafters(self, layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
+        """Return what so many drafting workers call their models: each has another one, but at the ends of a pipeline."""
+        if head is not None:
+            return (_name(head),) * count
+        return tuple(drafter_key(0 if layout.stages > 1 else number) for number in range(count))
 
     def _worker(self, seat: Seat) -> Worker:
         """Return the worker of a seat; one for several seats is made of theirs."""
@@ -152,10 +159,12 @@ class Placement:
             )
         return self._groups[seat.name]
 
-    def _load(self, seats: Mapping[str, Sequence[Seat]], head: HeadFile | None) -> None:
+    def _load(
+        self, seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str], head: HeadFile | None
+    ) -> None:
         jobs = list[tuple[Load, Seat]]()
-        for model, seat in ((m, seat) for m, found in seats.items() for seat in found):
-            if head is not None and model == "drafter":
+        for model, seat in _placed(seats, drafters):
+            if head is not None and model in drafters:
                 continue
             for each, stage in zip(seat.singles, seat.stages, strict=True):
                 loader = self.site.loader(model, each)
@@ -205,15 +214,24 @@ def _name(head: HeadFile) -> str:
     return f"head {head.kind}"
 
 
-def _labelled(seats: Mapping[str, Sequence[Seat]]) -> tuple[Device, ...]:
-    roles: dict[Device, list[str]] = {}
-    for model, found in sorted(seats.items()):
-        for device in dict.fromkeys(d for seat in found for d in seat.of(model)):
-            roles.setdefault(device, []).append(model)
+def _labelled(seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str]) -> tuple[Device, ...]:
+    models: dict[Device, dict[str, str]] = {}
+    for key, seat in sorted(_placed(seats, drafters), key=lambda placed: placed[0]):
+        role = "drafter" if key in drafters else key
+        number = key.partition("drafter-")[2]
+        for device in seat.of(role):
+            models.setdefault(device, {}).setdefault(role, f"{role} {number}".strip())
     return tuple(
-        replace(device, role="+".join(models), label=f"{device.label} · {' and '.join(models)}")
-        for device, models in sorted(roles.items(), key=lambda item: _counting(item[0].name))
+        replace(device, role="+".join(names), label=f"{device.label} · {' and '.join(names.values())}")
+        for device, names in sorted(models.items(), key=lambda item: _counting(item[0].name))
     )
+
+
+def _placed(seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str]) -> Iterator[tuple[str, Seat]]:
+    """Yield each seat with what its worker calls the model."""
+    for model, found in seats.items():
+        names = drafters if model == "drafter" else [model] * len(found)
+        yield from zip(names, found, strict=True)
 
 
 def _counting(name: str) -> list[str | int]:

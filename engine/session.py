@@ -91,6 +91,11 @@ class Cluster:
         """
         return self.placement.stages(asked)
 
+    @property
+    def drafters(self) -> int:
+        """How many different drafters there are."""
+        return self.placement.site.drafters()
+
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
         return self.placement.site.servers(drafters)
@@ -251,9 +256,14 @@ class Cluster:
             devices=crew.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment={**environment(), **place.details, "pair": self.pair.name},
+            environment={**environment(), **place.details, "pair": self.pair.name, **self._further(crew)},
             group=group,
         )
+
+    def _further(self, crew: Crew) -> dict[str, Any]:
+        """Tell where the drafters after the first are, when they take part."""
+        paths = self.pair.drafter_paths[1 : len(crew.workers.get("drafter", ()))]
+        return {"further_drafters": [str(path) for path in paths]} if paths else {}
 
     def _execute(
         self,
@@ -322,6 +332,7 @@ class Cluster:
         run = Run(
             recording.sequences,
             crew.workers,
+            crew.drafters,
             {} if begin.sampling.greedy else crew.slabs,
             emit=recording.add,
             clock=recording.clock,
@@ -329,7 +340,6 @@ class Cluster:
             read=self._pieces.piece,
             encode=self.pair.encode_text,
             check=check,
-            head=crew.head,
         )
         samples = sampler(crew, recording, loop)
         samples.start()
@@ -392,7 +402,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     pair: str | Pair = "bundled",
     *,
     target: str | os.PathLike[str] | None = None,
-    drafter: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     runtime: str = "local-process",
     profile: str | None = None,
     profile_pair: str | None = None,
@@ -406,11 +416,13 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     Args:
         pair: Name of a pair in assets/pairs, or a Pair.
         target: Directory or hub id of a target; replaces the pair.
-        drafter: Directory or hub id of its drafter; methods that draft need one.
+        drafter: Directory or hub id of its drafter; methods that draft need one. Several, the first one first, for methods
+            that let them race.
         runtime: `local-process`, `local-thread` or `virtual`.
         profile: The latency profile of a virtual cluster.
         profile_pair: Which of the profile's pairs; its default when left out.
-        tokens: Where a virtual run's tokens come from: `pair`, `bernoulli:RATE`, or a recorded Trace.
+        tokens: Where a virtual run's tokens come from: `pair`, `bernoulli:RATE` (or a rate for each drafter, with commas
+            between), or a recorded Trace.
         device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
         threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
         head: Directory of a drafting head of the target; without one, those that come with the pair are used.
@@ -421,10 +433,12 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     """
     from engine.placement import place
 
+    given = () if drafter is None else (drafter,) if isinstance(drafter, str | os.PathLike) else drafter
+    drafters = [str(each) for each in given]
     if target is not None:
-        chosen = Pair.of(str(target), str(drafter) if drafter is not None else None)
-    elif drafter is not None:
-        raise UsageError(f"a drafter ({drafter}) without a target; name the target too")
+        chosen = Pair.of(str(target), *drafters)
+    elif drafters:
+        raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
     else:
         chosen = pair if isinstance(pair, Pair) else Pair.find(pair)
     return Cluster(

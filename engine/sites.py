@@ -24,7 +24,7 @@ from engine.runtime.virtual import VirtualWorker
 from engine.runtime.worker import Worker
 from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
-from engine.types import Layout
+from engine.types import MOST_DRAFTERS, Layout, drafter_key
 
 Loader = Callable[..., LanguageModel]
 """Makes a model; `stage` may say which part of it, (number, count)."""
@@ -81,6 +81,10 @@ class Site(Protocol):
 
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters; 0 for none."""
+        ...
+
+    def drafters(self) -> int:
+        """Return how many different drafters there are."""
         ...
 
     def ranks(self) -> int:
@@ -150,6 +154,10 @@ class Here:
     def servers(self, drafters: int) -> int:
         """Return the devices that are left."""
         return len(self.devices) - drafters
+
+    def drafters(self) -> int:
+        """Return those of the pair."""
+        return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
         """Return the devices there are."""
@@ -224,7 +232,7 @@ def devices_of(device: str) -> tuple[Device, ...]:
 
 
 def _loader(pair: Pair, model: str, device: Device) -> Loader:
-    path = pair.target_path if model == "target" else pair.drafter_path
+    path = pair.models[model]
     on_gpu = device.kind == "cuda"
     return partial(
         load,
@@ -280,6 +288,10 @@ class Cloud:
         """Return how many groups of GPUs for a target are left."""
         width = self.latency.drafter.gpus if self.latency.drafter else 0
         return max(0, len(self.profile.gpus) - drafters * width) // self.latency.target.gpus
+
+    def drafters(self) -> int:
+        """Return those that tokens come from; none where the profile has none. All take the time of the profile's."""
+        return len(self.loaders) - 1 if self.latency.drafter else 0
 
     def ranks(self) -> int:
         """Return the GPUs there are; 1 where the profile does not say what sharing a drafter's layers takes."""
@@ -355,20 +367,23 @@ def _group(gpus: Sequence[str]) -> Seat:
 
 def tokens_of(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], str]:
     """Return where a virtual run's tokens come from, and what to call it."""
-    from engine.simulate.oracle import bernoulli_pair, recorded_pair
+    from engine.simulate.oracle import bernoulli_models, recorded_pair
 
     if tokens == "pair":
         torch.set_num_threads(1)
         here = Device("cpu:0", "", "", "cpu")
-        models = ("drafter", "target") if pair.drafter_path else ("target",)
-        return {m: _remembering(_loader(pair, m, here)) for m in models}, f"{pair.name} pair"
+        return {m: _remembering(_loader(pair, m, here)) for m in pair.models}, f"{pair.name} pair"
     if isinstance(tokens, Trace):
         made, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
     else:
         avoid = {*pair.tokenizer.all_special_ids, *pair.eos}
-        made, source = bernoulli_pair(_rate(tokens), len(pair.tokenizer), avoid=avoid), tokens
-    target, drafter = made
-    return {"target": lambda **_: target, "drafter": lambda **_: drafter}, source
+        made, source = bernoulli_models(_rates(tokens), len(pair.tokenizer), avoid=avoid), tokens
+    names = ("target", *map(drafter_key, range(len(made) - 1)))
+    return {name: partial(_same, model) for name, model in zip(names, made, strict=True)}, source
+
+
+def _same(model: LanguageModel, **_: object) -> LanguageModel:
+    return model
 
 
 def _remembering(loader: Loader) -> Loader:
@@ -383,12 +398,17 @@ def _remembering(loader: Loader) -> Loader:
     return lambda **_: once()  # stages ask the whole model, too: their share of its time is the profile's
 
 
-def _rate(tokens: str) -> float:
-    kind, _, rate = tokens.partition(":")
+def _rates(tokens: str) -> tuple[float, ...]:
+    """Return the acceptance rate of each drafter; one rate is that of as many drafters as one asks for."""
+    kind, _, given = tokens.partition(":")
     try:
-        value = float(rate)
+        rates = tuple(map(float, given.split(",")))
     except ValueError:
-        value = -1.0
-    if kind != "bernoulli" or not 0 <= value <= 1:
-        raise UsageError(f"tokens is {tokens!r}; it must be pair or bernoulli:RATE with a rate from 0 to 1")
-    return value
+        rates = ()
+    fits = kind == "bernoulli" and 1 <= len(rates) <= MOST_DRAFTERS and all(0 <= rate <= 1 for rate in rates)
+    if not fits:
+        raise UsageError(
+            f"tokens is {tokens!r}; it must be pair or bernoulli:RATE with a rate from 0 to 1, or with one for each of "
+            f"at most {MOST_DRAFTERS} drafters: bernoulli:0.6,0.9"
+        )
+    return rates * MOST_DRAFTERS if len(rates) == 1 else rates

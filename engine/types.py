@@ -35,6 +35,15 @@ def check_range(
         )
 
 
+MOST_DRAFTERS = 8
+"""Drafters that may race in one run."""
+
+
+def drafter_key(number: int) -> str:
+    """Return what a worker calls the drafter of that number: `drafter` for 0, then `drafter-2`, `drafter-3` and so on."""
+    return f"drafter-{number + 1}" if number else "drafter"
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is drawn from logits; the same warp is applied to p and to q."""
@@ -97,7 +106,7 @@ class Layout:
     targets: int = 1
     """Target servers, each on devices of its own."""
     drafters: int = 1
-    """Drafters, each on a device of its own; 0 for methods that draft without a model."""
+    """Drafters, each on a device of its own, the first ones of the pair; 0 for methods that draft without a model."""
     batch: int = 1
     """Sequences decoded at once."""
     shared: bool = False
@@ -193,6 +202,14 @@ class Draft:
     def is_chain(self) -> bool:
         """Whether every token follows the one before it."""
         return all(t.parent == i - 1 for i, t in enumerate(self.tokens))
+
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        depths = list[int]()
+        for t in self.tokens:
+            depths.append(1 if t.parent < 0 else depths[t.parent] + 1)
+        return max(depths, default=0)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -64,11 +64,8 @@ def sp_degree(trace: Trace) -> int:
 
 def _forwards(trace: Trace) -> list[Span]:
     """Return the target's forwards in the order asked for; one that several devices share counts on its first."""
-    shared: dict[tuple[int, int, int], Span] = {}
-    for span in sorted(trace.spans, key=lambda s: s.id):
-        if span.kind in _SCORING and waiting.side(span) == "target":
-            shared.setdefault((span.step, span.rows, span.context), span)
-    return list(shared.values())
+    scoring = (s for s in trace.spans if s.kind in _SCORING and waiting.side(s) == "target" and s.rank == 0)
+    return sorted(scoring, key=lambda s: s.id)
 
 
 def _columns(trace: Trace, forwards: list[Span], servers: list[Device]) -> dict[str, list[Any]]:

@@ -69,7 +69,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="PATH", help="directory or hub id of a target, instead of the pair"
     )
-    parser.add_argument("--drafter", metavar="PATH", help="directory or hub id of its drafter")
+    parser.add_argument(
+        "--drafter",
+        action="append",
+        metavar="PATH",
+        help="directory or hub id of its drafter; repeatable, for dsi with several",
+    )
     parser.add_argument(
         "--runtime",
         metavar="NAME",

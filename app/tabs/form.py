@@ -196,8 +196,9 @@ def _build_models(form: Form) -> None:
     with gr.Column(visible=False, elem_classes="app-plain") as own:
         where = "Folder with safetensors, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
-        same = "Must have the target's tokenizer."
-        form.add("drafter", gr.Textbox("", label="Drafter", info=same, elem_id="drafter"))
+        same = "Must have the target's tokenizer. Several, one in a line (Shift+Enter), can race in DSI."
+        drafter = gr.Textbox("", label="Drafter", info=same, elem_id="drafter", lines=1, max_lines=8)
+        form.add("drafter", drafter)
     form.alert("models")
     models.change(lambda value: gr.update(visible=value == "own"), models, own, **QUIET)
 

@@ -151,11 +151,12 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return which models."""
     if values["models"] == "bundled":
         return {}
-    target, drafter = (str(values[name] or "").strip() for name in ("target", "drafter"))
+    target, given = (str(values[name] or "").strip() for name in ("target", "drafter"))
+    drafters = tuple(line.strip() for line in given.splitlines() if line.strip())
     if not target:
         raise FormError(
             "models", "the target is empty; give a model's folder or hub id, or choose the bundled pair"
         )
-    if not drafter and any(_drafters(key, values) for key in values["methods"]):
+    if not drafters and any(_drafters(key, values) for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
-    return {"target": target, "drafter": drafter or None}
+    return {"target": target, "drafter": drafters}

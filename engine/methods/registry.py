@@ -39,6 +39,11 @@ class Situation(Protocol):
         """How many devices may share a drafter's layers."""
         ...
 
+    @property
+    def drafters(self) -> int:
+        """How many different drafters there are."""
+        ...
+
     def servers(self, drafters: int) -> int:
         """Return how many target servers there is room for beside so many drafters."""
         ...

@@ -1,9 +1,10 @@
-"""A target and its drafter: where they are, their common tokenizer, and what both can take."""
+"""A target and its drafters: where they are, their common tokenizer, and what both can take."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer, TokenizersBackend
 
 from engine.errors import ModelError, PairError, UsageError
 from engine.model.load import read_config, read_object, resolve
+from engine.types import MOST_DRAFTERS, drafter_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +43,19 @@ class Pair:
     """Ids after which the target's text has ended."""
     heads_path: Path | None = None
     """Where the drafting heads that come with it lie, one directory for each kind."""
+    further: tuple[Path, ...] = ()
+    """Drafters after the first one, for methods that let several race."""
+
+    @property
+    def drafter_paths(self) -> tuple[Path, ...]:
+        """Where all its drafters are, the first one first."""
+        return () if self.drafter_path is None else (self.drafter_path, *self.further)
+
+    @property
+    def models(self) -> dict[str, Path]:
+        """Where each model is, by what workers call it."""
+        drafters = {drafter_key(i): path for i, path in enumerate(self.drafter_paths)}
+        return {**drafters, "target": self.target_path}
 
     @classmethod
     def find(cls, name: str = "bundled") -> Pair:
@@ -54,28 +69,32 @@ class Pair:
             raise UsageError(
                 f"there is no pair {name!r}; choose one of {', '.join(names) or 'none installed'}"
             )
-        drafter = PAIRS / name / "drafter"
-        pair = cls._load(name, PAIRS / name / "target", drafter if drafter.is_dir() else None)
+        drafters = (PAIRS / name / drafter_key(i) for i in range(MOST_DRAFTERS))
+        pair = cls._load(name, PAIRS / name / "target", *takewhile(Path.is_dir, drafters))
         return replace(pair, heads_path=PAIRS / name / "heads")
 
     @classmethod
-    def of(cls, target: str | Path, drafter: str | Path | None = None) -> Pair:
-        """Return a pair of model directories or hub ids.
+    def of(cls, target: str | Path, *drafters: str | Path | None) -> Pair:
+        """Return a pair of model directories or hub ids; None is no drafter.
 
         Raises:
+            UsageError: There are more drafters than can race.
             ModelError: A directory, config or tokenizer is missing or broken.
             PairError: Their tokenizers differ, or do not fit their vocabularies.
         """
-        name = " + ".join(Path(model).name for model in (target, drafter) if model is not None)
-        return cls._load(name, resolve(target), None if drafter is None else resolve(drafter))
+        given = [drafter for drafter in drafters if drafter is not None]
+        if len(given) > MOST_DRAFTERS:
+            raise UsageError(f"{len(given)} drafters were given; it must be at most {MOST_DRAFTERS}")
+        name = " + ".join(Path(model).name for model in (target, *given))
+        return cls._load(name, resolve(target), *map(resolve, given))
 
     @classmethod
-    def _load(cls, name: str, target: Path, drafter: Path | None) -> Pair:
-        paths = [target] if drafter is None else [target, drafter]
+    def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
+        paths = [target, *drafters]
         configs = [read_config(path) for path in paths]
         tokenizers = [_tokenizer(path) for path in paths]
-        if drafter is not None:
-            _check_same(*tokenizers)
+        for theirs in tokenizers[1:]:
+            _check_same(tokenizers[0], theirs)
         largest = max(tokenizers[0].get_vocab().values())
         for path, config in zip(paths, configs, strict=True):
             if largest >= config.vocab_size:
@@ -87,7 +106,8 @@ class Pair:
         return cls(
             name=name,
             target_path=target,
-            drafter_path=drafter,
+            drafter_path=drafters[0] if drafters else None,
+            further=drafters[1:],
             tokenizer=tokenizers[0],
             vocab_size=min(config.vocab_size for config in configs),
             context=min(config.max_position_embeddings for config in configs),

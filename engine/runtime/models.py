@@ -325,11 +325,12 @@ class Scores:
         """Decide the draft with these scores, as soon as they are there.
 
         Args:
-            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond what was scored.
+            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond what was scored. Without
+                `bonus` leaves may hang beside the scored tokens, after them in the draft.
             bonus: Draw a token of the target's own after a fully accepted draft.
             skip: Scored draft tokens decided before.
         """
-        run, mode = self._run, _mode(len(draft), self._rows - skip)
+        run, mode = self._run, _mode(draft.depth, self._rows - skip)
         deciding = run.submit(self._model, _judge(self.number, draft, bonus, skip))
         await self
         self._forward.show("pre-verify" if mode == "pre-verify" else "verify")

@@ -26,6 +26,12 @@ class Race:
         task.add_done_callback(self._finish)
         return task
 
+    def stop(self, task: asyncio.Task[Any] | None) -> None:
+        """Cancel one piece of work, and forget its result if it has one that was not taken."""
+        if task in self._running:
+            del self._running[task]
+            task.cancel()
+
     def _finish(self, task: asyncio.Task[Any]) -> None:
         if task in self._running:
             self._finished.put_nowait(task)
@@ -47,11 +53,14 @@ class Race:
 
     async def __anext__(self) -> list[Any]:
         """Return all results that are ready, at least one; the iteration ends when nothing is running."""
-        if not self._running:
-            raise StopAsyncIteration
-        ready = [await self._finished.get()]
-        while not self._finished.empty():
-            ready.append(self._finished.get_nowait())
+        ready = list[asyncio.Task[Any]]()
+        while not ready:
+            if not self._running:
+                raise StopAsyncIteration
+            done = [await self._finished.get()]
+            while not self._finished.empty():
+                done.append(self._finished.get_nowait())
+            ready = [task for task in done if task in self._running]
         for task in ready:
             del self._running[task]
         return [task.result() for task in ready]

@@ -35,8 +35,8 @@ class Run:
 
     Args:
         sequences: What is being decoded.
-        workers: The workers of each model, `target` and `drafter`.
-        head: What the drafting worker calls its head, which then is the drafter; empty for a drafter of its own.
+        workers: The workers of `target` and of `drafter`.
+        drafters: What each drafting worker calls its model: several may have different ones, or a drafting head.
         slabs: Rows of q for sampled drafts, by the drafting worker's name; none for a greedy run.
         emit: Takes every event.
         clock: Nanoseconds since the run's start.
@@ -50,6 +50,7 @@ class Run:
         self,
         sequences: list[Decoded],
         workers: Mapping[str, Sequence[Worker]],
+        drafters: Sequence[str],
         slabs: Mapping[str, Slab],
         *,
         emit: Callable[[Row], None],
@@ -58,7 +59,6 @@ class Run:
         read: Callable[[int], str],
         encode: Callable[[str], tuple[int, ...]],
         check: Callable[[], None],
-        head: str = "",
     ) -> None:
         self.sequences = sequences
         self.slabs = slabs
@@ -69,8 +69,9 @@ class Run:
         self.teller = Teller(emit, read)
         self.targets = [Model(self, "target", worker) for worker in workers.get("target", ())]
         """The pool of target servers."""
-        name = head or "drafter"
-        self.drafters = [Model(self, name, worker, "drafter") for worker in workers.get("drafter", ())]
+        drafting = zip(drafters, workers.get("drafter", ()), strict=True)
+        self.drafters = [Model(self, name, worker, "drafter") for name, worker in drafting]
+        """Most methods use the first."""
         self._emit = emit
         self._origin = origin
         self._check = check

@@ -38,7 +38,7 @@ class Latency:
         """Return the microseconds of one forward; the formula is in `roofline.py`.
 
         Args:
-            model: `target` or `drafter`.
+            model: `target` or `drafter`; `drafter-2` and so on take the time of `drafter`.
             rows: New rows, of all sequences together; at least 1. Prefill is a forward of many rows.
             context: Rows already cached, of all sequences together; 0 or more.
             batch: Sequences the rows belong to, assumed equally long; at least 1.
@@ -174,11 +174,12 @@ class Latency:
         check_range("rows", rows, 1)
         check_range("context", context, 0)
         check_range("batch", batch, 1, rows)
-        if model not in ("target", "drafter"):
+        role = model.partition("-")[0]
+        if role not in ("target", "drafter"):
             raise UsageError(f"a profile times no model {model!r}; choose target or drafter")
-        if model == "drafter" and self.drafter is None:
+        if role == "drafter" and self.drafter is None:
             raise UsageError(f"the pair {self.pair} has no drafter; choose a pair that has one")
-        return self.drafter if model == "drafter" and self.drafter else self.target
+        return self.drafter if role == "drafter" and self.drafter else self.target
 
 
 def _part(kind: PartKind, layer: int, start_us: float, end_us: float) -> PartTime:

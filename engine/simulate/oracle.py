@@ -7,6 +7,7 @@ for all others, so that every temperature from 0 to 10 and every rule of accepta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -17,7 +18,7 @@ from engine.model.fuzzy import Fuzzy
 from engine.model.slots import Output, Rows, Slots
 from engine.model.stage import Border
 from engine.runtime.events import Decision, Trace
-from engine.types import check_range
+from engine.types import check_range, drafter_key
 
 NextToken = Callable[[np.ndarray, int], int]
 """From all token ids so far, (L,) int64, and the sequence's number to the next token."""
@@ -115,7 +116,23 @@ def bernoulli_pair(
     Raises:
         UsageError: The rate or the vocabulary is out of range.
     """
-    check_range("acceptance rate", rate, 0, 1)
+    target, drafter = bernoulli_models((rate,), vocab_size, prompt_length, seed, avoid)
+    return target, drafter
+
+
+def bernoulli_models(
+    rates: Sequence[float],
+    vocab_size: int,
+    prompt_length: int = 0,
+    seed: int = 0,
+    avoid: Iterable[int] = (),
+) -> tuple[Scripted, ...]:
+    """Return the target and a drafter for each rate; which positions one is right at says nothing of the others'.
+
+    Otherwise as `bernoulli_pair`, whose drafter is the first one.
+    """
+    for rate in rates:
+        check_range("acceptance rate", rate, 0, 1)
     words = np.setdiff1d(np.arange(vocab_size), np.fromiter(avoid, dtype=np.int64))
     check_range("the number of tokens to choose from", len(words), 2)
 
@@ -126,16 +143,16 @@ def bernoulli_pair(
     def say(path: np.ndarray, sequence: int) -> int:
         return _number("say", seed, sequence, *place(path)) % len(words)
 
-    def propose(path: np.ndarray, sequence: int) -> int:
+    def propose(number: int, path: np.ndarray, sequence: int) -> int:
         position, last = place(path)
-        right = say(path, sequence)
-        if _agrees(rate, seed, sequence, position):
+        right, own = say(path, sequence), (number,) if number else ()
+        if _agrees(rates[number], seed, sequence, position, *own):
             return int(words[right])
-        return int(words[_another(right, len(words), "other", seed, sequence, position, last)])
+        return int(words[_another(right, len(words), "other", seed, sequence, position, last, *own)])
 
     return (
         Scripted("target", lambda path, sequence: int(words[say(path, sequence)]), vocab_size),
-        Scripted("drafter", propose, vocab_size),
+        *(Scripted(drafter_key(i), partial(propose, i), vocab_size) for i in range(len(rates))),
     )
 
 
@@ -251,8 +268,8 @@ def _number(*key: object) -> int:
     return int.from_bytes(blake2b(" ".join(map(str, key)).encode(), digest_size=8).digest(), "big")
 
 
-def _agrees(rate: float, seed: int, sequence: int, position: int) -> bool:
-    return (_number("agree", seed, sequence, position) >> 11) * 2.0**-53 < rate
+def _agrees(rate: float, *key: int) -> bool:
+    return (_number("agree", *key) >> 11) * 2.0**-53 < rate
 
 
 def _another(index: int, size: int, *key: object) -> int:

@@ -17,7 +17,7 @@ from app.cli.compare import able
 from app.main import main
 from engine.methods import METHODS
 from engine.model.pair import Pair
-from tests.engine.heads import make_head
+from tests.engine.heads.made import make_head
 
 CONTRACT = {
     "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile",

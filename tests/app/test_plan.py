@@ -104,7 +104,9 @@ def test_a_profile_left_in_a_hidden_control_does_not_count() -> None:
 
 def test_own_models() -> None:
     request = make_requests(values(models="own", target=" /t ", drafter="/d"), MESSAGES, "g")[0]
-    assert (request.target, request.drafter) == ("/t", "/d")
+    assert (request.target, request.drafter) == ("/t", ("/d",))
+    several = make_requests(values(models="own", target="/t", drafter=" /d\n\n/e "), MESSAGES, "g")[0]
+    assert several.drafter == ("/d", "/e")
     assert dict(request.place)["target"] == "/t"
 
 

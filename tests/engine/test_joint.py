@@ -194,6 +194,15 @@ def test_the_joint_distribution_is_the_targets_for_more_tables_at_temperature_1(
     assert distance(joint(method(key, **config), p, q, ONE), target_joint(p, ONE)) < EXACT
 
 
+@pytest.mark.parametrize("lookahead", [1, 2])
+@pytest.mark.parametrize("sampling", [ONE, Sampling(0.7, top_p=0.8)], ids=str)
+def test_the_joint_distribution_with_several_drafters_is_the_targets(lookahead, sampling):
+    decode = method("dsi", lookahead=lookahead, sp=1, drafters=3)
+    for p, q in PAIRS.values():
+        found = joint(decode, p, q, sampling, further=[Blurred(8), always_wrong(p)])
+        assert distance(found, target_joint(p, sampling)) < EXACT
+
+
 @pytest.mark.parametrize("name", ["speculative-1", "pearl-2"])
 def test_the_joint_distribution_is_the_targets_on_five_tokens(name):
     key, config = METHODS[name]

@@ -139,10 +139,11 @@ class ToyRun:
         sampling: Sampling,
         tokens: int,
         prompt: Sequence[int] = PROMPT,
+        further: Sequence[Logits] = (),
     ) -> None:
         self.x = Prefix(0, np.asarray(prompt, dtype=np.int64))
         self.drafter = ToyDrafter(self, q)
-        self.drafters = [self.drafter]
+        self.drafters = [self.drafter, *(ToyDrafter(self, other) for other in further)]
         self.target = ToyTarget(self, p)
         self.targets = [self.target]
         self.draws, self.sampling = draws, sampling
@@ -419,6 +420,7 @@ def joint(
     sampling: Sampling,
     tokens: int = 3,
     draws: type[Enumerated] = Enumerated,
+    further: Sequence[Logits] = (),
 ) -> dict[tuple[int, ...], float]:
     """Return the exact probability of every text of so many tokens that the method can give."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
@@ -426,7 +428,7 @@ def joint(
     loop = asyncio.new_event_loop()
     while True:
         numbers = draws(branches, len(PROMPT) + tokens)
-        run = ToyRun(p, q, numbers, sampling, tokens)
+        run = ToyRun(p, q, numbers, sampling, tokens, further=further)
         loop.run_until_complete(decode(run))
         texts[run.text] += numbers.probability
         if not branches.advance():

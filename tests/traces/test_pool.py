@@ -150,7 +150,7 @@ def test_several_sequences_share_no_axis():
 
 def test_a_forward_on_several_devices_at_once_is_one_server():
     trace = sample_trace("speculative")
-    twins = [replace(s, id=1000 + s.id, device="gpu2") for s in trace.spans if s.kind == "verify"]
+    twins = [replace(s, id=1000 + s.id, device="gpu2", rank=1) for s in trace.spans if s.kind == "verify"]
     devices = (*trace.header.devices, Device("gpu2", "target", "GPU 2 · target", "virtual"))
     trace.header, trace.spans = replace(trace.header, devices=devices), [*trace.spans, *twins]
     assert pool(trace) is None
@@ -204,6 +204,19 @@ def test_every_token_comes_from_a_forward_that_scored_its_place(right, sp):
         for a, o, b, s, e in zip(*(f[n] for n in ("first", "own", "last", "start", "end")), strict=True)
     )
     assert sp_degree(trace) <= sp
+
+
+def test_servers_that_score_as_many_rows_for_two_lines_are_two_forwards():
+    first, second = draft([True, False, True, True]), draft([True, True, True, True])
+    flat = Flat(800, 200, preempts=True)
+    with scripted_cluster(say, first, flat, [second]) as there:
+        config = {"lookahead": 1, "sp": 8, "drafters": 2}
+        trace = there.run("dsi", PROMPT, config=config, limits=there.limits(5))
+    forwards = pool(trace)["forwards"]
+    at = [i for i, start in enumerate(forwards["start"]) if start == pytest.approx(0.4)]
+    assert len(at) == 2, "the lines part at token 1, which both have after 0.4 ms"
+    assert [forwards["outcome"][i] for i in at].count("preempted") == 1
+    assert len(forwards["id"]) == sum(s.kind in ("verify", "pre-verify") for s in trace.spans)
 
 
 def test_the_model_holds_the_pool_and_the_replay_is_not_changed_by_it():

@@ -16,7 +16,7 @@ from engine.draws import Draws
 from engine.errors import ModelError, UsageError
 from engine.model.pair import Pair
 from engine.types import Limits, Sampling
-from tests.engine.heads import make_head, make_heads
+from tests.engine.heads.made import make_head, make_heads
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Node, Plain, dynamic_tree, static_tree
 from tests.engine.model import tiny

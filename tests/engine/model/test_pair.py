@@ -279,3 +279,19 @@ def test_prompt_and_output_must_fit_the_context():
             BUNDLED.check_length([5] * n, 1)
     with pytest.raises(UsageError, match="empty"):
         BUNDLED.check_length([], 1)
+
+
+def test_several_drafters_are_kept_in_order(copies):
+    pair = Pair.of(copies[0], copies[1], copies[0])
+    assert pair.drafter_paths == (copies[1], copies[0])
+    assert pair.models == {"drafter": copies[1], "drafter-2": copies[0], "target": copies[0]}
+    assert pair.drafter_path == copies[1]
+    with pytest.raises(UsageError, match="9 drafters were given; it must be at most 8"):
+        Pair.of(copies[0], *[copies[1]] * 9)
+
+
+def test_a_pair_that_comes_with_several_drafters(copies, tmp_path, monkeypatch):
+    monkeypatch.setattr(pairs, "PAIRS", tmp_path / "pairs")
+    for role, source in (("target", 0), ("drafter", 1), ("drafter-2", 0), ("drafter-4", 1)):
+        shutil.copytree(copies[source], tmp_path / "pairs" / "many" / role)
+    assert [path.name for path in Pair.find("many").drafter_paths] == ["drafter", "drafter-2"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from engine.runtime.virtual import VirtualLoop, VirtualWorker
 from engine.session import Cluster
 from engine.simulate.oracle import scripted_pair
 from engine.sites import Loader, Pipeline, Seat, staged
-from engine.types import Layout, Limits
+from engine.types import Layout, Limits, drafter_key
 
 NextToken = Callable[[np.ndarray], int]
 
@@ -113,6 +113,9 @@ class Racks:
     def servers(self, drafters: int) -> int:
         return self.devices - drafters
 
+    def drafters(self) -> int:
+        return len(self.models) - 1
+
     def ranks(self) -> int:
         return self.devices
 
@@ -137,10 +140,14 @@ def _seat(name: str, number: int) -> Seat:
     return Seat(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
 
 
-def scripted_cluster(target: NextToken, drafter: NextToken, latency: Flat | None = None) -> TestCluster:
-    """A virtual cluster whose target and drafter are functions of the token path."""
+def scripted_cluster(
+    target: NextToken, drafter: NextToken, latency: Flat | None = None, further: Sequence[NextToken] = ()
+) -> TestCluster:
+    """A virtual cluster whose target and drafters are functions of the token path."""
     latency = latency or Flat()
     models = dict(zip(("target", "drafter"), scripted_pair(target, drafter), strict=True))
+    for i, other in enumerate(further, 1):
+        models[drafter_key(i)] = scripted_pair(target, other)[1]
     site = Racks(models, latency)
     return TestCluster(
         Pair.find("bundled"), Placement("virtual", site, Layout(), VirtualLoop, "flat", latency.c)

@@ -15,7 +15,7 @@ from engine.errors import UsageError
 from engine.model.pair import Pair
 from engine.runtime.events import Footer, Header, Span, Trace
 from engine.types import Limits, Sampling
-from tests.engine.heads import with_heads
+from tests.engine.heads.made import with_heads
 
 pytestmark = pytest.mark.alone
 

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import UsageError
 from engine.model.slots import LanguageModel, Rows
 from engine.runtime.events import Commit, Decision, Header, Trace
-from engine.simulate.oracle import Scripted, bernoulli_pair, recorded_pair, scripted_pair
+from engine.simulate.oracle import Scripted, bernoulli_models, bernoulli_pair, recorded_pair, scripted_pair
 from engine.types import Sampling
 
 
@@ -129,6 +129,13 @@ class TestBernoulli:
         target, drafter = bernoulli_pair(0.5, 8, 1, 0, avoid=[0, 5])
         said = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
         assert said == {1, 2, 3, 4, 6, 7}
+
+    def test_several_drafters_err_independently_and_the_first_is_the_pairs(self):
+        target, *drafters = bernoulli_models((0.5, 0.5, 0.8), 64, 1, 9)
+        right = np.array([agreements(target, drafter, [1], 1500) for drafter in drafters])
+        assert right[0].tolist() == agreements(*bernoulli_pair(0.5, 64, 1, 9), [1], 1500)
+        assert right.mean(1) == pytest.approx([0.5, 0.5, 0.8], abs=0.04)
+        assert (right[0] & right[1]).mean() == pytest.approx(0.25, abs=0.04)
 
     def test_wrong_arguments(self):
         with pytest.raises(UsageError, match=r"acceptance rate is 1\.5; it must be at least 0 and at most 1"):

@@ -1,0 +1,245 @@
+"""DSI with several drafters: lines that race in virtual time, the same text on every runtime, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import engine
+from engine.errors import UsageError, WorkerDied
+from engine.methods.dsi import Config, plan, servers
+from engine.model.pair import Pair
+from engine.placement import Placement
+from engine.runtime.events import Device, Span, Trace
+from engine.session import Cluster
+from engine.sites import Here
+from engine.types import Layout, Limits, Sampling
+from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, say, speeds, times
+from tests.engine.runtime.harness import Flat, TestCluster, scripted_cluster
+
+D = T // 4
+
+
+def drafter(right: list[bool], wrong: int):
+    """A drafter that is right where the list says so, and says a token of its own elsewhere."""
+
+    def draft(path) -> int:
+        position = len(path) - len(PROMPT)
+        return say(path) if position < len(right) and right[position] else wrong
+
+    return draft
+
+
+def cluster(rights: list[list[bool]], drafter_us: int, preempts: bool = True) -> TestCluster:
+    first, *further = (drafter(right, 2 + i) for i, right in enumerate(rights))
+    return scripted_cluster(say, first, Flat(T, drafter_us, preempts=preempts), further)
+
+
+def race(rights: list[list[bool]], drafter_us: int, new: int, lookahead: int = 1, **config: int) -> Trace:
+    enough = {"lookahead": lookahead, "sp": len(rights) * servers(lookahead, T / drafter_us)}
+    with cluster(rights, drafter_us) as there:
+        return run(there, "dsi", new, drafters=len(rights), **(enough | config))
+
+
+lines = st.integers(1, 12).flatmap(
+    lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=2, max_size=3)
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lines, speeds)
+def test_no_token_comes_later_than_with_the_best_of_the_drafters_alone(rights, drafter_us):
+    new = len(rights[0]) + 1
+    mine = times(race(rights, drafter_us, new))
+    for right in rights:
+        alone = times(race([right], drafter_us, new))
+        assert all(a <= b for a, b in zip(mine, alone, strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(lines, speeds, st.integers(1, 6), st.integers(1, 5), st.booleans())
+def test_never_slower_than_autoregressive_however_few_servers(rights, drafter_us, lookahead, sp, preempts):
+    new = len(rights[0]) + 2
+    lookahead = max(lookahead, -(-T // (drafter_us * sp)))
+    with cluster(rights, drafter_us, preempts) as there:
+        trace = run(there, "dsi", new, lookahead=lookahead, sp=sp, drafters=len(rights))
+        plain = run(there, "autoregressive", new)
+    assert trace.token_ids() == plain.token_ids()
+    drafts = {s.id for s in trace.spans if s.kind == "draft" and s.outcome == "done"}
+    assert drafts == {d.draft_span for d in trace.decisions if d.draft_span >= 0}, "every draft has its fate"
+    if preempts:
+        assert all(a <= b for a, b in zip(times(trace), times(plain), strict=True))
+
+
+def test_a_line_survives_the_rejection_of_another_and_no_token_waits():
+    # The first drafter is wrong at 1, the second at 6, both at 8. Position i is scored from the moment i - 1 is drafted.
+    first = [i not in (1, 8) for i in range(12)]
+    second = [i not in (6, 8) for i in range(12)]
+    trace = race([first, second], D, 12)
+    restart = T + 8 * D
+    assert times(trace) == [T + i * D for i in range(9)] + [restart + T + i * D for i in range(3)]
+    # Alone each would have begun anew once more: a whole forward instead of a draft's time.
+    assert times(race([first], D, 12))[2] == T + D + T
+    origins = {c.position - len(PROMPT): c.origin for c in trace.commits}
+    assert [i for i, origin in origins.items() if origin != "accepted"] == [8]
+    device = {s.id: s.device for s in trace.spans}
+    decided = {
+        (d.position - len(PROMPT), device[d.draft_span]): d.outcome
+        for d in trace.decisions
+        if d.position - len(PROMPT) in (1, 6) and d.outcome != "discarded"
+    }
+    assert decided == {
+        (1, "gpu-drafter"): "rejected", (1, "gpu-drafter-1"): "accepted",
+        (6, "gpu-drafter"): "accepted", (6, "gpu-drafter-1"): "rejected",
+    }  # fmt: skip
+
+
+def test_what_lines_have_in_common_is_scored_once():
+    # They part at 1: one forward starts at 0 and at D, two at 2 D; the wrong line's are called off at T + D.
+    first, second = [True, False, *[True] * 8], [True] * 10
+    trace = race([first, second], D, 10)
+    started = [(s.start // 1000 - T) for s in trace.spans if s.kind in FORWARDS]
+    assert [started.count(at) for at in (0, D, 2 * D, 3 * D, 4 * D)] == [1, 1, 2, 2, 2]
+    assert [started.count(at) for at in (6 * D, 7 * D)] == [1, 1], "both drafters follow one line again"
+    off = [s for s in trace.spans if s.outcome == "cancelled" and s.end // 1000 - T == T + D]
+    assert {s.model for s in off} == {"drafter", "target"}
+    assert sum(s.kind in FORWARDS for s in off) == 3, (
+        "the current verifier and the right line's servers go on"
+    )
+
+
+def test_the_same_drafter_twice_changes_no_time():
+    right = [True, False, True, True, False, False, True, True]
+    assert times(race([right, right], D, 9)) == times(race([right], D, 9))
+
+
+class Room:
+    """Nine devices, three drafters."""
+
+    c, drafters = 3.0, 3
+
+    def servers(self, drafters: int) -> int:
+        return 9 - drafters
+
+
+@pytest.mark.parametrize(
+    ("asked", "planned"),
+    [
+        ({}, (1, 3)),
+        ({"drafters": 2}, (1, 6)),
+        ({"drafters": 3}, (1, 6)),  # all there is room for
+        ({"drafters": 2, "lookahead": 2}, (2, 4)),
+        ({"drafters": 2, "sp": 2}, (2, 2)),
+    ],
+)
+def test_every_line_needs_servers_of_its_own(asked, planned):
+    cfg = plan(Config(**asked), Room())
+    assert (cfg.lookahead, cfg.sp) == planned
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"drafters": 4}, r"drafters is 4; it must be at most 3: .* name more with --drafter"),
+        ({"drafters": 2, "acceptance": "rejection"}, r"acceptance is rejection; with 2 drafters it must be match"),
+        ({"drafters": 2, "sp": 8}, r"sp is 8; beside 2 drafters there is room for 1 to 7 target"),
+        ({"drafters": 2, "sp": 2, "lookahead": 1}, r"lookahead is 1; .* at least 2 \(or sp at least 3\)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(config, says):
+    with pytest.raises(UsageError, match=says):
+        plan(Config(**config), Room())
+
+
+def test_more_drafters_than_devices_are_refused():
+    small = Room()
+    small.servers = lambda drafters: 2 - drafters
+    with pytest.raises(UsageError, match=r"drafters is 2; it must be at most 1: the pair has 3"):
+        plan(Config(drafters=2), small)
+
+
+def test_more_than_eight_are_out_of_range():
+    with cluster([[True]], D) as there, pytest.raises(UsageError, match=r"drafters is 9; .* at most 8"):
+        run(there, "dsi", 4, drafters=9)
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory):
+    """A tiny target with two drafters: one always wrong, one mostly right."""
+    folder = tmp_path_factory.mktemp("trio")
+    wrong, other = (make_pair(folder, "qwen2", kind)[0] for kind in ("wrong", "other"))
+    return Pair.of(wrong.target_path, wrong.drafter_path, other.drafter_path)
+
+
+@contextmanager
+def three_devices(pair: Pair, runtime: str):
+    """Three workers, also where there are fewer cores."""
+    core = min(os.sched_getaffinity(0))
+    devices = tuple(Device(f"cpu:{core}/{name}", "", f"CPU core {core} {name}", "cpu") for name in "abc")
+    placement = Placement(runtime, Here(pair, runtime, devices, 1), Layout(), c=3.0)
+    with Cluster(pair, placement) as there:
+        yield there
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_k=20, seed=3)], ids=["greedy", "warm"])
+def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
+    texts = []
+    for there in (
+        three_devices(trio, "local-thread"),
+        engine.open(trio, runtime="virtual", profile="8xA100"),
+    ):
+        with there as opened:
+            trace = opened.run("dsi", [5, 6], config={"drafters": 2}, sampling=sampling, limits=Limits(24))
+            plain = opened.run("autoregressive", [5, 6], sampling=sampling, limits=Limits(24))
+            assert trace.token_ids() == plain.token_ids()
+            drafting = {s.device for s in trace.spans if s.kind == "draft"}
+            assert len(drafting) == 2
+            labels = {d.name: d.label for d in trace.header.devices}
+            assert [labels[name].split(" · ")[1] for name in sorted(drafting)] == ["drafter", "drafter 2"]
+            texts.append(trace.token_ids())
+            by_second = {s.id for s in trace.spans if s.device == sorted(drafting)[1]}
+            assert any(d.draft_span in by_second and d.outcome == "accepted" for d in trace.decisions)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.alone
+def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
+    with three_devices(trio, "local-process") as there:
+        there.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(4))
+        worker = there.placement.crew(Layout(targets=1, drafters=2)).workers["drafter"][1]
+        seen = []
+
+        def listen(event: object) -> None:
+            seen.append(event)
+            if sum(isinstance(e, Span) for e in seen) == 8 and isinstance(event, Span):
+                os.kill(worker.pid, signal.SIGKILL)
+
+        start = time.perf_counter()
+        with pytest.raises(WorkerDied, match=rf"process {worker.pid}\) was killed by SIGKILL"):
+            there.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(60), listener=listen)
+        assert time.perf_counter() - start < 10
+        assert seen[-1].status == "failed"
+
+
+def test_bernoulli_drafters_err_each_at_places_of_its_own():
+    def rate(tokens: str, **config: int) -> tuple[float, list[int]]:
+        place = {"runtime": "virtual", "profile": "8xA100", "profile_pair": "starcoder-15b-humaneval"}
+        with engine.open(**place, tokens=tokens) as there:
+            trace = there.run("dsi", "Hello", config=config, limits=Limits(150))
+        return times(trace)[-1], trace.token_ids()
+
+    alone, text = rate("bernoulli:0.6")
+    (two, same), (better, again) = rate("bernoulli:0.6", drafters=2), rate("bernoulli:0.6,0.95", drafters=2)
+    assert text == same == again
+    assert better < two < alone
+    with pytest.raises(UsageError, match=r"drafters is 3; it must be at most 2"):
+        rate("bernoulli:0.6,0.9", drafters=3)
+    with pytest.raises(UsageError, match=r"tokens is 'bernoulli:0.6,2'; .* rate from 0 to 1"):
+        rate("bernoulli:0.6,2")
