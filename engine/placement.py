@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.environment import processor
 from engine.errors import UsageError
-from engine.model.headfile import HeadFile
+from engine.heads.find import HeadFile
 from engine.model.heads import load_head
 from engine.model.pair import Pair
 from engine.runtime.events import Device, Trace
@@ -211,7 +211,7 @@ class Placement:
 
 def _name(head: HeadFile) -> str:
     """Return what workers call a head: several may be loaded beside one target."""
-    return f"head {head.kind}"
+    return f"head {head.config.kind}"
 
 
 def _labelled(seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str]) -> tuple[Device, ...]:

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 from engine.environment import environment
 from engine.errors import RunCancelled, SpecScopeError, UsageError, WorkerDied
+from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, find
-from engine.model.headfile import HeadFile, Heads
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
 from engine.placement import Crew, Placement
@@ -101,7 +101,7 @@ class Cluster:
         return self.placement.site.servers(drafters)
 
     def head(self, kind: str) -> HeadFile:
-        """Return the drafting head of a kind that fits the target (see `engine.model.headfile.Heads`)."""
+        """Return the drafting head of a kind that fits the target (see `engine.heads.find.Heads`)."""
         if not self.placement.states:
             raise UsageError(
                 f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
@@ -179,7 +179,7 @@ class Cluster:
                 self.placement.vocab_size,
                 layout.packing,
                 next(self._numbers),
-                head.features if head else (),
+                head.config.features if head else (),
             )
             self._execute(found, cfg, recording, crew, begin, limits, cancel or threading.Event())
             return recording.trace

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, UsageError
-from engine.heads.form import KINDS, LAYER, LAYERED, HeadConfig
+from engine.heads.form import LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
-from engine.model.load import read_config
+from engine.model.load import PICKLES, Checkpoint, read_config, read_object, some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-_PICKLES = (".pt", ".bin", ".pth", ".ckpt")
 
 
 class Head(NamedTuple):
@@ -53,18 +51,20 @@ def read_head(
         ModelError: It is missing, broken, pickled, or of a kind that is unknown or cannot be run.
         UsageError: It is of another target: hidden size, vocabulary or tokenizer differ.
     """
-    raw, where = _read_config(path), _find_tensors(path)
-    shapes = {name: shape for name, (_, shape) in where.items()}
-    found = _own(path, raw, shapes) if "specscope_head" in raw else recognise(path, raw, shapes)
-    _check_tensors(path, found, shapes, published="specscope_head" not in raw)
-    if target is not None:
-        check_target(path, found.config, target)
-    tensors = dict[str, torch.Tensor]()
-    for name in found.config.tensors():
-        key = found.names[name]
-        with safe_open(where[key][0], "pt") as file:
-            tensors[name] = file.get_tensor(key).to(device, dtype, copy=True)
+    found, weights = _open(path, target)
+    place = torch.device(device)
+    tensors = {name: weights.take(found.names[name], place, dtype) for name in found.config.tensors()}
     return Head(found.config, tensors)
+
+
+def check_head(path: Path, target: Path | None = None) -> HeadConfig:
+    """Check a head as `read_head` does, without its numbers, and return what it is.
+
+    Raises:
+        ModelError: See `read_head`.
+        UsageError: See `read_head`.
+    """
+    return _open(path, target)[0].config
 
 
 def write_head(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -107,78 +107,67 @@ def layer_shape(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in LAYER}
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Return a head's config.json; empty where there is none, as beside some published heads."""
+def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
+    """Return what a head is, and its tensors, of the right names, shapes and types."""
     if not path.is_dir():
         raise ModelError(
             f"{path} is no directory; give the one that holds a head's config.json and *.safetensors"
         )
-    file = path / "config.json"
-    if not file.is_file():
-        return {}
+    config = path / "config.json"
+    raw, weights = read_object(config), Checkpoint(path, _files(path))
+    shapes, published = weights.shapes, "specscope_head" not in raw
+    found = recognise(path, raw, shapes) if published else _own(config, raw, shapes)
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{file} is not a JSON object ({error})") from None
+        found.config.check()
+    except ModelError as error:
+        raise ModelError(f"{config}: {error}") from None
+    if target is not None:
+        check_target(path, found.config, target)
+    _check_tensors(path, found, shapes, published=published)
+    for name in found.config.tensors():
+        weights.check_type(found.names[name])
+    return found, weights
 
 
-def _find_tensors(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Return the file and the shape of every tensor: in model.safetensors, or else in all *.safetensors there are."""
+def _files(path: Path) -> list[Path]:
+    """Return the files of a head's tensors: model.safetensors, or else all *.safetensors there are."""
     whole = path / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
-    if not files:
-        pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
-        if not pickled:
-            raise ModelError(f"{path} holds no *.safetensors")
+    if files:
+        return files
+    if pickles := [file.name for pattern in PICKLES for file in sorted(path.glob(pattern))]:
         raise ModelError(
-            f"{path / pickled[0]}: pickled weights can run code and are not read; convert them to safetensors: "
+            f"{path / pickles[0]}: pickled weights can run code and are not read; convert them to safetensors: "
             "torch.load(FILE, weights_only=True), then safetensors.torch.save_file(tensors, 'model.safetensors')"
         )
-    found = dict[str, tuple[Path, tuple[int, ...]]]()
-    for file in files:
-        try:
-            with safe_open(file, "pt") as shard:
-                found |= {name: (file, tuple(shard.get_slice(name).get_shape())) for name in shard.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file} is not a complete safetensors file ({error})") from None
-    return found
+    raise ModelError(f"{path} holds no *.safetensors")
 
 
-def _own(path: Path, raw: dict[str, Any], shapes: Shapes) -> Published:
-    """Return what a head of SpecScope's own form says it is."""
-    file, version = path / "config.json", raw["specscope_head"]
-    if version != VERSION:
+def _own(file: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
+    """Return what a head of SpecScope's own form says it is in its config."""
+    if (version := raw["specscope_head"]) != VERSION:
         raise ModelError(f"{file}: specscope_head is {version!r}; this version reads {VERSION}")
     fields = {field.name for field in dataclasses.fields(HeadConfig)}
     try:
         given: dict[str, Any] = {name: value for name, value in raw.items() if name in fields}
         given["features"] = tuple(given.get("features", (-1,)))
         config = HeadConfig(**given)
-        expected = config.tensors() if config.kind in KINDS else {}
-    except (TypeError, KeyError) as error:
+    except TypeError as error:
         raise ModelError(f"{file} is no head's config ({error})") from None
-    if config.kind not in KINDS:
-        raise ModelError(f"{file}: kind is {config.kind!r}; it must be one of {', '.join(KINDS)}")
-    if config.kind in LAYERED and (lacking := [name for name in LAYER if name not in config.shape]):
-        raise ModelError(f"{file}: shape lacks {', '.join(lacking)}")
-    return Published(config, {name: name for name in (*expected, *shapes)})
+    return Published(config, {name: name for name in shapes})
 
 
 def _check_tensors(path: Path, found: Published, shapes: Shapes, *, published: bool) -> None:
     expected = found.config.tensors()
     if missing := [name for name in expected if found.names.get(name) not in shapes]:
-        raise ModelError(f"{path}: tensors missing in a head of kind {found.config.kind}: {_some(missing)}")
+        raise ModelError(f"{path}: tensors missing in a head of kind {found.config.kind}: {some(missing)}")
     known = {found.names[name] for name in expected}
     more = [name for name in shapes if name not in known and not (published and is_needless(name))]
     if more:
-        raise ModelError(f"{path}: tensors unknown to a head of kind {found.config.kind}: {_some(more)}")
+        raise ModelError(f"{path}: tensors unknown to a head of kind {found.config.kind}: {some(more)}")
     for name, shape in expected.items():
         if shapes[found.names[name]] != shape:
             raise ModelError(
                 f"{path}: {found.names[name]} has shape {list(shapes[found.names[name]])}; in a head of kind "
                 f"{found.config.kind} and these sizes it has {list(shape)}"
             )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -13,12 +13,21 @@ t, E its embedding, x_n the last known token. All states are read by the target'
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from transformers import LlamaConfig
+
+from engine.errors import ModelError
+from engine.model.shape import Shape
+
 SIDE = ("medusa", "hydra")
-LAYERED = ("eagle", "parallelspec_eagle", "parallelspec_medusa")
+PARALLEL = ("parallelspec_eagle", "parallelspec_medusa")
+LAYERED = ("eagle", *PARALLEL)
 KINDS = (*SIDE, *LAYERED)
+_NORMED = ("parallelspec_medusa",)
+"""Kinds whose layer has the norms of a decoder's layer; EAGLE's has neither the first nor the last."""
 LAYER = (
     "hidden_size",
     "intermediate_size",
@@ -30,6 +39,7 @@ LAYER = (
     "max_position_embeddings",
 )
 """Fields of a head's `shape`."""
+_LENT = ("embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +74,54 @@ class HeadConfig:
     """Whether `fc`, or a hydra's own LM head, has a bias."""
 
     @property
-    def drafts(self) -> int:
-        """Tokens that one draft may have; 0 where there is no limit."""
-        return self.heads if self.kind in SIDE else self.masks + 1 if self.masks else 0
+    def levels(self) -> int:
+        """Tokens it was trained to draft one after the other; 0 where any number will do."""
+        return self.heads if self.kind in SIDE else self.masks + 1 if self.kind in PARALLEL else 0
+
+    def check(self) -> None:
+        """Check that there can be a head like this.
+
+        Raises:
+            ModelError: A field is wrong; the message names it, its value and what it may be.
+        """
+        if self.kind not in KINDS:
+            raise ModelError(f"kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+        side, least = self.kind in SIDE, {"hidden_size": 1, "vocab_size": 1}
+        least |= {"heads": 1, "layers": 1} if side else {"masks": 0} if self.kind in PARALLEL else {}
+        if side and not self.own_lm_head:
+            least["vocab_size"] = 0
+        for name, low in least.items():
+            if type(value := getattr(self, name)) is not int or value < low:
+                raise ModelError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+        if self.features != (-1,):
+            raise ModelError(f"features is {list(self.features)}; supported is [-1], the target's last state")
+        if not isinstance(self.tokenizer, str | None):
+            raise ModelError(
+                f"tokenizer is {self.tokenizer!r}; it must be the SHA-256 of a tokenizer.json, or null"
+            )
+        scale: object = self.embedding_scale
+        if not isinstance(scale, int | float) or not 0 < scale < 1e6:
+            raise ModelError(f"embedding_scale is {scale!r}; it must be a number above 0")
+        if not side:
+            self.layer()
+
+    def layer(self) -> Shape:
+        """Return the shape of its one decoder layer.
+
+        Raises:
+            ModelError: A field of `shape` is missing or wrong.
+        """
+        given: object = self.shape
+        if not isinstance(given, dict):
+            raise ModelError(f"shape is {given!r}; it must hold the fields of a Llama config")
+        if lacking := [name for name in LAYER if name not in self.shape]:
+            raise ModelError(f"shape lacks {', '.join(lacking)}")
+        if self.shape["hidden_size"] != self.hidden_size:
+            raise ModelError(
+                f"hidden_size is {self.shape['hidden_size']} in shape, {self.hidden_size} above it; they must be the same"
+            )
+        shape, normed = layer_of(self.shape | {"vocab_size": self.vocab_size}), self.kind in _NORMED
+        return replace(shape, input_norm=normed, final_norm=normed)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of all tensors."""
@@ -75,11 +130,9 @@ class HeadConfig:
         if self.kind == "hydra":
             return self._hydra()
         d, names = self.hidden_size, self._layer()
-        if self.kind == "parallelspec_medusa":
-            names |= {"layers.0.input_layernorm.weight": (d,), "norm.weight": (d,)}
-        else:
+        if self.kind != "parallelspec_medusa":
             names |= {"fc.weight": (d, 2 * d)} | ({"fc.bias": (d,)} if self.biased else {})
-        if self.masks:
+        if self.kind in PARALLEL and self.masks:
             vectors = ("embedding", "feature") if self.kind == "parallelspec_eagle" else ("embedding",)
             names |= {f"mask.{name}": (self.masks, d) for name in vectors}
         return names
@@ -107,16 +160,21 @@ class HeadConfig:
         return names
 
     def _layer(self) -> dict[str, tuple[int, ...]]:
-        d, inner, at = self.hidden_size, self.shape["intermediate_size"], "layers.0."
-        size = self.shape["head_dim"]
-        queries, keys = (self.shape[f"num_{name}_heads"] * size for name in ("attention", "key_value"))
-        return {
-            f"{at}self_attn.q_proj.weight": (queries, d),
-            f"{at}self_attn.k_proj.weight": (keys, d),
-            f"{at}self_attn.v_proj.weight": (keys, d),
-            f"{at}self_attn.o_proj.weight": (d, queries),
-            f"{at}mlp.gate_proj.weight": (inner, d),
-            f"{at}mlp.up_proj.weight": (inner, d),
-            f"{at}mlp.down_proj.weight": (d, inner),
-            f"{at}post_attention_layernorm.weight": (d,),
-        }
+        """What a decoder of one layer holds, without what the target lends."""
+        sizes = {name.removeprefix("model."): size for name, size in self.layer().tensors().items()}
+        return {name: size for name, size in sizes.items() if name not in _LENT}
+
+
+def layer_of(fields: dict[str, Any]) -> Shape:
+    """Return the shape of a Llama decoder of one layer, from the fields of its config.
+
+    Raises:
+        ModelError: A field is wrong or not supported.
+    """
+    fixed = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    try:
+        return Shape.of(LlamaConfig(**fields | fixed), Path("shape"))
+    except ModelError:
+        raise
+    except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
+        raise ModelError(f"shape is wrong: {' '.join(str(e).split())[:300]}") from None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import LlamaConfig
 
 from engine.errors import ModelError
-from engine.heads.form import LAYER, HeadConfig
+from engine.heads.form import LAYER, HeadConfig, layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,11 +136,12 @@ def _eagle(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         raise ModelError(f"{path / 'config.json'} lacks {', '.join(missing)}, which an EAGLE head says there")
     if any(layers := [name for name in names if re.match(r"layers\.[1-9]", name)]):
         raise ModelError(f"{path} has {layers[0]}: an EAGLE head has one decoder layer")
+    fields = {name: value for name, value in sizes.items() if name not in _LABELS}
     try:
-        layer = LlamaConfig(**{name: value for name, value in sizes.items() if name not in _LABELS})
-    except Exception as error:  # noqa: BLE001 - whatever transformers finds wrong with it
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{path / 'config.json'}: {reason}") from None
+        layer_of(fields)
+    except ModelError as error:
+        raise ModelError(f"{path / 'config.json'}: {error}") from None
+    layer = LlamaConfig(**fields)
     config = HeadConfig(
         "eagle",
         layer.hidden_size,

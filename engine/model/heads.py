@@ -17,15 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.errors import UsageError
+from engine.heads.files import read_head
+from engine.heads.form import HeadConfig
 from engine.model.decoder import Decoder
-from engine.model.headfile import KINDS, HeadFile
-from engine.model.load import Checkpoint
 from engine.model.remembered import Remembered
 from engine.model.slots import LanguageModel, Rows
 from engine.model.weights import Linear
 
 Take = Callable[[str], Tensor]
-Sizes = dict[str, tuple[int, ...]]
 
 
 class Work(NamedTuple):
@@ -50,21 +49,13 @@ class Medusa:
     keeps = ()
     layer = None
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         self._blocks = [
-            [_linear(take, f"{i}.{j}.linear") for j in range(file.layers)] for i in range(file.heads)
+            [_linear(take, f"{i}.{j}.linear") for j in range(config.layers)] for i in range(config.heads)
         ]
-        own = range(file.heads) if more[0] else ()
-        self._heads = [_linear(take, f"{i}.{file.layers}", bias=False) for i in own]
+        own = range(config.heads) if config.own_lm_head else ()
+        self._heads = [_linear(take, f"{i}.{config.layers}", bias=False) for i in own]
         self._shared = target.head
-
-    @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
-        """Return the names and shapes of its tensors; then groups that it may lack."""
-        d, every = file.hidden_size, range(file.heads)
-        blocks = [f"{i}.{j}.linear" for i in every for j in range(file.layers)]
-        sizes = {f"{name}.weight": (d, d) for name in blocks} | {f"{name}.bias": (d,) for name in blocks}
-        return sizes, {f"{i}.{file.layers}.weight": (file.vocab_size, d) for i in every}
 
     @torch.inference_mode()
     def __call__(self, h: Tensor, count: int) -> Tensor:
@@ -85,29 +76,16 @@ class Hydra:
     keeps = ()
     layer = None
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
-        every = range(file.heads)
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        every = range(config.heads)
         self._first = [_linear(take, f"hydra_mlp.{i}.1.linear") for i in every]
         self._residual = [_linear(take, f"hydra_mlp.{i}.1.res_connection") for i in every]
-        behind = range(3, 2 * file.layers + 1, 2)
+        behind = range(3, 2 * config.layers + 1, 2)
         self._blocks = [[_linear(take, f"hydra_mlp.{i}.{j}.linear") for j in behind] for i in every]
-        own, biased = more
-        heads = [f"hydra_lm_head.{i}.1" for i in every]
-        self._heads = [_linear(take, name, bias=biased) if own else target.head for name in heads]
+        self._heads = [target.head for _ in every]
+        if config.own_lm_head:
+            self._heads = [_linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in every]
         self._embedding = target.embedding
-
-    @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
-        """Return the names and shapes of its tensors; then groups that it may lack."""
-        d, v, sizes = file.hidden_size, file.vocab_size, dict[str, tuple[int, ...]]()
-        for i in range(file.heads):
-            at = f"hydra_mlp.{i}"
-            columns = {f"{at}.1.linear": (i + 2) * d, f"{at}.1.res_connection": (i + 2) * d}
-            columns |= {f"{at}.{j}.linear": d for j in range(3, 2 * file.layers + 1, 2)}
-            sizes |= {f"{name}.weight": (d, n) for name, n in columns.items()}
-            sizes |= {f"{name}.bias": (d,) for name in columns}
-        heads = [f"hydra_lm_head.{i}.1" for i in range(file.heads)]
-        return sizes, {f"{name}.weight": (v, d) for name in heads}, {f"{name}.bias": (v,) for name in heads}
 
     @torch.inference_mode()
     def __call__(self, h: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -138,15 +116,9 @@ class Eagle:
     keeps = (-1,)
     work = Work(1, 2)
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
-        fc = _linear(take, "fc", bias=more[0])
-        self.layer = _layer(file, take, target, lambda rows, e: fc(torch.cat([e, _beside(rows)], 1)))
-
-    @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
-        """Return the names and shapes of its tensors; then groups that it may lack."""
-        d = file.hidden_size
-        return _layer_tensors(file) | {"fc.weight": (d, 2 * d)}, {"fc.bias": (d,)}
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        fc = _linear(take, "fc", bias=config.biased)
+        self.layer = _layer(config, take, target, lambda rows, e: fc(torch.cat([e, _beside(rows)], 1)))
 
 
 class ParallelEagle:
@@ -158,21 +130,15 @@ class ParallelEagle:
     keeps = ()
     work = Work(1, 2)
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:
-        fc = _linear(take, "fc", bias=more[0])
-        embedding, feature = _masks(file, take, "mask.embedding"), _masks(file, take, "mask.feature")
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        fc = _linear(take, "fc", bias=config.biased)
+        embedding, feature = _masks(config, take, "mask.embedding"), _masks(config, take, "mask.feature")
 
         def before(rows: Rows, e: Tensor) -> Tensor:
             e, h = _masked(rows, e, embedding), _masked(rows, _beside(rows), feature)
             return fc(torch.cat([e, h], 1))
 
-        self.layer = _layer(file, take, target, before)
-
-    @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
-        """Return the names and shapes of its tensors; then groups that it may lack."""
-        sizes, bias = Eagle.tensors(file)
-        return sizes | _mask_tensors(file, "mask.embedding", "mask.feature"), bias
+        self.layer = _layer(config, take, target, before)
 
 
 class ParallelMedusa:
@@ -184,29 +150,28 @@ class ParallelMedusa:
     keeps = ()
     work = Work(1, 0)
 
-    def __init__(self, file: HeadFile, take: Take, target: Decoder, more: Sequence[bool]) -> None:  # noqa: ARG002 - one signature
-        embedding, scale = _masks(file, take, "mask.embedding"), file.embedding_scale
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        embedding, scale = _masks(config, take, "mask.embedding"), config.embedding_scale
 
         def before(rows: Rows, e: Tensor) -> Tensor:
             return _masked(rows, scale * e + _beside(rows), embedding)
 
-        self.layer = _layer(file, take, target, before)
-
-    @staticmethod
-    def tensors(file: HeadFile) -> tuple[Sizes, ...]:
-        """Return the names and shapes of its tensors; then groups that it may lack."""
-        return (_layer_tensors(file) | _mask_tensors(file, "mask.embedding"),)
+        self.layer = _layer(config, take, target, before)
 
 
 Head: TypeAlias = Medusa | Hydra | Eagle | ParallelEagle | ParallelMedusa
 """`keeps`: hidden states of its own layer that it reads again; `layer`: its layer, where it has one."""
-_CLASSES: Mapping[str, type[Head]] = dict(
-    zip(KINDS, (Medusa, Hydra, Eagle, ParallelMedusa, ParallelEagle), strict=True)
-)
+_CLASSES: Mapping[str, type[Head]] = {
+    "medusa": Medusa,
+    "hydra": Hydra,
+    "eagle": Eagle,
+    "parallelspec_medusa": ParallelMedusa,
+    "parallelspec_eagle": ParallelEagle,
+}
 
 
 def load_head(path: str, target: LanguageModel) -> Head:
-    """Load the head of a directory beside its target.
+    """Load the head of a directory, SpecScope's own or a published one, beside its target.
 
     Raises:
         ModelError: Its config or its weights are missing or broken.
@@ -218,14 +183,8 @@ def load_head(path: str, target: LanguageModel) -> Head:
         raise UsageError(
             "a drafting head reads the target's hidden states, which drawn or recorded tokens do not have; leave tokens at pair"
         )
-    file = HeadFile.read(Path(path))
-    kind, checkpoint = _CLASSES[file.kind], Checkpoint(file.path)
-    sizes, *groups = kind.tensors(file)
-    more = [any(name in checkpoint.names for name in group) for group in groups]
-    for group, there in zip(groups, more, strict=True):
-        sizes |= group if there else {}
-    checkpoint.check(sizes)
-    return kind(file, lambda key: checkpoint.take(key, target.device, target.dtype), target, more)
+    head = read_head(Path(path), device=target.device, dtype=target.dtype)
+    return _CLASSES[head.config.kind](head.config, head.tensors.pop, target)
 
 
 def _linear(take: Take, name: str, *, bias: bool = True) -> Linear:
@@ -238,30 +197,19 @@ def _through(blocks: Sequence[Linear], x: Tensor) -> Tensor:
     return x
 
 
-def _layer(file: HeadFile, take: Take, target: Decoder, before: Callable[[Rows, Tensor], Tensor]) -> Decoder:
+def _layer(
+    config: HeadConfig, take: Take, target: Decoder, before: Callable[[Rows, Tensor], Tensor]
+) -> Decoder:
     """Return a head's layer with the target's embedding and head."""
-    assert file.shape is not None, "a head with a layer has its shape"
 
     def named(key: str) -> Tensor:
         return take(key.removeprefix("model."))
 
-    return Decoder(file.shape, named, "drafter", beside=target, before=before, masks=file.masks)
+    return Decoder(config.layer(), named, "drafter", beside=target, before=before, masks=config.masks)
 
 
-def _layer_tensors(file: HeadFile) -> Sizes:
-    assert file.shape is not None, "a head with a layer has its shape"
-    sizes = {name.removeprefix("model."): size for name, size in file.shape.tensors().items()}
-    return {
-        name: size for name, size in sizes.items() if name not in ("embed_tokens.weight", "lm_head.weight")
-    }
-
-
-def _mask_tensors(file: HeadFile, *names: str) -> Sizes:
-    return dict.fromkeys(names if file.masks else (), (file.masks, file.hidden_size))
-
-
-def _masks(file: HeadFile, take: Take, name: str) -> Tensor | None:
-    return take(name) if file.masks else None
+def _masks(config: HeadConfig, take: Take, name: str) -> Tensor | None:
+    return take(name) if config.masks else None
 
 
 def _masked(rows: Rows, x: Tensor, learned: Tensor | None) -> Tensor:

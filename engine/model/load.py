@@ -20,12 +20,12 @@ from engine.model.shape import FAMILIES, Shape
 from engine.model.stage import layer_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _INDEX = "model.safetensors.index.json"
 _LLAMA = {
     "vocab_size": int,
@@ -149,19 +149,25 @@ def read_object(path: Path) -> dict[str, Any]:
 class Checkpoint:
     """The safetensors files of a directory, one or several shards.
 
+    Args:
+        directory: Where they lie.
+        files: Those to read; left out, a model's.
+
     Raises:
         ModelError: A file is missing or broken, or there are only pickled weights.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: Sequence[Path] = ()) -> None:
         self.directory = directory
-        self._shards = {path: _open(path) for path in self._files()}
+        self._shards = {path: _open(path) for path in files or self._files()}
         self._where = {key: path for path, shard in self._shards.items() for key in shard.keys()}  # noqa: SIM118
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All tensors' names."""
-        return tuple(self._where)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """All tensors' shapes, by name."""
+        return {
+            key: tuple(self._shards[path].get_slice(key).get_shape()) for key, path in self._where.items()
+        }
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with what the config asks for.
@@ -171,14 +177,12 @@ class Checkpoint:
         """
         if missing := [key for key in expected if key not in self._where]:
             raise ModelError(
-                f"{self.directory}: the weights lack {_some(missing)}, which config.json asks for"
+                f"{self.directory}: the weights lack {some(missing)}, which config.json asks for"
             )
         if unexpected := [
             key for key in self._where if key not in expected and not _is_ignorable(key, expected)
         ]:
-            raise ModelError(
-                f"{self.directory}: the weights hold {_some(unexpected)}, unknown to config.json"
-            )
+            raise ModelError(f"{self.directory}: the weights hold {some(unexpected)}, unknown to config.json")
         for key, shape in expected.items():
             path = self._where[key]
             held = self._shards[path].get_slice(key)
@@ -186,10 +190,17 @@ class Checkpoint:
                 raise ModelError(
                     f"{path}: {key} has shape {held.get_shape()}; config.json asks for {list(shape)}"
                 )
-            if held.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                raise ModelError(
-                    f"{path}: {key} is of type {held.get_dtype()}; supported are F64, F32, F16, BF16"
-                )
+            self.check_type(key)
+
+    def check_type(self, key: str) -> None:
+        """Check that a tensor holds floating-point numbers of a usual kind.
+
+        Raises:
+            ModelError: It does not.
+        """
+        path = self._where[key]
+        if (kind := self._shards[path].get_slice(key).get_dtype()) not in ("F64", "F32", "F16", "BF16"):
+            raise ModelError(f"{path}: {key} is of type {kind}; supported are F64, F32, F16, BF16")
 
     def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return one tensor, copied out of its file."""
@@ -210,7 +221,7 @@ class Checkpoint:
             return [directory / name for name in shards]
         if (directory / "model.safetensors").is_file():
             return [directory / "model.safetensors"]
-        if pickles := [path.name for pattern in _PICKLES for path in sorted(directory.glob(pattern))]:
+        if pickles := [path.name for pattern in PICKLES for path in sorted(directory.glob(pattern))]:
             raise ModelError(
                 f"{directory / pickles[0]}: pickled weights can run code and are not read; convert them to safetensors "
                 "(transformers: save_pretrained writes it)"
@@ -246,7 +257,8 @@ def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
     return key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and key not in expected)
 
 
-def _some(keys: list[str]) -> str:
+def some(keys: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
     return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from engine.model.headfile import KINDS, HeadFile, digest
-from engine.model.heads import _CLASSES
+from engine.heads.files import tokenizer_digest, write_head
+from engine.heads.form import KINDS, PARALLEL, SIDE, HeadConfig
 from engine.model.load import read_config
 from engine.model.pair import Pair
 
@@ -60,23 +58,17 @@ def make_head(
         "max_position_embeddings": config.max_position_embeddings,
     }
     fields = {
-        "specscope_head": 1,
         "kind": kind,
         "hidden_size": d,
         "vocab_size": config.vocab_size,
-        "features": [-1],
-        "tokenizer": digest(target),
+        "tokenizer": tokenizer_digest(target),
         "target": target.name,
+        "own_lm_head": own and kind in SIDE,
+        "biased": own and kind in ("hydra", "eagle", "parallelspec_eagle"),
     }
-    fields |= {"heads": HEADS, "layers": 1} if kind in ("medusa", "hydra") else {"shape": shape}
-    fields |= {"masks": MASKS} if kind.startswith("parallelspec") else {}
-    fields |= changes
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(fields))
-    file = HeadFile.read(path)
-    sizes, *groups = _CLASSES[kind].tensors(file)
-    for group in groups:
-        sizes |= group if own else {}
+    fields |= {"heads": HEADS, "layers": 1} if kind in SIDE else {"shape": shape}
+    fields |= {"masks": MASKS} if kind in PARALLEL else {}
+    head = HeadConfig(**fields | changes)
     random = torch.Generator().manual_seed(seed)
 
     def tensor(name: str, size: tuple[int, ...]) -> torch.Tensor:
@@ -91,6 +83,6 @@ def make_head(
             noise[:, :d] += torch.eye(d)
         return noise
 
-    tensors = {n: tensor(n, s) for n, s in sizes.items()}
-    save_file(tensors, path / "model.safetensors")
+    path.mkdir(parents=True, exist_ok=True)
+    write_head(path, head, {n: tensor(n, s) for n, s in head.tensors().items()})
     return path

@@ -18,7 +18,6 @@ from engine.errors import ModelError, UsageError
 from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from engine.heads.form import KINDS, LAYER, HeadConfig
 from engine.model.pair import PAIRS
-from engine.model.shape import Shape
 from engine.training.heads.layered import Eagle
 from engine.training.heads.layout import Packed
 from engine.training.heads.side import Hydra, Medusa
@@ -36,6 +35,9 @@ CONFIG = {
     "max_position_embeddings": 64,
     "vocab_size": V,
     "hidden_act": "silu",
+}
+SHAPE = {name: CONFIG.get(name, 4) for name in LAYER} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}
 }
 LAYER_TENSORS = {
     "self_attn.q_proj.weight": (D, D),
@@ -199,23 +201,16 @@ def test_eagle(published: str, tmp_path: Path) -> None:
         }
         tensors |= drawn({"lm_head.weight": (V, D)})
     head = read_head(store(tmp_path / "e", tensors, config))
-    assert (head.config.kind, head.config.biased, head.config.drafts) == ("eagle", False, 0)
+    assert (head.config.kind, head.config.biased, head.config.levels) == ("eagle", False, 0)
     assert head.config.target == ("owner/target" if published == "speculators" else "")
     assert head.config.shape["rope_parameters"]["rope_theta"] == 5000
     assert head.config.shape["head_dim"] == D // HEADS
-    ours = Eagle(shape_of(head.config))
+    ours = Eagle(head.config.layer())
     ours.load_state_dict(head.tensors)
     n, e, f = 7, torch.randn(7, D), torch.randn(7, D)
     zero, seen = torch.zeros(n, dtype=torch.int64), torch.ones(n, n, dtype=torch.bool).tril()
     states = ours(e, f, Packed(zero, zero, torch.arange(n), (seen,)))
     torch.testing.assert_close(states, reference_eagle(tensors, fc, layer, e, f), atol=1e-5, rtol=1e-4)
-
-
-def shape_of(config: HeadConfig) -> Shape:
-    from transformers import LlamaConfig
-
-    layer = {"architectures": ["LlamaForCausalLM"], "vocab_size": config.vocab_size, "num_hidden_layers": 1}
-    return Shape.of(LlamaConfig(**config.shape, **layer), Path("config.json"))
 
 
 def test_bias_of_fc_is_read(tmp_path: Path) -> None:
@@ -226,9 +221,8 @@ def test_bias_of_fc_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_read_again(kind: str, tmp_path: Path) -> None:
-    shape = {name: CONFIG.get(name, {"rope_type": "default"} if name[0] == "r" else 4) for name in LAYER}
     config = HeadConfig(
-        kind, D, V, heads=2, masks=3 if kind[0] == "p" else 0, shape=shape, tokenizer="a" * 64
+        kind, D, V, heads=2, masks=3 if kind[0] == "p" else 0, shape=SHAPE, tokenizer="a" * 64
     )
     tensors = drawn(config.tensors())
     write_head(tmp_path, config, tensors)
@@ -313,6 +307,18 @@ Change = Callable[[dict[str, Tensor]], object]
             "is an EAGLE-3 head, which cannot be run yet",
         ),
         (
+            eagle(),
+            CONFIG | {"hidden_act": "gelu"},
+            lambda _: None,
+            "hidden_act gelu is not supported; supported is silu",
+        ),
+        (
+            eagle(),
+            CONFIG,
+            lambda t: t.update({"fc.bias": torch.zeros(D, dtype=torch.int8)}),
+            "fc.bias is of type I8; supported are F64, F32, F16, BF16",
+        ),
+        (
             eagle("fusion_fc", "transformer"),
             {"transformer_layer_config": CONFIG},
             lambda t: t.update({"embedding_layernorm.weight": torch.ones(D)}),
@@ -342,7 +348,7 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.safetensors is not a complete safetensors file"):
         read_head(tmp_path)
     (tmp_path / "config.json").write_text("[")
-    with pytest.raises(ModelError, match=r"config\.json is not a JSON object"):
+    with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         read_head(tmp_path)
 
 
@@ -351,13 +357,22 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
     [
         ({"specscope_head": 2}, r"specscope_head is 2; this version reads 1$"),
         ({"kind": "medusas"}, r"kind is 'medusas'; it must be one of medusa, hydra"),
-        ({"shape": {}}, r"is no head's config|shape lacks hidden_size"),
+        ({"shape": {}}, r"config\.json: shape lacks hidden_size, intermediate_size"),
+        ({"shape": 4}, r"shape is 4; it must hold the fields of a Llama config"),
+        ({"hidden_size": 8}, r"hidden_size is 16 in shape, 8 above it; they must be the same"),
+        ({"shape": SHAPE | {"rope_parameters": 4}}, r"config\.json: shape is wrong: "),
+        ({"shape": SHAPE | {"num_attention_heads": 0}}, r"config\.json: shape is wrong: "),
+        ({"shape": SHAPE | {"hidden_act": "gelu"}}, r"hidden_act gelu is not supported; supported is silu"),
+        ({"masks": -1}, r"masks is -1; it must be a whole number of at least 0"),
+        ({"masks": "3"}, r"masks is '3'; it must be a whole number of at least 0"),
+        ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),
+        ({"features": None}, r"is no head's config \("),
+        ({"tokenizer": 7}, r"tokenizer is 7; it must be the SHA-256"),
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
 )
 def test_a_broken_config_of_our_own(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    shape = {name: CONFIG.get(name, 4) for name in LAYER}
-    config = HeadConfig("parallelspec_eagle", D, V, masks=3, shape=shape)
+    config = HeadConfig("parallelspec_eagle", D, V, masks=3, shape=SHAPE)
     write_head(tmp_path, config, drawn(config.tensors()))
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | change))

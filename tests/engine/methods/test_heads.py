@@ -243,16 +243,18 @@ def pair(world):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 48}, "the head's hidden size is 48, the target's 32"),
-        ({"vocab_size": 101}, "the head's vocabulary is 101, the target's 97"),
-        ({"tokenizer": "ab" * 32}, "the head's tokenizer is abababababab, the target's [0-9a-f]{12}"),
-        ({"kind": "hydra"}, "is a head of kind hydra; this method needs one of kind medusa"),
+        ({"hidden_size": 48}, "for another target: its hidden_size is 48, that of .* is 32"),
+        ({"vocab_size": 101}, "for another target: its vocab_size is 101, that of .* is 97"),
+        ({"tokenizer": "ab" * 32}, "its tokenizer is abababababab, that of .* is [0-9a-f]{12}"),
         ({"kind": "oracle"}, "kind is 'oracle'; it must be one of medusa, hydra"),
-        ({"specscope_head": 2}, "specscope_head is 2; a drafting head says 1 there"),
+        ({"specscope_head": 2}, "specscope_head is 2; this version reads 1"),
         ({"heads": 0}, "heads is 0; it must be a whole number of at least 1"),
         ({"features": [1, -1]}, r"features is \[1, -1\]; supported is \[-1\]"),
-        ({"heads": 7}, "the weights lack 5.0.linear.weight, 6.0.linear.weight"),
-        ({"heads": 4}, "the weights hold 4.0.linear.bias, 4.0.linear.weight"),
+        (
+            {"heads": 7},
+            "missing in a head of kind medusa: 5.0.linear.weight, 5.0.linear.bias, 6.0.lin.* and 1 more",
+        ),
+        ({"heads": 4}, "unknown to a head of kind medusa: 4.0.linear.bias, 4.0.linear.weight"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_by_name(pair, tmp_path, changes, message):
@@ -264,6 +266,13 @@ def test_a_head_that_does_not_fit_is_refused_by_name(pair, tmp_path, changes, me
             cluster.run("medusa", PROMPT, limits=Limits(4))
         assert not any(w._host.forwards.heads for w in cluster.placement.workers), "nothing is half-loaded"
         assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"
+
+
+def test_a_head_of_another_kind_is_refused(pair, tmp_path):
+    path = make_head(tmp_path / "head", "hydra", pair.target_path)
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        with pytest.raises(UsageError, match="is a head of kind hydra; this method needs one of kind medusa"):
+            cluster.run("medusa", PROMPT, limits=Limits(4))
 
 
 def test_a_pair_without_heads_says_how_to_get_one(pair):

@@ -323,7 +323,7 @@ def test_heads_learn(kind: str, settings: Options, trained: Path) -> None:
     assert measured[-1]["length"] > 1.2
     assert len(log[0]["places"]) == (1 if kind == "eagle" else 4 if kind.startswith("p") else 3)
     head = read_head(out, trained / "target")
-    assert (head.config.kind, head.config.target, head.config.drafts) == (
+    assert (head.config.kind, head.config.target, head.config.levels) == (
         kind,
         trained.name,
         {"eagle": 0}.get(kind, 4 if kind.startswith("p") else 3),
