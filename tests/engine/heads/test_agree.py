@@ -1,0 +1,123 @@
+"""Training and inference agree: what a trained head drafts with is, row by row, what its module computed in training."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.drafters.static import tree
+from engine.heads.files import read_head, write_head
+from engine.heads.form import KINDS
+from engine.model.heads import load_head
+from engine.model.load import load, read_config
+from engine.model.shape import Shape
+from engine.runtime.heads import HEADS
+from engine.runtime.host import Host
+from engine.runtime.jobs import Begin, Grow, Grown, Load, Prefill
+from engine.training.heads.features import features_of
+from engine.training.heads.kinds import Head, build
+from engine.training.heads.layered import Eagle
+from engine.training.heads.layout import Texts, pack
+from engine.training.heads.side import Hydra, Medusa
+from engine.training.heads.train import head_config, read_frozen
+from engine.training.options import HeadOptions
+from engine.types import Packing, Prefix, Sampling
+from tests.engine.model import tiny
+
+SIZE, SCALE, LEVELS = 3, 4.0, 3
+TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
+"""A draft begins behind its last token."""
+NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
+"""Token and parent of each node of the tree."""
+GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
+"""For each level the nodes there are, and those whose children are drafted."""
+
+
+@pytest.fixture(scope="module", params=["llama3-rope", "yarn-rope", "qwen3"])
+def target(request, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pair") / "target"
+    tiny.save(tiny.reference(request.param, seed=2), path)
+    return path
+
+
+def trained(kind: str, target: Path, out: Path) -> Head:
+    """Write a head as a training does, and return its module; its numbers fit bf16, so that the file holds them exactly."""
+    shape = Shape.of(read_config(target), target)
+    head = build(kind, shape, SIZE, seed=1, scale=SCALE)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, p in head.named_parameters():
+            p.copy_((("norm" in name) + 0.15 * torch.randn_like(p)).bfloat16())
+    options = HeadOptions(kind=kind, out=out, pair=target.parent, data=target, size=SIZE)
+    out.mkdir()
+    write_head(out, head_config(options, target, shape, SCALE), head.fold())
+    return head
+
+
+def drafted(target: Path, out: Path) -> list[Tensor]:
+    """The runtime's logits after the nodes of each level, (R, V); (1, V) where one row holds for all."""
+    host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
+    host.handle(Load("target", partial(load, str(target))))
+    host.handle(Load("head", partial(load_head, str(out)), beside="target"))
+    host.handle(Begin(Sampling(), 1, 64, tiny.VOCAB, Packing(), features=(-1,)))
+    host.handle(Prefill("target", (prefix,)))
+    job = Grow("head", (prefix,), tree("medusa"), (LEVELS,), sampled=False, rows=((),))
+    rows = HEADS[type(host.forwards.heads["head"])](host.forwards, job, [])
+    level = [0, 0, 1, 1, 1]
+    nodes = [Grown(*node, level[i], -1, 0.0, (), 0) for i, node in enumerate(NODES)]
+    return [rows(nodes[: len(there)], at) for there, at in GROWN]
+
+
+def path_to(node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
+
+
+def state(head: Head, texts: Texts, embedding: Tensor, path: list[int]) -> Tensor:
+    """The module's state after the text and some drafts, (D,)."""
+    (n,) = texts.anchors
+    f, place = texts.features[n - 1], len(path)
+    if isinstance(head, Medusa):
+        return head[place](f)
+    if isinstance(head, Hydra):
+        return head._head(place, f, texts.embedded[n], *(embedding[token] for token in path))
+    if not isinstance(head, Eagle):
+        packed = pack(texts, SIZE, within=False)
+        return head(texts, packed)[packed.at(place)[-1]]
+    states = list[Tensor]()
+    for behind in range(place + 1):
+        packed = pack(texts, behind, within=False)
+        embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
+        for k, (token, before) in enumerate(zip(path[:behind], states, strict=True), 1):
+            embedded[packed.at(k)], features[packed.at(k)] = embedding[token], before
+        states.append(head(embedded, features, packed)[packed.at(behind)[-1]])
+    return states[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_path):
+    head = trained(kind, target, tmp_path / "head")
+    frozen = read_frozen(target, Shape.of(read_config(target), target), torch.device("cpu"))
+    ids = np.array([*TEXT, 1])
+    (features,) = features_of(load(target), [ids])
+    tokens = torch.from_numpy(ids)
+    anchors = np.array([len(TEXT) - 1])
+    texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
+    for (_, at), rows in zip(GROWN, drafted(target, tmp_path / "head"), strict=True):
+        expected = [state(head, texts, frozen.embedding, path_to(node)) @ frozen.lm_head.T for node in at]
+        assert len(rows) in (1, len(at))
+        for i, logits in enumerate(expected):
+            torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-5, rtol=1e-5)
+    assert max(float(logits.std()) for logits in expected) > 0.1, "they say something"
+
+
+def test_the_scale_of_embeddings_is_in_the_file_where_it_cannot_be_in_the_weights(target, tmp_path):
+    for kind in KINDS:
+        trained(kind, target, tmp_path / kind)
+        scale = read_head(tmp_path / kind, target).config.embedding_scale
+        assert scale == (SCALE if kind == "parallelspec_medusa" else 1.0), kind

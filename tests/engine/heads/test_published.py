@@ -1,0 +1,160 @@
+"""Published heads at work: files with the names their own projects give them, run on a target, against the slow reference."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import engine
+from engine.errors import ModelError, UsageError
+from engine.model.pair import Pair
+from engine.types import Limits, Sampling
+from tests.engine.heads.made import make_head
+from tests.engine.methods.pairs import save_with_tokenizer
+from tests.engine.methods.plain_heads import Plain
+from tests.engine.methods.test_heads import METHODS, NEW, PROMPT, drafts, drifting, expected, walk
+
+PUBLISHED = {
+    "Medusa-1": "medusa",
+    "Medusa-2": "medusa",
+    "Hydra": "hydra",
+    "EAGLE": "eagle",
+    "EAGLE-2": "eagle2",
+    "speculators": "eagle",
+}
+"""The method that runs each."""
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published")
+    model = drifting("llama")
+    save_with_tokenizer(model, folder / "target")
+    return Pair.of(folder / "target"), model
+
+
+def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tensors, dict[str, Any]]:
+    """The file's name, tensors and config of the head `own` as it would be published."""
+    tensors, shape = (
+        load_file(own / "model.safetensors"),
+        json.loads((own / "config.json").read_text())["shape"],
+    )
+    embedding, lm_head = (
+        x.weight.detach().clone() for x in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    if style == "Medusa-1":
+        return "medusa_lm_head", tensors, {"medusa_num_heads": 2, "medusa_num_layers": 1}
+    if style == "Medusa-2":
+        beside = {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head}
+        return (
+            "model",
+            {f"medusa_head.{name}": t for name, t in tensors.items()} | beside,
+            {"medusa_num_heads": 5},
+        )
+    if style == "Hydra":  # without dropout its blocks are numbered from 0
+        named = {re.sub(r"^(hydra_mlp\.\d+)\.1\.", r"\1.0.", name): t for name, t in tensors.items()}
+        return "hydra_lm_head", named | {"input_embed_fn.weight": embedding}, {"hydra_num_heads": 5}
+    layer = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(embedding)}
+    layer |= {name: x for name, x in shape.items() if name not in ("rope_parameters", "head_dim")}
+    layer |= {"num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "float16"}
+    layer |= {"rope_theta": shape["rope_parameters"]["rope_theta"]}
+    if style != "speculators":
+        return "model", tensors | {"embed_tokens.weight": embedding}, layer | {"bias": True}
+    named = {
+        re.sub(r"^fc\.", "fusion_fc.", re.sub(r"^layers\.0\.", "transformer.", name)): t
+        for name, t in tensors.items()
+    }
+    config = {"speculators_model_type": "eagle", "transformer_layer_config": layer}
+    return "model", named | {"embed_tokens.weight": embedding, "lm_head.weight": lm_head}, config
+
+
+def make_published(style: str, folder: Path, pair: Pair, model: torch.nn.Module) -> tuple[Path, Path]:
+    """Write a published head, and the same one in SpecScope's form, for the reference."""
+    kind = METHODS[PUBLISHED[style]][0]
+    own = make_head(folder / "own", kind, pair.target_path, own=True, scale=0.5)
+    tensors = load_file(own / "model.safetensors")
+    for name, tensor in tensors.items():  # LM heads begin as the target's
+        if len(tensor) == pair.vocab_size and tensor.ndim == 2:
+            tensors[name] = tensor + model.get_output_embeddings().weight.detach()
+    save_file(tensors, own / "model.safetensors")
+    (folder / "theirs").mkdir()
+    name, tensors, config = published(style, own, model)
+    save_file(tensors, folder / "theirs" / f"{name}.safetensors")
+    (folder / "theirs" / "config.json").write_text(json.dumps(config))
+    return folder / "theirs", own
+
+
+@pytest.mark.parametrize("style", PUBLISHED)
+def test_a_published_head_drafts_as_the_reference_and_the_text_is_the_targets(world, tmp_path, style):
+    (pair, model), method = world, PUBLISHED[style]
+    theirs, own = make_published(style, tmp_path, pair, model)
+    config = METHODS[method][1]
+    with engine.open(pair, runtime="local-thread", device="cpu", head=theirs) as cluster:
+        trace = cluster.run(method, PROMPT, config=config, limits=Limits(NEW))
+        alone = cluster.run("autoregressive", PROMPT, limits=Limits(NEW))
+    assert trace.token_ids() == alone.token_ids()
+    assert trace.header.environment["head"] == str(theirs)
+    plain, x, lengths = Plain(copy.deepcopy(model), own), list(PROMPT), set[int]()
+    for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
+        levels = len(PROMPT) + NEW - len(x)
+        assert nodes == expected(plain, method, trace.header.config | config, x, levels, Sampling(), None)
+        assert r.accepted == len(walk(plain, x, nodes))
+        lengths.add(r.accepted)
+        x = PROMPT + alone.token_ids()[: len(x) - len(PROMPT) + r.emitted]
+    assert max(lengths) > 0, "some drafts are accepted"
+
+
+def pickled(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def third(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    layer = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
+    save_file(layer | {"d2t": torch.zeros(4, dtype=torch.int64)}, folder / "model.safetensors")
+
+
+def lacking(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    del tensors["layers.0.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def unknown(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    save_file(tensors | {"gate.weight": torch.zeros(2)}, folder / "model.safetensors")
+
+
+def of_another(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 32000}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pickled, r"pytorch_model\.bin: pickled weights can run code and are not read; convert them"),
+        (third, "is an EAGLE-3 head, which cannot be run yet; use an EAGLE-1 or EAGLE-2 head"),
+        (lacking, r"tensors missing in a head of kind eagle: layers\.0\.mlp\.up_proj\.weight$"),
+        (unknown, r"tensors unknown to a head of kind eagle: gate\.weight$"),
+        (of_another, "is a head for another target: its vocab_size is 32000, that of .* is 97; use a head"),
+    ],
+)
+def test_a_published_head_that_cannot_run_is_refused_before_anything_is_loaded(
+    world, tmp_path, change, message
+):
+    pair, model = world
+    theirs, _ = make_published("EAGLE", tmp_path, pair, model)
+    tensors = load_file(theirs / "model.safetensors")
+    change(theirs, tensors, json.loads((theirs / "config.json").read_text()))
+    with engine.open(pair, runtime="local-thread", device="cpu", head=theirs) as cluster:
+        with pytest.raises((UsageError, ModelError), match=message) as error:
+            cluster.run("eagle2", PROMPT, limits=Limits(4))
+        assert "\n" not in str(error.value)
+        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "nothing is half-loaded"
+        assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"
