@@ -95,11 +95,12 @@ class HeadConfig:
                 raise ModelError(f"{name} is {value!r}; it must be a whole number of at least {low}")
         if self.features != (-1,):
             raise ModelError(f"features is {list(self.features)}; supported is [-1], the target's last state")
-        if not isinstance(self.tokenizer, str | None):
+        tokenizer: Any = self.tokenizer
+        if not isinstance(tokenizer, str | None):
             raise ModelError(
-                f"tokenizer is {self.tokenizer!r}; it must be the SHA-256 of a tokenizer.json, or null"
+                f"tokenizer is {tokenizer!r}; it must be the SHA-256 of a tokenizer.json, or null"
             )
-        scale: object = self.embedding_scale
+        scale: Any = self.embedding_scale
         if not isinstance(scale, int | float) or not 0 < scale < 1e6:
             raise ModelError(f"embedding_scale is {scale!r}; it must be a number above 0")
         if not side:
@@ -111,7 +112,7 @@ class HeadConfig:
         Raises:
             ModelError: A field of `shape` is missing or wrong.
         """
-        given: object = self.shape
+        given: Any = self.shape
         if not isinstance(given, dict):
             raise ModelError(f"shape is {given!r}; it must hold the fields of a Llama config")
         if lacking := [name for name in LAYER if name not in self.shape]:
@@ -171,9 +172,10 @@ def layer_of(fields: dict[str, Any]) -> Shape:
     Raises:
         ModelError: A field is wrong or not supported.
     """
-    fixed = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    fixed: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    given = fields | fixed
     try:
-        return Shape.of(LlamaConfig(**fields | fixed), Path("shape"))
+        return Shape.of(LlamaConfig(**given), Path("shape"))
     except ModelError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
