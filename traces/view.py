@@ -192,7 +192,7 @@ def _note(trace: Trace) -> str:
         return "no drafts in this run: the method has no drafter, every token is one target forward"
     if method and "drafter" not in method.uses:
         return "no drafts in this run: the method found none to make, every round was a plain target forward"
-    if not trace.header.drafter_path:
+    if not trace.header.drafter_path and "head" not in trace.header.environment:
         return "no drafts in this run: speculation inactive because no drafter was given"
     return "no drafts in this run: speculation inactive because every round was a plain target forward"
 

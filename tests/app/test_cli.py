@@ -16,7 +16,7 @@ import engine
 from app.cli.compare import able
 from app.main import main
 from engine.methods import METHODS
-from engine.model.pair import Pair
+from engine.model.pair import PAIRS, Pair
 from tests.engine.heads.made import make_head
 
 CONTRACT = {
@@ -62,6 +62,30 @@ def test_run_prints_the_contract(capsys, db):
     assert result["config"]["gamma"] == 3
     assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
     assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 16
+
+
+def test_drafters_may_be_several(capsys, db):
+    target, drafter = (str(PAIRS / "bundled" / role) for role in ("target", "drafter"))
+    models = ["--target", target, "--drafter", drafter, "--drafter", target]
+    asked = [
+        "--method",
+        "dsi",
+        "--set",
+        "drafters=2",
+        "--prompt",
+        "Hello",
+        *VIRTUAL[2:],
+        "--profile",
+        "8xA100",
+    ]
+    code, out, _ = call(capsys, "run", *asked, *models, *db, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["config"]["drafters"] == 2
+    assert (result["target_path"], result["drafter_path"]) == (target, drafter)
+    code, _, err = call(capsys, "run", *asked, *models[:4], *db)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "drafters is 2; it must be at most 1" in err
 
 
 def test_several_prompts_give_sequences(capsys, db, tmp_path):

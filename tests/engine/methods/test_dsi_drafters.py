@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from engine.sites import Here
 from engine.types import Layout, Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, say, speeds, times
-from tests.engine.runtime.harness import Flat, TestCluster, scripted_cluster
+from tests.engine.runtime.harness import Flat, scripted_cluster
 
 D = T // 4
 
@@ -37,9 +38,20 @@ def drafter(right: list[bool], wrong: int):
     return draft
 
 
-def cluster(rights: list[list[bool]], drafter_us: int, preempts: bool = True) -> TestCluster:
+@dataclass(frozen=True)
+class Uneven(Flat):
+    """Drafters of different speeds."""
+
+    others: tuple[int, ...] = ()
+
+    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+        each = dict(zip(("drafter-2", "drafter-3"), self.others, strict=False))
+        return each.get(model, super().__call__(model, rows, context, batch))
+
+
+def cluster(rights: list[list[bool]], drafter_us: int, preempts: bool = True, others: tuple[int, ...] = ()):
     first, *further = (drafter(right, 2 + i) for i, right in enumerate(rights))
-    return scripted_cluster(say, first, Flat(T, drafter_us, preempts=preempts), further)
+    return scripted_cluster(say, first, Uneven(T, drafter_us, preempts=preempts, others=others), further)
 
 
 def race(rights: list[list[bool]], drafter_us: int, new: int, lookahead: int = 1, **config: int) -> Trace:
@@ -64,11 +76,13 @@ def test_no_token_comes_later_than_with_the_best_of_the_drafters_alone(rights, d
 
 
 @settings(deadline=None, max_examples=40)
-@given(lines, speeds, st.integers(1, 6), st.integers(1, 5), st.booleans())
-def test_never_slower_than_autoregressive_however_few_servers(rights, drafter_us, lookahead, sp, preempts):
+@given(lines, speeds, st.tuples(speeds, speeds), st.integers(1, 6), st.integers(1, 5), st.booleans())
+def test_never_slower_than_autoregressive_whatever_speeds_and_servers(
+    rights, drafter_us, others, lookahead, sp, preempts
+):
     new = len(rights[0]) + 2
     lookahead = max(lookahead, -(-T // (drafter_us * sp)))
-    with cluster(rights, drafter_us, preempts) as there:
+    with cluster(rights, drafter_us, preempts, others) as there:
         trace = run(there, "dsi", new, lookahead=lookahead, sp=sp, drafters=len(rights))
         plain = run(there, "autoregressive", new)
     assert trace.token_ids() == plain.token_ids()
