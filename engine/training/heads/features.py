@@ -83,7 +83,7 @@ def read_features(path: Path, corpus: Corpus, target: Path) -> Tensor:
 
 def _origin(corpus: Corpus, target: Path) -> dict[str, str]:
     text = hashlib.sha256(corpus.ids.tobytes() + corpus.starts.tobytes()).hexdigest()
-    return {"target": fingerprint(target), "text": text}
+    return {"origin": f"{fingerprint(target)} {text}"}  # one entry: the order of several is not fixed
 
 
 class Batches:

@@ -52,7 +52,11 @@ class Eagle(nn.Module):
 
     def fold(self) -> dict[str, Tensor]:
         """Return the tensors to save."""
-        return fold(dict(self.state_dict()), self._scale)
+        return _scaled(dict(self.state_dict()), self._scale)
+
+    def unfold(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return saved tensors as they were in training."""
+        return _scaled(tensors, 1 / self._scale)
 
 
 class ParallelEagle(nn.Module):
@@ -85,8 +89,11 @@ class ParallelEagle(nn.Module):
 
     def fold(self) -> dict[str, Tensor]:
         """Return the tensors to save."""
-        tensors = fold(dict(self.state_dict()), self._scale)
-        return tensors | {"mask.embedding": tensors["mask.embedding"] / self._scale}
+        return _scaled(dict(self.state_dict()), self._scale)
+
+    def unfold(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return saved tensors as they were in training."""
+        return _scaled(tensors, 1 / self._scale)
 
 
 class ParallelMedusa(nn.Module):
@@ -120,11 +127,20 @@ class ParallelMedusa(nn.Module):
         """Return the tensors to save; the scale stays, in the head's config."""
         return dict(self.state_dict())
 
+    def unfold(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return saved tensors as they were in training."""
+        return tensors
 
-def fold(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the tensors with a scale of the embeddings taken into `fc`."""
-    embedded, features = tensors["fc.weight"].chunk(2, 1)
-    return tensors | {"fc.weight": torch.cat((embedded * scale, features), 1)}
+
+def _scaled(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the tensors for embeddings that are not scaled: `fc` takes the scale, and masks lose it."""
+    found = dict(tensors)
+    if "fc.weight" in found:
+        embedded, features = found["fc.weight"].chunk(2, 1)
+        found["fc.weight"] = torch.cat((embedded * scale, features), 1)
+        if "mask.embedding" in found:
+            found["mask.embedding"] = found["mask.embedding"] / scale
+    return found
 
 
 def _places(head: ParallelEagle | ParallelMedusa, texts: Texts, masks: int) -> list[Learned]:

@@ -77,6 +77,10 @@ class Medusa(nn.ModuleList):
         """Return the tensors to save."""
         return dict(self.state_dict())
 
+    def unfold(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return saved tensors as they were in training."""
+        return tensors
+
 
 class HydraBlock(nn.Module):
     """Wr z + br + SiLU(W z + b)."""
@@ -123,16 +127,25 @@ class Hydra(nn.Module):
 
     def fold(self) -> dict[str, Tensor]:
         """Return the tensors to save: the scale that the embeddings were trained with goes into the weights."""
-        tensors = dict(self.state_dict())
-        for name, tensor in tensors.items():
-            if name.endswith("weight"):
-                tensors[name] = tensor.clone()
-                tensors[name][:, len(tensor) :] *= self._scale
-        return tensors
+        return _scaled(dict(self.state_dict()), self._scale)
+
+    def unfold(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return saved tensors as they were in training."""
+        return _scaled(tensors, 1 / self._scale)
 
     def _head(self, i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
         z = torch.cat((feature, torch.cat(embedded, -1) * self._scale), -1)
         return self.hydra_mlp[i].get_submodule("1")(z)
+
+
+def _scaled(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the tensors with the columns that read embeddings times the scale."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.startswith("hydra_mlp.") and name.endswith(".weight"):
+            feature, embedded = tensor.split((len(tensor), tensor.shape[1] - len(tensor)), 1)
+            found[name] = torch.cat((feature, embedded * scale), 1)
+    return found
 
 
 def _places(texts: Texts, more: int | None = None) -> Tensor:

@@ -32,7 +32,6 @@ from engine.training.fit import Losses, Phase
 from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
 from engine.training.heads.kinds import Head, acceptance, build, drafts_of, head_losses
-from engine.training.heads.layered import fold
 from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
 from engine.training.heads.side import Frozen
 from engine.training.options import HeadOptions
@@ -97,7 +96,7 @@ def train_head(
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build(options.kind, shape, options.size, options.seed, scale, level).to(device)
     if options.start is not None:
-        _begin(head, options.start, target, scale)
+        _begin(head, options.start, target)
     phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
     for name in (LOG, ACCEPTANCE):
         trim_log(out / name, (phase,), state)
@@ -154,15 +153,13 @@ def read_frozen(target: Path, shape: Shape, device: torch.device) -> Frozen:
     return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
 
 
-def _begin(head: Head, start: Path, target: Path, scale: float) -> None:
+def _begin(head: Head, start: Path, target: Path) -> None:
     """Take over the tensors of another head whose names and shapes agree.
 
     Raises:
         UsageError: The head is of another target, or none of its tensors fits.
     """
-    tensors, own = read_head(start, target).tensors, head.state_dict()
-    if "fc.weight" in tensors:
-        tensors = fold(tensors, 1 / scale)
+    tensors, own = head.unfold(read_head(start, target).tensors), head.state_dict()
     fitting = {name: t for name, t in tensors.items() if name in own and own[name].shape == t.shape}
     if not fitting:
         raise UsageError(f"start is {start}, but no tensor of that head fits this one; leave out --start")

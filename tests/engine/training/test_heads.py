@@ -201,13 +201,15 @@ def test_drafts_are_read_from_the_drafts_before(kind: str, shape: Shape, texts: 
                 assert (tokens[-1] == frozen.embedding[drafts[1, i]]).all()
 
 
-@pytest.mark.parametrize("kind", ["eagle", "hydra", "parallelspec_eagle"])
+@pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])
 def test_the_scale_of_embeddings_goes_into_the_saved_weights(kind: str, shape: Shape, texts: Texts) -> None:
     trained, saved = build(kind, shape, 3, 0, scale=7.5), build(kind, shape, 3, 1)
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
         saved.load_state_dict(trained.fold())
+        for name, tensor in trained.unfold(trained.fold()).items():
+            torch.testing.assert_close(tensor, trained.state_dict()[name])
         for a, b in zip(trained.learn(texts), saved.learn(texts), strict=True):
             torch.testing.assert_close(a.states, b.states, atol=1e-4, rtol=1e-4)
 
