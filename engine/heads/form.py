@@ -23,11 +23,13 @@ from engine.errors import ModelError
 from engine.model.shape import Shape
 
 SIDE = ("medusa", "hydra")
-PARALLEL = ("parallelspec_eagle", "parallelspec_medusa")
+_VECTORS = {"parallelspec_eagle": ("embedding", "feature"), "parallelspec_medusa": ("embedding",)}
+"""What a mask reads, by kind."""
+PARALLEL = tuple(_VECTORS)
 LAYERED = ("eagle", *PARALLEL)
 KINDS = (*SIDE, *LAYERED)
-_NORMED = ("parallelspec_medusa",)
-"""Kinds whose layer has the norms of a decoder's layer; EAGLE's has neither the first nor the last."""
+SUMMED = ("parallelspec_medusa",)
+"""Kinds that add what the others join in `fc`, and whose layer has a decoder's norms; EAGLE's has neither the first nor the last."""
 LAYER = (
     "hidden_size",
     "intermediate_size",
@@ -121,22 +123,19 @@ class HeadConfig:
             raise ModelError(
                 f"hidden_size is {self.shape['hidden_size']} in shape, {self.hidden_size} above it; they must be the same"
             )
-        shape, normed = layer_of(self.shape | {"vocab_size": self.vocab_size}), self.kind in _NORMED
+        shape, normed = layer_of(self.shape | {"vocab_size": self.vocab_size}), self.kind in SUMMED
         return replace(shape, input_norm=normed, final_norm=normed)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of all tensors."""
-        if self.kind == "medusa":
-            return self._medusa()
-        if self.kind == "hydra":
-            return self._hydra()
+        side = {"medusa": self._medusa, "hydra": self._hydra}
+        if self.kind in side:
+            return side[self.kind]()
         d, names = self.hidden_size, self._layer()
-        if self.kind != "parallelspec_medusa":
+        if self.kind not in SUMMED:
             names |= {"fc.weight": (d, 2 * d)} | ({"fc.bias": (d,)} if self.biased else {})
-        if self.kind in PARALLEL and self.masks:
-            vectors = ("embedding", "feature") if self.kind == "parallelspec_eagle" else ("embedding",)
-            names |= {f"mask.{name}": (self.masks, d) for name in vectors}
-        return names
+        vectors = _VECTORS.get(self.kind, ()) if self.masks else ()
+        return names | {f"mask.{name}": (self.masks, d) for name in vectors}
 
     def _medusa(self) -> dict[str, tuple[int, ...]]:
         d, names = self.hidden_size, dict[str, tuple[int, ...]]()

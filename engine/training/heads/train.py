@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.errors import UsageError
 from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
-from engine.heads.form import LAYERED, HeadConfig
+from engine.heads.form import LAYERED, PARALLEL, SUMMED, HeadConfig
 from engine.model.load import Checkpoint, load, read_config
 from engine.model.pair import Pair
 from engine.model.shape import Shape
@@ -168,7 +168,7 @@ def _begin(head: Head, start: Path, target: Path) -> None:
 
 def head_config(options: HeadOptions, target: Path, shape: Shape, scale: float) -> HeadConfig:
     """Return what the file of a head says."""
-    layered, parallel = options.kind in LAYERED, options.kind.startswith("parallelspec")
+    layered, parallel = options.kind in LAYERED, options.kind in PARALLEL
     return HeadConfig(
         kind=options.kind,
         hidden_size=shape.width,
@@ -178,7 +178,7 @@ def head_config(options: HeadOptions, target: Path, shape: Shape, scale: float) 
         tokenizer=tokenizer_digest(target),
         shape=layer_shape(read_config(target)) if layered else {},
         target=options.pair.name,
-        embedding_scale=scale if options.kind == "parallelspec_medusa" else 1.0,
+        embedding_scale=scale if options.kind in SUMMED else 1.0,
     )
 
 
