@@ -252,6 +252,8 @@ class VirtualWorker:
             return
         if isinstance(job, Prefill | Score) and job.stage is not None:
             us = self._latency.stage(*asked, job.stage.number, job.stage.total, stamp.batch)
+            await self._hold(stamp, us, state, lanes, self._processor)
+            return
         if stamp.work is not None:
             us = self._latency.head(stamp.work, stamp.rows, stamp.context, stamp.batch)
             await self._hold(stamp, us, state, lanes, self._processor)

@@ -27,7 +27,7 @@ CONFIGS = {
         {"gamma": 1, "level": 2, "phrases": 8, "window": 2},
         {"phrases": 0},
     ],
-    "dsi": [{}, {"lookahead": 8, "sp": 1}, {"acceptance": "rejection"}],
+    "dsi": [{}, {"lookahead": 32, "sp": 1}, {"acceptance": "rejection"}],
     "ems": [
         {},
         {"base": "speculative"},
