@@ -169,8 +169,9 @@ def first_token(texts: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], fl
     return marginal
 
 
-@pytest.mark.parametrize("sampling", [ONE, Sampling(0.8, top_k=3), Sampling(1.3, top_p=0.9)], ids=str)
-@pytest.mark.parametrize("banned", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("banned", "sampling"), [(0, ONE), (1, Sampling(0.8, top_k=3)), (2, Sampling(1.3, top_p=0.9))], ids=str
+)
 @pytest.mark.parametrize("name", [name for name, (key, _) in METHODS.items() if key in PARALLEL])
 def test_the_joint_distribution_is_the_targets_where_levels_are_drafted_at_once(name, banned, sampling):
     key, config = METHODS[name]

@@ -65,7 +65,7 @@ lines = st.integers(1, 12).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(lines, speeds)
 def test_no_token_comes_later_than_with_the_best_of_the_drafters_alone(rights, drafter_us):
     new = len(rights[0]) + 1
@@ -75,7 +75,7 @@ def test_no_token_comes_later_than_with_the_best_of_the_drafters_alone(rights, d
         assert all(a <= b for a, b in zip(mine, alone, strict=True))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(lines, speeds, st.tuples(speeds, speeds), st.integers(1, 6), st.integers(1, 5), st.booleans())
 def test_never_slower_than_autoregressive_whatever_speeds_and_servers(
     rights, drafter_us, others, lookahead, sp, preempts
