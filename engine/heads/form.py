@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig
-
 from engine.errors import ModelError
 from engine.model.shape import Shape
 
@@ -174,6 +172,8 @@ def layer_of(fields: dict[str, Any]) -> Shape:
     fixed: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     given = fields | fixed
     try:
+        from transformers import LlamaConfig  # takes a second, which only heads with a layer are worth
+
         return Shape.of(LlamaConfig(**given), Path("shape"))
     except ModelError:
         raise

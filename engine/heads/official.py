@@ -18,8 +18,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import LlamaConfig
-
 from engine.errors import ModelError
 from engine.heads.form import LAYER, HeadConfig, layer_of
 
@@ -141,6 +139,8 @@ def _eagle(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         layer_of(fields)
     except ModelError as error:
         raise ModelError(f"{path / 'config.json'}: {error}") from None
+    from transformers import LlamaConfig
+
     layer = LlamaConfig(**fields)
     config = HeadConfig(
         "eagle",
