@@ -330,7 +330,7 @@ def test_texts_of_a_run_stay_text(browser, tmp_path):
     assert HOSTILE in page.locator(".ss-float").inner_text()
     page.locator(".ss-gantt").focus()
     page.keyboard.press(".")
-    for fold in page.locator("#viewer details summary").all():
+    for fold in page.locator("#viewer details summary:visible").all():
         fold.click()
     assert page.locator("#viewer").locator("img, a, script, iframe").count() == 0
     assert page.get_by_text("bold").first.evaluate("(node) => node.tagName") != "B"
