@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_playground import alert, answer, viewer
+from tests.browser.test_playground import alert, answer, click_until, type_prompt, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.alone]
 
@@ -37,7 +37,7 @@ def test_samples_fill_a_batch_and_every_sequence_is_shown(page: Page) -> None:
 def test_a_further_prompt_that_is_too_long_is_refused_with_its_number(page: Page) -> None:
     choose_batch(page)
     page.locator("#ems-prompts textarea").fill("Short.\n\n" + "word " * 4000)
-    page.get_by_role("textbox", name="Prompt", exact=True).fill("Hi")
-    page.locator("#run").click()
+    type_prompt(page, "Hi")
+    click_until(page, "#alert-prompt .app-alert")
     expect(page.locator("#alert-prompt .app-alert")).to_contain_text("prompt 2 of 3 (counted from 0)")
     assert "context" in alert(page, "prompt")
