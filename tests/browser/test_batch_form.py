@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_playground import alert, answer, click_until, type_prompt, viewer
+from tests.browser.test_playground import alert, answer, choose, click_until, type_prompt, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.alone]
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.alone]
 def choose_batch(page: Page) -> None:
     """Compare EMS-SD with speculative decoding, its settings unfolded."""
     for title in ("Autoregressive", "PEARL"):
-        page.get_by_role("checkbox", name=title, exact=True).uncheck()
-    page.get_by_role("checkbox", name="EMS-SD", exact=True).check()
+        choose(page, title, False)
+    choose(page, "EMS-SD", True)
     page.get_by_role("button", name="EMS-SD: settings").click()
 
 

@@ -53,6 +53,17 @@ def click_until(page: Page, selector: str) -> None:
     raise AssertionError(f"{selector} never showed")
 
 
+def choose(page: Page, title: str, on: bool) -> None:
+    """Tick a method or not, and see that it stays so: of two ticks at once the page may forget one."""
+    box = page.locator("#methods").get_by_role("checkbox", name=title, exact=True)
+    for _ in range(20):
+        box.set_checked(on)
+        page.wait_for_timeout(300)
+        if box.is_checked() == on:
+            return
+    raise AssertionError(f"{title} does not stay {'chosen' if on else 'left out'}")
+
+
 def viewer(page: Page, where: str = "#live-viewer"):
     return page.locator(f'{where} [data-state="ready"]').first
 
@@ -140,8 +151,8 @@ def test_errors_stand_beside_what_caused_them(page: Page) -> None:
     click_until(page, "#alert-sampling .app-alert")
     assert "max_new_tokens is 0; it must be at least 1" in alert(page, "sampling")
     expect(page.locator("#alert-prompt .app-alert")).to_have_count(0)
-    page.locator("#methods").get_by_label("PEARL").uncheck()
-    page.locator("#methods").get_by_label("Speculative decoding").uncheck()
+    choose(page, "PEARL", False)
+    choose(page, "Speculative decoding", False)
     click_until(page, "#alert-methods .app-alert")
     assert "choose 2 to 4" in alert(page, "methods")
 
