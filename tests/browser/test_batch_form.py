@@ -16,6 +16,8 @@ def choose_batch(page: Page) -> None:
         choose(page, title, False)
     choose(page, "EMS-SD", True)
     page.get_by_role("button", name="EMS-SD: settings").click()
+    page.locator("#ems-prompts textarea").wait_for()
+    page.wait_for_timeout(300)  # what opens begins with its own values: nobody types in the same instant
 
 
 def test_samples_fill_a_batch_and_every_sequence_is_shown(page: Page) -> None:
