@@ -21,10 +21,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-# Two at a time; then, one by one, the tests that need the machine's cores for themselves.
+# Two at a time; then, one by one, the tests that need the machine's cores for themselves, out of the files that have any.
 unit: $(VENV)/.dev browser
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not alone"
-	$(BIN)/pytest -q -m alone
+	$(BIN)/pytest -q -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 browser: $(VENV)/.dev
 	@sh tests/browser/install.sh $(BIN)

@@ -247,13 +247,13 @@ def test_stored_runs_come_back_as_report_export_and_import(capsys, db, tmp_path)
     ("argv", "message"),
     [
         (["run", "--method", "nonsense", "--prompt", "x"], "there is no method 'nonsense'; choose one of"),
-        (["run", "--method", "pearl", "--set", "depth=3", "--prompt", "x"], "no field 'depth'"),
+        (["run", "--method", "pearl", "--set", "depth=3", "--prompt", "x", *VIRTUAL], "no field 'depth'"),
         (["run", "--method", "pearl", "--set", "gamma", "--prompt", "x"], "not FIELD=VALUE"),
         (
             ["run", "--method", "pearl", "--set", "gamma=99", "--prompt", "x"],
             "gamma is 99; it must be at least 1 and at most 32",
         ),
-        (["run", "--method", "pearl", "--prompt", ""], "empty"),
+        (["run", "--method", "pearl", "--prompt", "", *VIRTUAL], "empty"),
         (["run", "--method", "pearl", "--prompt", "x", "--temperature", "-1"], "temperature is -1"),
         (["run", "--method", "pearl", "--prompt", "x", "--top-p", "0"], "top_p is 0"),
         (["run", "--method", "pearl", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),

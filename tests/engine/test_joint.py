@@ -170,12 +170,14 @@ def first_token(texts: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], fl
 
 
 @pytest.mark.parametrize(
-    ("banned", "sampling"), [(0, ONE), (1, Sampling(0.8, top_k=3)), (2, Sampling(1.3, top_p=0.9))], ids=str
+    ("size", "banned", "sampling"),
+    [(3, 0, ONE), (4, 1, Sampling(0.8, top_k=3)), (4, 2, Sampling(1.3, top_p=0.9))],
+    ids=str,
 )
 @pytest.mark.parametrize("name", [name for name, (key, _) in METHODS.items() if key in PARALLEL])
-def test_the_joint_distribution_is_the_targets_where_levels_are_drafted_at_once(name, banned, sampling):
+def test_the_joint_distribution_is_the_targets_where_levels_are_drafted_at_once(name, size, banned, sampling):
     key, config = METHODS[name]
-    p, q = Table(71 + banned, banned=1), Parallel(74 + banned, banned=banned)
+    p, q = Table(71 + banned, size, banned=min(banned, 1)), Parallel(74 + banned, size, banned=banned)
     assert distance(joint(method(key, **config), p, q, sampling), target_joint(p, sampling)) < EXACT
 
 

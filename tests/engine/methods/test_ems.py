@@ -96,11 +96,9 @@ def tiny(tmp_path_factory):
 TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("base", "width"), [("llma", 1), ("speculative", 1), ("speculative", 3)])
-def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, base, width, variant):
-    """Also with a sliding window, whose masks padding must not disturb."""
-    config = {"base": base, "width": width, "match": 1, **VARIANTS[variant]}
+@pytest.fixture(scope="module")
+def tiny_singles(tiny):
+    """Ends of many kinds, and what each prompt's text is with each of them."""
     free = [tiny.run("autoregressive", p, limits=Limits(24)) for p in TINY]
     ends = [
         Limits(24),
@@ -109,9 +107,16 @@ def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, base, width, va
         Limits(24, stop=(free[2].text[5:7],)),
     ]
     ends += [Limits(24, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[:6])]
+    return [(limits, [tiny.run("autoregressive", p, limits=limits) for p in TINY]) for limits in ends]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("base", "width"), [("llma", 1), ("speculative", 1), ("speculative", 3)])
+def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, tiny_singles, base, width, variant):
+    """Also with a sliding window, whose masks padding must not disturb."""
+    config = {"base": base, "width": width, "match": 1, **VARIANTS[variant]}
     reasons = set()
-    for limits in ends:
-        singles = [tiny.run("autoregressive", p, limits=limits) for p in TINY]
+    for limits, singles in tiny_singles:
         trace = tiny.run("ems", *TINY, config=config, limits=limits)
         for i, single in enumerate(singles):
             assert trace.token_ids(i) == single.token_ids()

@@ -17,8 +17,6 @@ from engine.runtime.events import Footer, Header, Span, Trace
 from engine.types import Limits, Sampling
 from tests.engine.heads.made import with_heads
 
-pytestmark = pytest.mark.alone
-
 RUNTIMES = {
     "local-thread": {"runtime": "local-thread"},
     "local-process": {"runtime": "local-process"},
