@@ -89,7 +89,6 @@ def test_a_profile_goes_with_placements_only(capsys):
     assert "--profile pearl-4xA100 goes with --placements" in capsys.readouterr().err
 
 
-@pytest.mark.alone
 def test_this_machine_is_measured_on_the_same_prompts():
     report = placements.measured(Plan(1, 1, 1.0, 1, 12, 1, 100, 1), lambda _: None)
     assert report.clock == "measured · local-process"

@@ -223,7 +223,6 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.alone
 def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
     with three_devices(trio, "local-process") as there:
         there.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(4))

@@ -1,45 +1,26 @@
-"""A target split over worker processes: what happens when one of them dies, when all are stopped, and what each holds."""
+"""A target split over worker processes: who does what, what happens when all are stopped, and the worker by itself."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
-import time
 from dataclasses import replace
 
 import pytest
 
 import engine
 from engine.errors import SpecScopeError, UsageError, WorkerDied
-from engine.runtime.events import Device, Footer, Span
+from engine.runtime.events import Device
 from engine.runtime.jobs import Begin, Drop, Job, Judge, Prefill, Reply, Score, Stamp
 from engine.runtime.pipeline import PipelineWorker
 from engine.runtime.worker import Ticket
-from engine.types import Draft, Layout, Limits, Packing, Prefix, Sampling
-
-pytestmark = pytest.mark.alone
-
-PROMPT = "Tell me a story about a lighthouse."
-SPLIT = {"gamma": 4, "placement": "pipeline", "stages": 2}
-
-
-def _stages(cluster):
-    (worker,) = cluster.placement.crew(Layout(stages=2)).workers["target"]
-    assert isinstance(worker, PipelineWorker)
-    return worker.members
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with engine.open(device="cpu") as opened:
-        yield opened
+from engine.types import Draft, Limits, Packing, Prefix, Sampling
+from tests.engine.runtime.processes import PROMPT, SPLIT, at_span, stages
 
 
 def test_stages_run_one_after_the_other_each_on_its_device(cluster):
     trace = cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(40))
-    first, last = (worker.devices[0].name for worker in _stages(cluster))
+    first, last = (worker.devices[0].name for worker in stages(cluster))
     forwards = [s for s in trace.spans if s.kind in ("verify", "pre-verify")]
     for one, two in zip(forwards[::2], forwards[1::2], strict=True):
         assert (one.device, two.device) == (first, last)
@@ -52,7 +33,7 @@ def test_stages_run_one_after_the_other_each_on_its_device(cluster):
 
 
 def test_other_methods_and_placements_run_on_the_same_workers_in_between(cluster):
-    before = [worker.pid for worker in _stages(cluster)]
+    before = [worker.pid for worker in stages(cluster)]
     runs = [
         ("pearl", SPLIT),
         ("pearl", {"gamma": 3}),
@@ -62,62 +43,14 @@ def test_other_methods_and_placements_run_on_the_same_workers_in_between(cluster
         ("pearl", SPLIT),
     ]
     assert len({cluster.run(m, PROMPT, config=c, limits=Limits(24)).text for m, c in runs}) == 1
-    assert [worker.pid for worker in _stages(cluster)] == before
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_stage_ends_the_run_with_an_error_that_names_it(number):
-    events: list[object] = []
-    with engine.open(device="cpu") as cluster:
-        stage = _stages(cluster)[number]
-
-        def listen(event: object) -> None:
-            events.append(event)
-            if isinstance(event, Span) and sum(isinstance(e, Span) for e in events) == 30:
-                os.kill(stage.pid, signal.SIGKILL)
-
-        start = time.perf_counter()
-        named = rf"CPU core \d+ \(process {stage.pid}\) was killed by SIGKILL"
-        with pytest.raises(WorkerDied, match=named):
-            cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(2000), listener=listen)
-        assert time.perf_counter() - start < 10
-        assert isinstance(events[-1], Footer)
-        assert events[-1].status == "failed"
-        assert "SIGKILL" in events[-1].error
-        assert sum(isinstance(e, Span) for e in events) >= 30, "the trace is kept"
-    with engine.open(device="cpu") as cluster:
-        assert cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(4)).status == "done"
-
-
-def test_cancel_stops_both_devices_within_one_forward(cluster):
-    stop, spans, at = threading.Event(), list[Span](), list[int]()
-
-    def listen(event: object) -> None:
-        if isinstance(event, Span):
-            spans.append(event)
-            if len(spans) == 40:
-                at.append(time.perf_counter_ns())
-                stop.set()
-
-    began = time.perf_counter_ns()
-    config = {**SPLIT, "gamma": 32}
-    trace = cluster.run("pearl", PROMPT, config=config, limits=Limits(2000), listener=listen, cancel=stop)
-    assert trace.status == "cancelled"
-    asked = at[0] - began
-    late = [s for s in trace.spans if s.start > asked + 60_000_000]  # 20 ms to notice, then one forward each
-    assert not late
+    assert [worker.pid for worker in stages(cluster)] == before
 
 
 def test_a_run_after_a_stopped_one_starts_with_the_same_rows_everywhere(cluster):
     plain = cluster.run("autoregressive", PROMPT, limits=Limits(24)).text
-    for count in (5, 9, 14, 23):
-        stop, seen = threading.Event(), [0]
-
-        def listen(event: object, stop=stop, seen=seen, count=count) -> None:
-            seen[0] += isinstance(event, Span)
-            if seen[0] == count:
-                stop.set()
-
+    for spans in (5, 9, 14, 23):
+        stop = threading.Event()
+        listen = at_span(spans, stop.set)
         stopped = cluster.run(
             "pearl", PROMPT, config=SPLIT, limits=Limits(2000), listener=listen, cancel=stop
         )
@@ -126,7 +59,7 @@ def test_a_run_after_a_stopped_one_starts_with_the_same_rows_everywhere(cluster)
 
 
 @pytest.mark.parametrize(
-    ("devices", "stages", "message"),
+    ("devices", "count", "message"),
     [
         (2, 3, "stages is 3; it must be at least 2 and at most 2: there are 2 devices, and the target has 8"),
         (2, 17, "stages is 17; it must be at least 2 and at most 16"),
@@ -134,11 +67,11 @@ def test_a_run_after_a_stopped_one_starts_with_the_same_rows_everywhere(cluster)
         (1, 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices"),
     ],
 )
-def test_more_stages_than_there_can_be_are_refused(cluster, monkeypatch, devices, stages, message):
+def test_more_stages_than_there_can_be_are_refused(cluster, monkeypatch, devices, count, message):
     site = cluster.placement.site
     monkeypatch.setattr(cluster.placement, "site", replace(site, devices=site.devices[:devices]))
     with pytest.raises(UsageError, match=message):
-        cluster.run("pearl", PROMPT, config={**SPLIT, "stages": stages}, limits=Limits(4))
+        cluster.run("pearl", PROMPT, config={**SPLIT, "stages": count}, limits=Limits(4))
 
 
 @pytest.mark.parametrize(

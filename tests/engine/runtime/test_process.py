@@ -1,10 +1,9 @@
-"""Worker processes: death, cancel, and what stays behind."""
+"""Worker processes: one that dies, whatever it served, and a model that cannot be loaded."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -12,82 +11,60 @@ import pytest
 
 import engine
 from engine.errors import ModelError, WorkerDied
+from engine.model.pair import Pair
 from engine.runtime.events import Footer, Span
 from engine.types import Limits
+from tests.engine.runtime.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers, stages
 
-pytestmark = pytest.mark.alone
+VICTIMS = {
+    "the drafter": ("speculative", {}, servers, "drafter", 8),
+    "the target": ("pearl", {}, servers, "target", 8),
+    "the target of a pool": ("dsi", {}, servers, "target", 8),
+    "the first stage": ("pearl", SPLIT, stages, 0, 30),
+    "the last stage": ("pearl", SPLIT, stages, 1, 30),
+    "the first rank": ("easyspec", TWO, ranks, 0, 30),
+    "the second rank": ("easyspec", TWO, ranks, 1, 30),
+}
 
-PROMPT = "Tell me a story about a lighthouse."
+
+def works(cluster, method: str, config: dict[str, object]) -> bool:
+    return cluster.run(method, PROMPT, config=config, limits=Limits(4)).status == "done"
 
 
-def _workers(cluster):
-    workers = cluster.placement.crew(cluster.placement.base).workers
-    return {model: worker for model, (worker,) in workers.items()}
-
-
-@pytest.mark.parametrize(
-    ("method", "model"), [("speculative", "drafter"), ("pearl", "target"), ("dsi", "target")]
-)
-def test_a_killed_worker_ends_its_run_with_an_error_that_names_it(method, model):
-    events: list[object] = []
+@pytest.fixture(scope="module", autouse=True)
+def a_new_cluster_works():
+    """Each victim's own cluster is the new one after the victim before; this is the one after the last."""
+    yield
     with engine.open(device="cpu") as cluster:
-        assert cluster.c > 1  # measured before the worker dies
-        worker = _workers(cluster)[model]
+        assert cluster.c > 1
+        assert all(works(cluster, method, config) for method, config, *_ in VICTIMS.values())
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_worker_ends_its_run_with_an_error_that_names_it(victim):
+    method, config, found, which, spans = VICTIMS[victim]
+    with engine.open(device="cpu") as cluster:
+        assert works(cluster, method, config)
+        pid, events = found(cluster)[which].pid, list[object]()
+        kill = at_span(spans, lambda: os.kill(pid, signal.SIGKILL))
 
         def listen(event: object) -> None:
             events.append(event)
-            if isinstance(event, Span) and sum(isinstance(e, Span) for e in events) == 8:
-                os.kill(worker.pid, signal.SIGKILL)
+            kill(event)
 
         start = time.perf_counter()
-        with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {worker.pid}\) was killed by SIGKILL"):
-            cluster.run(method, PROMPT, limits=Limits(2000), listener=listen)
+        with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {pid}\) was killed by SIGKILL"):
+            cluster.run(method, PROMPT, config=config, limits=Limits(2000), listener=listen)
         assert time.perf_counter() - start < 10
         assert isinstance(events[-1], Footer)
         assert events[-1].status == "failed"
         assert "SIGKILL" in events[-1].error
+        assert sum(isinstance(e, Span) for e in events) >= spans, "the trace is kept"
         with pytest.raises(WorkerDied):
-            cluster.run(method, PROMPT, limits=Limits(4))
-    with engine.open(device="cpu") as cluster:
-        assert cluster.run("speculative", PROMPT, limits=Limits(4)).status == "done"
-
-
-def test_cancel_stops_both_devices_within_one_forward():
-    with engine.open(device="cpu") as cluster:
-        stop, spans = threading.Event(), []
-        at = []
-
-        def listen(event: object) -> None:
-            if isinstance(event, Span):
-                spans.append(event)
-                if len(spans) == 20:
-                    at.append(time.perf_counter_ns())
-                    stop.set()
-
-        began = time.perf_counter_ns()
-        trace = cluster.run(
-            "pearl", PROMPT, config={"gamma": 32}, limits=Limits(2000), listener=listen, cancel=stop
-        )
-        assert trace.status == "cancelled"
-        asked = at[0] - began
-        # 20 ms to notice, then at most the forward under way; a chunk of 32 drafts alone would take longer
-        late = [s for s in trace.spans if s.start > asked + 60_000_000]
-        assert not late
-
-
-def test_nothing_is_left_behind():
-    before = set(Path("/dev/shm").glob("specscope-*"))
-    with engine.open(device="cpu") as cluster:
-        pids = [w.pid for w in _workers(cluster).values()]
-        assert set(Path("/dev/shm").glob("specscope-*")) == before, "the slab has no name once it is mapped"
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+            cluster.run(method, PROMPT, config=config, limits=Limits(4))
 
 
 def test_a_model_that_cannot_be_loaded_is_said_at_opening(tmp_path):
-    from engine.model.pair import Pair
-
     good = Pair.find("bundled")
     broken = tmp_path / "target"
     broken.mkdir()
