@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from engine.accept import Draws, Key, judge, propose_token
-from engine.drafters.tree import Shape, line, next_level, root
+from engine.drafters.level import next_level
+from engine.drafters.tree import Shape, line, root
 from engine.runtime.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Verdict
 
