@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.errors import SpecScopeError
-from engine.runtime.events import Event, Footer, Header, Trace
+from engine.runtime.events import Event, Footer, Header
+from engine.runtime.trace import Trace
 from engine.types import Limits, Sampling
 from traces.live import LiveLog
 

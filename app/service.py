@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import engine
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
-from engine.runtime.events import Event, Header, Trace
+from engine.runtime.events import Event, Header
+from engine.runtime.trace import Trace
 from traces.store import Store
 
 if TYPE_CHECKING:

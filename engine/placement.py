@@ -15,11 +15,12 @@ from engine.errors import UsageError
 from engine.heads.find import HeadFile
 from engine.model.heads import load_head
 from engine.model.pair import Pair
-from engine.runtime.events import Device, Trace
+from engine.runtime.events import Device
 from engine.runtime.group import GroupWorker
 from engine.runtime.jobs import Connect, Facts, Load, Reply
 from engine.runtime.pipeline import PipelineWorker
 from engine.runtime.slab import Slab
+from engine.runtime.trace import Trace
 from engine.runtime.virtual import VirtualLoop
 from engine.runtime.worker import Worker
 from engine.simulate.profile import Profile

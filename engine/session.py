@@ -27,10 +27,11 @@ from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
 from engine.placement import Crew, Placement
 from engine.recording import Listener, Recording, sampler
-from engine.runtime.events import Header, Status, Trace
+from engine.runtime.events import Header, Status
 from engine.runtime.jobs import Begin, Measure
 from engine.runtime.run import Run
 from engine.runtime.sequence import Sequence as Decoded
+from engine.runtime.trace import Trace
 from engine.runtime.virtual import VirtualLoop
 from engine.types import Layout, Limits, Sampling
 

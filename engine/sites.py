@@ -15,11 +15,12 @@ from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.remembered import Remembered
 from engine.model.slots import LanguageModel
-from engine.runtime.events import Device, Trace
+from engine.runtime.events import Device
 from engine.runtime.jobs import Stage
 from engine.runtime.process import ProcessWorker, Setup
 from engine.runtime.sharing import Processor
 from engine.runtime.thread import ThreadWorker
+from engine.runtime.trace import Trace
 from engine.runtime.virtual import VirtualWorker
 from engine.runtime.worker import Worker
 from engine.simulate.latency import Latency

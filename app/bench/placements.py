@@ -20,7 +20,7 @@ from app.bench.plan import Plan
 from app.bench.race import Race
 from engine.errors import UsageError
 from engine.model.pair import Pair
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 from engine.simulate.profile import Profile
 from engine.types import Limits
 

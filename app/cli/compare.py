@@ -17,7 +17,7 @@ from app.cli import common
 from app.cli.run import open_store, recorded, result_of
 from engine.errors import UsageError
 from engine.methods import METHODS, find
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 
 BASELINE = next(m.key for m in METHODS.values() if m.baseline)
 """The method that speed-ups are taken over."""

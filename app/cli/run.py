@@ -13,7 +13,7 @@ from typing import Any
 from app.cli import common
 from engine.errors import UsageError
 from engine.methods import find
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,8 @@ from app.routes import EXPORTS, export_address, report_address, run_address
 from traces.view import config_text
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Header, Trace
+    from engine.runtime.events import Header
+    from engine.runtime.trace import Trace
     from traces.store import Summary
 
 KINDS = {"failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}

@@ -13,7 +13,7 @@ from app.service import Service
 from app.tabs import history
 from app.tabs.history import History, wanted_runs
 from engine.errors import UsageError
-from engine.runtime.events import write_jsonl
+from engine.runtime.jsonl import write_jsonl
 
 
 @pytest.fixture

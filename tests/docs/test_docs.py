@@ -22,6 +22,7 @@ from app.cli import COMMANDS
 from app.main import build_parser
 from engine.methods import METHODS, Setting
 from engine.runtime import events
+from engine.runtime.jsonl import read_jsonl
 from engine.training.data import SOURCES
 from tests.traces.samples import sample_trace
 from traces import schema, waiting
@@ -169,7 +170,7 @@ def test_tables_and_codes_are_those_of_the_database():
 
 def test_the_jsonl_example_is_a_trace():
     (example,) = blocks(TRACES_MD, "json")
-    trace = events.read_jsonl(example.splitlines())
+    trace = read_jsonl(example.splitlines())
     assert trace.text == trace.footer.texts[0] == "Hi"
     assert (len(trace.spans), len(trace.decisions), len(trace.commits), len(trace.rounds)) == (2, 1, 1, 1)
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.runtime.events import Footer, Round, Trace, to_json
+from engine.runtime.events import Footer, Round
+from engine.runtime.jsonl import to_json
+from engine.runtime.trace import Trace
 from tests.engine.runtime.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace

@@ -13,7 +13,8 @@ import pytest
 import engine
 from engine.errors import UsageError
 from engine.model.pair import Pair
-from engine.runtime.events import Footer, Header, Span, Trace
+from engine.runtime.events import Footer, Header, Span
+from engine.runtime.trace import Trace
 from engine.types import Limits, Sampling
 from tests.engine.heads.made import with_heads
 
