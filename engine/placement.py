@@ -23,8 +23,10 @@ from engine.runtime.slab import Slab
 from engine.runtime.trace import Trace
 from engine.runtime.virtual import VirtualLoop
 from engine.runtime.worker import Worker
+from engine.simulate.cloud import Cloud
 from engine.simulate.profile import Profile
-from engine.sites import Cloud, Here, Seat, Site, devices_of, tokens_of
+from engine.simulate.tokens import tokens_of
+from engine.sites import Here, Seat, Site, devices_of
 from engine.types import Layout, check_range, drafter_key
 
 RUNTIMES = ("local-process", "local-thread", "virtual")
@@ -134,7 +136,7 @@ class Placement:
         for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
-        drafters = self._drafters(layout, len(seats.get("drafter", ())), head)
+        drafters = _drafter_names(layout, len(seats.get("drafter", ())), head)
         self._load(seats, drafters, head)
         self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
@@ -142,12 +144,6 @@ class Placement:
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
         return Crew(workers, drafters, _labelled(seats, drafters), slabs)
-
-    def _drafters(self, layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
-        """Return what so many drafting workers call their models: each has another one, but at the ends of a pipeline."""
-        if head is not None:
-            return (_name(head),) * count
-        return tuple(drafter_key(0 if layout.stages > 1 else number) for number in range(count))
 
     def _worker(self, seat: Seat) -> Worker:
         """Return the worker of a seat; one for several seats is made of theirs."""
@@ -208,6 +204,13 @@ class Placement:
         """End all workers."""
         for worker in self.workers:
             worker.close()
+
+
+def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
+    """Return what so many drafting workers call their models: each has another one, but at the ends of a pipeline."""
+    if head is not None:
+        return (_name(head),) * count
+    return tuple(drafter_key(0 if layout.stages > 1 else number) for number in range(count))
 
 
 def _name(head: HeadFile) -> str:
