@@ -15,7 +15,7 @@ from engine.types import Limits, Sampling
 from traces.live import LiveLog
 
 if TYPE_CHECKING:
-    from engine.session import Prompt
+    from engine.prompts import Prompt
 
 State = Literal["queued", "loading", "running", "done", "cancelled", "failed"]
 

@@ -22,7 +22,7 @@ from traces.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.session import Prompt
+    from engine.prompts import Prompt
     from traces.recorder import Recorder
 
 KEPT = 64

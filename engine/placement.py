@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -199,6 +199,18 @@ class Placement:
         self._connected = {*self._workers}
 
     _connected: set[str] = field(default_factory=set[str], init=False)
+
+    def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on an event loop of this runtime, on which all workers answer."""
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+            workers = self.workers
+            for worker in workers:
+                worker.attach(runner.get_loop())
+            try:
+                return runner.run(work)
+            finally:
+                for worker in workers:
+                    worker.detach()
 
     def close(self) -> None:
         """End all workers."""
