@@ -16,11 +16,8 @@ from typing import Any
 from app.cli import common
 from app.cli.run import open_store, recorded, result_of
 from engine.errors import UsageError
-from engine.methods import METHODS, find
+from engine.methods import BASELINE, METHODS, find
 from engine.runtime.trace import Trace
-
-BASELINE = next(m.key for m in METHODS.values() if m.baseline)
-"""The method that speed-ups are taken over."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from app.runs import RunRequest
 from engine.errors import UsageError
-from engine.methods import METHODS
+from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile
 from engine.types import Limits, Sampling
 
 FEWEST, MOST = 2, 4
 """Methods side by side."""
-CHOSEN = ("autoregressive", "speculative", "pearl")
+CHOSEN = (BASELINE, "speculative", "pearl")
 """Side by side at first."""
 VIRTUAL = "virtual"
 WHERE = ("prompt", "methods", "sampling", "place", "models")
