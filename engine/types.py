@@ -199,11 +199,6 @@ class Draft:
         return tuple(t.parent for t in self.tokens)
 
     @property
-    def is_chain(self) -> bool:
-        """Whether every token follows the one before it."""
-        return all(t.parent == i - 1 for i, t in enumerate(self.tokens))
-
-    @property
     def depth(self) -> int:
         """Tokens of its longest path."""
         depths = list[int]()
