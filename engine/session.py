@@ -258,6 +258,7 @@ class Cluster:
             drafter_path=str(self.pair.drafter_path or ""),
             environment={**environment(), **place.details, "pair": self.pair.name, **self._further(crew)},
             group=group,
+            lossless=method.lossless(cfg) or sampling.greedy,
         )
 
     def _further(self, crew: Crew) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import IO, Any, ClassVar, Literal, TypeAlias, get_args
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
-`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`."""
+`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless` of the header and the rule `typical`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
@@ -69,6 +69,8 @@ class Header:
     """Versions, processor, host facts; in virtual runs the profile's pair and token source; where one drafts, the head's path."""
     group: str = ""
     """Runs of one comparison share this."""
+    lossless: bool = True
+    """Whether the rules that decide its tokens keep the target's distribution."""
     schema: int = SCHEMA
 
     @property
@@ -161,7 +163,7 @@ class Decision:
     q: float | None
     u: float | None
     rule: str
-    """ratio, match or target; empty when discarded untested."""
+    """ratio, match, target or (lossy) typical; empty when discarded untested."""
     outcome: str
     """accepted, rejected, discarded; corrected, bonus, plain for node -1."""
     draft_span: int

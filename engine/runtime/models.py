@@ -22,7 +22,7 @@ from engine.runtime.jobs import (
     Proposed,
     Score,
 )
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Verdict
+from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -194,7 +194,9 @@ class Model:
         return Scores(self._run, self, prefix, draft)
 
     @overload
-    async def verify(self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None) -> Verdict: ...
+    async def verify(
+        self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None, typical: Typical | None = None
+    ) -> Verdict: ...
     @overload
     async def verify(self, prefix: Sequence[Prefix], draft: Sequence[Draft]) -> list[Verdict]: ...
     async def verify(
@@ -203,6 +205,7 @@ class Model:
         draft: Draft | Sequence[Draft],
         *,
         beside: Tree | None = None,
+        typical: Typical | None = None,
     ) -> Verdict | list[Verdict]:
         """Score a draft and judge it, or one draft for each of several prefixes, in one job.
 
@@ -211,11 +214,12 @@ class Model:
             draft: What is judged.
             beside: Rows of the same forward that nobody judges, none or more, for a single prefix. The verdict's `best`
                 then has the most probable token after every row.
+            typical: Judge by typical acceptance, which is lossy.
         """
         prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
         drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
         spans = self._run.reserve(3 * self.lanes)
-        judges = tuple(_judge(spans[0], d) for d in drafts)
+        judges = tuple(_judge(spans[0], d, typical=typical) for d in drafts)
         trees = tuple(_tree(d, beside or NO_TREE) for d in drafts)
         job = Score(self.name, prefixes, trees, spans[0], judges, best=beside is not None)
         reply = await self._run.call(self, job, spans)
@@ -338,9 +342,11 @@ class Scores:
         return replace(reply.value, draft=draft, mode=mode, span=self.number, forward=self._rows)
 
 
-def _judge(scores: int, draft: Draft, bonus: bool = True, skip: int = 0) -> Judge:
+def _judge(
+    scores: int, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None
+) -> Judge:
     """Return the job, without what only the trace needs of a draft."""
-    return Judge(scores, Draft(tuple(replace(t, top=()) for t in draft.tokens)), bonus, skip)
+    return Judge(scores, Draft(tuple(replace(t, top=()) for t in draft.tokens)), bonus, skip, typical)
 
 
 def _mode(judged: int, scored: int) -> str:
