@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -39,6 +40,11 @@ class Plain:
     def own(self, x: list[int]) -> int:
         """The target's argmax after x."""
         return int(self._say(self.states(x)[-1]).argmax())
+
+    @torch.no_grad()
+    def p(self, x: list[int], sampling: Sampling) -> np.ndarray:
+        """The target's warped distribution after x, (V,)."""
+        return warp_plainly(self._say(self.states(x)[-1]), sampling)
 
     @torch.no_grad()
     def states(self, x: list[int]) -> Tensor:

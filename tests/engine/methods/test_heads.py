@@ -12,14 +12,15 @@ import torch
 
 import engine
 from engine.drafters.static import tree
-from engine.draws import Draws
+from engine.draws import Draws, Key
 from engine.errors import ModelError, UsageError
 from engine.model.pair import Pair
-from engine.types import Limits, Sampling
+from engine.types import Limits, Sampling, Typical
 from tests.engine.heads.made import make_head, make_heads
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Node, Plain, dynamic_tree, static_tree
 from tests.engine.model import tiny
+from tests.engine.test_typical import Reference
 
 METHODS = {
     "medusa": ("medusa", {}),
@@ -153,6 +154,50 @@ def test_every_sampled_draft_is_that_of_the_reference(world, method, sampling):
         )
         x = PROMPT + done[: len(x) - len(PROMPT) + r.emitted]
     assert {d.rule for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"} == {"ratio"}
+
+
+@pytest.mark.parametrize("typical", [Typical(0.09, 0.3), Typical(0.0, 1.0), Typical(1.0, 1.0)], ids=str)
+def test_typical_acceptance_of_a_run_is_that_of_a_reference_without_a_cache(world, typical):
+    cluster, model, heads = world
+    sampling = Sampling(0.7, top_k=40, seed=6)
+    config = {"acceptance": "typical", "epsilon": typical.epsilon, "delta": typical.delta}
+    trace = cluster.run("medusa", PROMPT, config=config, sampling=sampling, limits=Limits(NEW))
+    plain = Plain(copy.deepcopy(model), heads / "medusa")
+    x, lengths, done, draws = list(PROMPT), set(), trace.token_ids(), Draws(sampling.seed, 0)
+    for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
+        levels = len(PROMPT) + NEW - len(x)
+        assert nodes == expected(plain, "medusa", trace.header.config, x, levels, Sampling(), None)
+        texts = [x]
+        for node in nodes:
+            texts.append([*texts[node.parent + 1], node.token])
+        ps = [plain.p(text, sampling) for text in texts]
+        best = Reference(ps, [tuple(n) for n in nodes], typical).best()
+        end = best[-1] + 1 if best else 0
+        own = draws.choose(Key(len(texts[end]), "target"), ps[end])
+        expected_tokens = [*(nodes[n].token for n in best), own][: r.emitted]
+        assert done[len(x) - len(PROMPT) :][: r.emitted] == expected_tokens
+        assert r.accepted == len(best)
+        lengths.add(len(best))
+        x = PROMPT + done[: len(x) - len(PROMPT) + r.emitted]
+    assert x == PROMPT + done
+    assert len(lengths) > 1
+    assert not trace.header.lossless
+    told = {(d.outcome, d.rule) for d in trace.decisions if d.node >= 0 and d.rule}
+    assert ("accepted", "typical") in told
+    assert {rule for _, rule in told} == {"typical"}
+    assert all((d.rule == "") == (d.verify_span < 0) == (d.p is None) for d in trace.decisions)
+
+
+def test_typical_acceptance_at_temperature_0_is_the_exact_run(world):
+    cluster, _, _ = world
+    one, other = (
+        cluster.run("medusa", PROMPT, config={"acceptance": rule}, limits=Limits(NEW))
+        for rule in ("exact", "typical")
+    )
+    timeless = [[replace(d, draft_span=0, verify_span=0) for d in t.decisions] for t in (one, other)]
+    assert timeless[0] == timeless[1]
+    assert one.token_ids() == other.token_ids()
+    assert other.header.lossless, "at temperature 0 nothing is lossy"
 
 
 # What a draft costs, and what it leaves.

@@ -57,6 +57,7 @@ def reference(pair):
             ("lookahead", {"level": 4, "window": 6}),
             ("ouroboros", {"gamma": 4}),
             ("medusa", {}),
+            ("medusa with typical acceptance", {"acceptance": "typical"}),
             ("hydra", {"heads": 2}),
             ("eagle", {}),
             ("eagle2", {"depth": 3, "total": 20}),
