@@ -120,7 +120,7 @@ class Setting:
     high: float | None
     choices: tuple[str, ...]
     auto: str
-    lossy: tuple[str, ...]
+    lossy: tuple[str, ...] = ()
 
     @property
     def free_text(self) -> bool:
