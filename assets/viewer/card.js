@@ -4,7 +4,7 @@ const RULES = {
   ratio: "ratio, min(1, p/q)",
   match: "match, same token",
   target: "target's own draw",
-  typical: "typical (lossy), p > min(ε, δ·exp(−H))",
+  typical: "typical (lossy)",
 };
 const WAITS = {
   draft: "waits for the drafter",
