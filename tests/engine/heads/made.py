@@ -103,7 +103,9 @@ def make_head(
     return path
 
 
-def _choose(tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator) -> None:
+def _choose(
+    tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator
+) -> None:
     """Choose the tokens an EAGLE-3 head knows; its LM head and its embeddings lean towards the target's."""
     known = torch.arange(head.vocab_size)
     if n := head.draft_vocab:

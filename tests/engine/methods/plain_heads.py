@@ -107,7 +107,9 @@ class Plain:
         embedding = self._t.get("embed_tokens.weight", self._embedding)
 
         def output(rows: list[tuple[int, Tensor]]) -> Tensor:
-            e = self._norm(torch.stack([embedding[token] for token, _ in rows]), "layers.0.input_layernorm.weight")
+            e = self._norm(
+                torch.stack([embedding[token] for token, _ in rows]), "layers.0.input_layernorm.weight"
+            )
             v = torch.stack([vector for _, vector in rows])
             h = self._norm(v, "layers.0.hidden_norm.weight")
             return self._block_of(h if self._config["norm_before_residual"] else v, torch.cat([e, h], 1))[-1]
