@@ -19,7 +19,7 @@ import engine
 from engine.drafters.static import tree
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head
-from engine.model.heads import load_head
+from engine.model.heads import Work, load_head
 from engine.model.load import load
 from engine.model.pair import Pair
 from engine.runtime.heads import HEADS
@@ -241,6 +241,15 @@ def test_texts_are_the_targets_and_no_draft_is_outside_the_draft_vocabulary(case
                 assert len(siblings) == len(set(siblings)), "no child stands there twice"
                 if "ratio" not in {d.rule for d in nodes}:
                     assert trace.token_ids() == alone, (method, settings)
+
+
+def test_what_its_forwards_compute_is_told(target, tmp_path):
+    """By hand: queries, keys and values read 2 D instead of D; fc has 3 D x D; the LM head knows 40 of 97 tokens."""
+    path, _ = target
+    store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
+    head = load_head(str(tmp_path / "head"), load(path))
+    assert head.work == Work(1, (32 + 16 + 16) / 32, 40 / 97)
+    assert head.exact == Work(1, 2 + 3, 40 / 97)
 
 
 # Files.
