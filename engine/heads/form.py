@@ -116,7 +116,7 @@ class HeadConfig:
         """
         if self.kind not in KINDS:
             raise ModelError(f"kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
-        side, least = self.kind in SIDE, {"hidden_size": 1, "vocab_size": 1}
+        side, least = self.kind in SIDE, {"hidden_size": 1, "vocab_size": 1, "draft_vocab": 0}
         least |= {"heads": 1, "layers": 1} if side else {"masks": 0} if self.kind in PARALLEL else {}
         if side and not self.own_lm_head:
             least["vocab_size"] = 0

@@ -193,7 +193,11 @@ def _states(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
     """
     for part, later in ((raw, 0), (_nested(raw), 1)):
         if (ids := part.get(_LAYER_IDS)) is not None:
-            if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+            if (
+                not isinstance(ids, list)
+                or not ids
+                or not all(type(i) is int and i + later >= 0 for i in ids)
+            ):
                 raise ModelError(
                     f"{path / 'config.json'}: {_LAYER_IDS} is {ids}; it must be a list of layers"
                 )

@@ -128,7 +128,7 @@ class Eagle3:
     """EAGLE's layer on states from low, middle and high layers of the target, with an LM head of its own (EAGLE-3, section 3.1).
 
     `fuse` makes one vector of them. The row of token j reads its embedding beside the vector of token j - 1, each normed; what the
-    layer adds to that vector is, not normed, the vector of a drafted token j.
+    layer makes of it, before its last norm, is the vector of token j where that was drafted.
     """
 
     keeps = (1,)

@@ -327,7 +327,7 @@ Change = Callable[[dict[str, Tensor]], object]
         (lambda _: None, {"layer_types": ["sliding_attention"]}, "layer_types holds sliding_attention"),
         (lambda _: None, {AUX: "all"}, f"{AUX} is all; it must be a list of layers$"),
         (lambda _: None, {AUX: [1, 8, 2]}, "the state after layer 8; the target has 7 layers$"),
-        (lambda _: None, {AUX: [-1, 1, 2]}, r"features is \[-1, 1, 2\]; it must hold whole numbers of at le"),
+        (lambda _: None, {AUX: [-1, 1, 2]}, rf"{AUX} is \[-1, 1, 2\]; it must be a list of layers$"),
         (lambda _: None, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
         (lambda _: None, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
     ],

@@ -369,6 +369,8 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
         ({"shape": SHAPE | {"rope_parameters": 4}}, r"config\.json: shape is wrong: "),
         ({"shape": SHAPE | {"num_attention_heads": 0}}, r"config\.json: shape is wrong: "),
         ({"shape": SHAPE | {"hidden_act": "gelu"}}, r"hidden_act gelu is not supported; supported is silu"),
+        ({"draft_vocab": -1}, r"draft_vocab is -1; it must be a whole number of at least 0"),
+        ({"kind": "eagle3", "features": [1, -1]}, r"features is \[1, -1\]; it must hold whole numbers of at"),
         ({"masks": -1}, r"masks is -1; it must be a whole number of at least 0"),
         ({"masks": "3"}, r"masks is '3'; it must be a whole number of at least 0"),
         ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),
