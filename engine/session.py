@@ -219,6 +219,7 @@ class Cluster:
             drafter_path=str(self.pair.drafter_path or ""),
             environment=environment() | self._facts(asked, crew),
             group=asked.group,
+            lossless=asked.method.lossless(asked.cfg) or asked.sampling.greedy,
         )
 
     def _facts(self, asked: Request, crew: Crew) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _why(trace: Trace, d: Decision) -> dict[str, Any]:
 
 
 def _chance(d: Decision) -> float | None:
-    """Return the probability with which the rule accepts the drafted token."""
+    """Return the probability with which the rule accepts the drafted token; None where it leaves nothing to chance."""
     if d.node == OWN or d.p is None:
         return None
     if d.rule == "match":

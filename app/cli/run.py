@@ -112,6 +112,7 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "run_id": header.run_id,
         "method": header.method,
         "config": header.config,
+        "lossless": header.lossless,
         **sequences[0],
         "target_path": header.target_path,
         "drafter_path": header.drafter_path,
@@ -138,6 +139,5 @@ def _sequence(trace: Trace, i: int) -> dict[str, Any]:
 def _line(result: dict[str, Any]) -> str:
     m = result["metrics"]
     speed = f"{m['tokens_per_second']:.1f} tokens/s" if m["tokens_per_second"] else "no tokens"
-    return (
-        f"[{result['method']} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"
-    )
+    lossy = "" if result["lossless"] else " · lossy"
+    return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"

@@ -101,7 +101,8 @@ def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.C
     if setting.type is bool:
         return gr.Checkbox(value=setting.default, label=label, **common)
     if setting.choices:
-        return gr.Radio(list(setting.choices), value=setting.default, label=label, **common)
+        choices = [(f"{c} (lossy)" if c in setting.lossy else c, c) for c in setting.choices]
+        return gr.Radio(choices, value=setting.default, label=label, **common)
     if setting.type in (int, float) and setting.low is not None and setting.high is not None:
         step = 1 if setting.type is int else (setting.high - setting.low) / 100
         low = 0 if setting.auto else setting.low

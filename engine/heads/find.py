@@ -60,6 +60,6 @@ class Heads:
                 f"specscope train {kind}"
             )
         config = check_head(path, self.pair.target_path)
-        if config.kind != kind:
+        if config.serves != kind:
             raise UsageError(f"{path} is a head of kind {config.kind}; this method needs one of kind {kind}")
         return HeadFile(path, config)

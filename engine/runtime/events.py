@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
-`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`."""
+`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless` of the header and the rule `typical`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
@@ -66,6 +66,8 @@ class Header:
     """Versions, processor, host facts; in virtual runs the profile's pair and token source; where one drafts, the head's path."""
     group: str = ""
     """Runs of one comparison share this."""
+    lossless: bool = True
+    """Whether the rules that decide its tokens keep the target's distribution."""
     schema: int = SCHEMA
 
     @property
@@ -158,7 +160,7 @@ class Decision:
     q: float | None
     u: float | None
     rule: str
-    """ratio, match or target; empty when discarded untested."""
+    """ratio, match, target or (lossy) typical; empty when discarded untested."""
     outcome: str
     """accepted, rejected, discarded; corrected, bonus, plain for node -1."""
     draft_span: int

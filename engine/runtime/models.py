@@ -11,7 +11,7 @@ import numpy as np
 from engine.drafters.tree import Shape
 from engine.runtime.jobs import Export, Grow, Grown, Import, Prefill, Propose, Proposed, Score
 from engine.runtime.scores import Scores, judge_job, mode_of
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Verdict
+from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -183,7 +183,9 @@ class Model:
         return Scores(self._run, self, prefix, draft)
 
     @overload
-    async def verify(self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None) -> Verdict: ...
+    async def verify(
+        self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None, typical: Typical | None = None
+    ) -> Verdict: ...
     @overload
     async def verify(self, prefix: Sequence[Prefix], draft: Sequence[Draft]) -> list[Verdict]: ...
     async def verify(
@@ -192,6 +194,7 @@ class Model:
         draft: Draft | Sequence[Draft],
         *,
         beside: Tree | None = None,
+        typical: Typical | None = None,
     ) -> Verdict | list[Verdict]:
         """Score a draft and judge it, or one draft for each of several prefixes, in one job.
 
@@ -200,11 +203,12 @@ class Model:
             draft: What is judged.
             beside: Rows of the same forward that nobody judges, none or more, for a single prefix. The verdict's `best`
                 then has the most probable token after every row.
+            typical: Judge by typical acceptance, which is lossy.
         """
         prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
         drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
         spans = self._run.reserve(3 * self.lanes)
-        judges = tuple(judge_job(spans[0], d) for d in drafts)
+        judges = tuple(judge_job(spans[0], d, typical=typical) for d in drafts)
         trees = tuple(_tree(d, beside or NO_TREE) for d in drafts)
         job = Score(self.name, prefixes, trees, spans[0], judges, best=beside is not None)
         reply = await self._run.call(self, job, spans)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.runtime.jobs import Judge, Score
-from engine.types import Draft, Prefix, Verdict
+from engine.types import Draft, Prefix, Typical, Verdict
 
 if TYPE_CHECKING:
     from engine.runtime.models import Model
@@ -97,9 +97,11 @@ class Scores:
         return replace(reply.value, draft=draft, mode=mode, span=self.number, forward=self._rows)
 
 
-def judge_job(scores: int, draft: Draft, bonus: bool = True, skip: int = 0) -> Judge:
+def judge_job(
+    scores: int, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None
+) -> Judge:
     """Return the job, without what only the trace needs of a draft."""
-    return Judge(scores, Draft(tuple(replace(t, top=()) for t in draft.tokens)), bonus, skip)
+    return Judge(scores, Draft(tuple(replace(t, top=()) for t in draft.tokens)), bonus, skip, typical)
 
 
 def mode_of(judged: int, scored: int) -> str:

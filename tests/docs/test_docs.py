@@ -89,7 +89,8 @@ def test_every_file_is_a_method_and_has_its_row_and_section():
 @pytest.mark.parametrize("key", METHODS)
 def test_the_readmes_row_is_what_the_registry_says(key):
     method, path = METHODS[key], f"engine/methods/{key}.py"
-    lossless = "yes" if method.lossless else "no"
+    lossy = [f"not with `{s.name}={choice}`" for s in method.settings() for choice in s.lossy]
+    lossless = ", ".join(["yes", *lossy])
     row = f"| `{key}` | {method.title} | {method.source} | {lossless} | [{path}]({path}) |"
     assert row in README.splitlines(), f"README.md needs the row\n{row}"
 
@@ -98,7 +99,8 @@ def setting_row(s: Setting) -> str:
     """Return the row of one field in docs/methods.md."""
     bounds = f"{s.low:g} to {s.high:g}" if s.low is not None and s.high is not None else ""
     bounds = f"up to {s.high:,} characters" if s.free_text and s.high else bounds
-    allowed = ", ".join(s.choices) or ("on, off" if s.type is bool else bounds)
+    choices = [f"{c} (lossy)" if c in s.lossy else c for c in s.choices]
+    allowed = ", ".join(choices) or ("on, off" if s.type is bool else bounds)
     default = s.default if s.default != "" else '""'
     return f"| `{s.name}` | `{default}` | {allowed}{', or 0' if s.auto else ''} | {s.doc} |"
 

@@ -65,6 +65,7 @@ def headers(draw: st.DrawFn, sequences: int) -> Header:
         devices=devices,
         environment=draw(settings),
         group=draw(texts),
+        lossless=draw(st.booleans()),
         **text,
     )
 

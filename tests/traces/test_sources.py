@@ -128,7 +128,7 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(to_json(e) for e in old.events()))
     assert read_file(path) == old
-    assert SCHEMA == 3
+    assert SCHEMA == 4
 
 
 def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
@@ -145,6 +145,7 @@ def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
         connection.execute("ALTER TABLE span DROP COLUMN rank")
         connection.execute("DROP TABLE part")
         connection.execute("DROP TABLE pooled")
+        connection.execute("ALTER TABLE run DROP COLUMN lossless")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()
     assert migrations.known("0001")

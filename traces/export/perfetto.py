@@ -39,6 +39,7 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
             "method": header.title,
             "created": header.created,
             "clock": header.clock,
+            "lossless": header.lossless,
             "status": trace.status,
         },
     }
