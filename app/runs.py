@@ -42,13 +42,15 @@ class RunRequest:
     """Directory or hub id; replaces the pair."""
     drafter: tuple[str, ...] = ()
     """Directories or hub ids, the first drafter first."""
+    head: tuple[str, ...] = ()
+    """Directories of drafting heads; a method takes the first of its kind."""
     group: str = ""
     """Runs of one comparison share this."""
 
     @property
     def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The arguments of `engine.open`: requests with the same ones share a cluster."""
-        names = ("pair", "target", "drafter", "runtime", "profile", "profile_pair")
+        names = ("pair", "target", "drafter", "head", "runtime", "profile", "profile_pair")
         return tuple((name, getattr(self, name)) for name in names)
 
 

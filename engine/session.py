@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.environment import environment
 from engine.errors import UsageError
@@ -31,14 +31,17 @@ from engine.runtime.jobs import Measure
 from engine.runtime.trace import Trace
 from engine.types import Layout, Limits, Sampling
 
+Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+"""Where models lie: none, one or several."""
+
 
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
 
-    def __init__(self, pair: Pair, placement: Placement, head: Path | None = None) -> None:
+    def __init__(self, pair: Pair, placement: Placement, heads: tuple[Path, ...] = ()) -> None:
         self.pair = pair
         self.placement = placement
-        self._heads = Heads(pair, head)
+        self._heads = Heads(pair, heads)
         self._head_files: dict[str, HeadFile] = {}
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
@@ -246,14 +249,14 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     pair: str | Pair = "bundled",
     *,
     target: str | os.PathLike[str] | None = None,
-    drafter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    drafter: Places = None,
     runtime: str = "local-process",
     profile: str | None = None,
     profile_pair: str | None = None,
     tokens: str | Trace = "pair",
     device: str = "auto",
     threads: int = 1,
-    head: str | os.PathLike[str] | None = None,
+    head: Places = None,
 ) -> Cluster:
     """Load a pair of models and return the cluster that runs methods on it.
 
@@ -269,14 +272,14 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             between), or a recorded Trace.
         device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
         threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
-        head: Directory of a drafting head of the target; without one, those that come with the pair are used.
+        head: Directories of drafting heads of the target, one or several: a method takes the first of its kind. Without any,
+            those that come with the pair are used.
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
         ModelError: A model cannot be loaded.
     """
-    given = () if drafter is None else (drafter,) if isinstance(drafter, str | os.PathLike) else drafter
-    drafters = [str(each) for each in given]
+    drafters = _several(drafter)
     if target is not None:
         chosen = Pair.of(str(target), *drafters)
     elif drafters:
@@ -294,5 +297,10 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             device=device,
             threads=threads,
         ),
-        None if head is None else Path(head),
+        tuple(map(Path, _several(head))),
     )
+
+
+def _several(given: Places) -> list[str]:
+    each = [given] if isinstance(given, str | os.PathLike) else given or ()
+    return [str(one) for one in each]

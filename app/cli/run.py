@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="fields",
         help="a field of its config; repeatable",
     )
-    parser.add_argument("--head", metavar="PATH", help="drafting head (for methods that use one)")
     common.add_generation(parser)
     common.add_cluster(parser)
     common.add_database(parser)
@@ -39,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
     config = parse_fields(args.fields)
     method = find(args.method)
     if args.head and not method.layout(method.configure(config)).head:
-        raise UsageError(f"--head {args.head}: {args.method} uses no drafting head")
+        raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head")
     sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
-        cluster = stack.enter_context(common.open_cluster(args, args.head))
+        cluster = stack.enter_context(common.open_cluster(args))
         prompts = [common.prompt_for(args, row) for row in rows]
         for i, part in enumerate(batches_of(args.method, prompts)):
             seeded = common.seeded(sampling, i)

@@ -200,6 +200,9 @@ def _build_models(form: Form) -> None:
         same = "Must have the target's tokenizer. Several, one in a line (Shift+Enter), can race in DSI."
         drafter = gr.Textbox("", label="Drafter", info=same, elem_id="drafter", lines=1, max_lines=8)
         form.add("drafter", drafter)
+        heads = "Folders of heads of this target, one in a line, for Medusa, EAGLE and the like; each takes its kind."
+        head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
+        form.add("head", head)
     form.alert("models")
     models.change(lambda value: gr.update(visible=value == "own"), models, own, **QUIET)
 

@@ -138,6 +138,13 @@ def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
     assert result["config"] == {"tree": "medusa", "heads": 4, **usual}
     code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *asked)
     assert (code, "is a head of kind medusa; this method needs one of kind eagle" in err) == (2, True)
+    make_head(tmp_path / "other", "eagle", target)
+    both = ["--head", str(tmp_path / "head"), "--head", str(tmp_path / "other")]
+    code, out, _ = call(capsys, "compare", "--methods", "all", *both, *asked)
+    left_out = json.loads(out)["left_out"]
+    assert code == 0
+    assert sorted(left_out) == ["hydra", "parallelspec_eagle", "parallelspec_medusa"]
+    assert "other is a head of kind eagle; this method needs one of kind hydra" in left_out["hydra"]
 
 
 def test_a_lossy_run_says_so(capsys, db):
