@@ -21,6 +21,8 @@ RUNTIMES = (
     ("This machine, threads", "local-thread"),
     ("Virtual cluster", VIRTUAL),
 )
+_SHORT = 400
+"""A text of so many characters at most is a name or a path: one line."""
 
 
 @dataclass
@@ -113,7 +115,8 @@ def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.C
         return gr.Number(
             value=setting.default, precision=0 if setting.type is int else None, label=label, **common
         )
-    return gr.Textbox(value=setting.default, lines=3, max_lines=8, label=label, **common)
+    lines = 1 if setting.high and setting.high <= _SHORT else 3
+    return gr.Textbox(value=setting.default, lines=lines, max_lines=8, label=label, **common)
 
 
 def label_of(setting: Setting) -> str:
@@ -175,7 +178,7 @@ def _build_place(form: Form) -> None:
     runtime = gr.Radio(list(RUNTIMES), value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
     form.add("runtime", runtime)
     known = profiles()
-    with gr.Column(visible=False, elem_classes="app-plain") as virtual:
+    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as virtual:
         profile = gr.Dropdown(
             [(Profile.load(name).title, name) for name in known],
             value=known[0] if known else None,
@@ -194,7 +197,7 @@ def _build_place(form: Form) -> None:
 def _build_models(form: Form) -> None:
     choices = [("The bundled pair", "bundled"), ("My own", "own")]
     models = form.add("models", gr.Radio(choices, value="bundled", label="Models", elem_id="models"))
-    with gr.Column(visible=False, elem_classes="app-plain") as own:
+    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
         where = "Folder with safetensors, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
         same = "Must have the target's tokenizer. Several, one in a line (Shift+Enter), can race in DSI."
