@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Response
 
 from engine.errors import SpecScopeError, StoreError, UsageError
-from engine.runtime.events import write_jsonl
+from engine.runtime.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
@@ -23,7 +23,7 @@ from traces.view import view_model
 
 if TYPE_CHECKING:
     from app.service import Service
-    from engine.runtime.events import Trace
+    from engine.runtime.trace import Trace
 
 PREFIX = "/specscope"
 ASSETS = Path(__file__).parents[1] / "assets"

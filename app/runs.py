@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.errors import SpecScopeError
-from engine.runtime.events import Event, Footer, Header, Trace
+from engine.runtime.events import Event, Footer, Header
+from engine.runtime.trace import Trace
 from engine.types import Limits, Sampling
 from traces.live import LiveLog
 
 if TYPE_CHECKING:
-    from engine.session import Prompt
+    from engine.prompts import Prompt
 
 State = Literal["queued", "loading", "running", "done", "cancelled", "failed"]
 
@@ -41,13 +42,15 @@ class RunRequest:
     """Directory or hub id; replaces the pair."""
     drafter: tuple[str, ...] = ()
     """Directories or hub ids, the first drafter first."""
+    head: tuple[str, ...] = ()
+    """Directories of drafting heads; a method takes the first of its kind."""
     group: str = ""
     """Runs of one comparison share this."""
 
     @property
     def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The arguments of `engine.open`: requests with the same ones share a cluster."""
-        names = ("pair", "target", "drafter", "runtime", "profile", "profile_pair")
+        names = ("pair", "target", "drafter", "head", "runtime", "profile", "profile_pair")
         return tuple((name, getattr(self, name)) for name in names)
 
 

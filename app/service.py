@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import engine
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
-from engine.runtime.events import Event, Header, Trace
+from engine.runtime.events import Event, Header
+from engine.runtime.trace import Trace
 from traces.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.session import Prompt
+    from engine.prompts import Prompt
     from traces.recorder import Recorder
 
 KEPT = 64

@@ -6,6 +6,9 @@ algorithm 1; Chen et al. 2023; over siblings: SpecInfer 2024, with q renormalise
 Rule 2, `match`: the draft is a function of the prefix. Draw x from p; a child with that token is accepted, else x
 itself is emitted. Temperature 0 is rule 2 with the argmax for x, whatever drafted.
 
+`typical`, LOSSY, only where a setting asks for it: a drafted token that p finds probable enough stands, without a draw; of
+the paths of such tokens the longest wins, then the likeliest, then the first (Medusa, Cai et al. 2024, section 2.3.1).
+
 p and q go through the same `warp` first. Pure functions; all randomness comes from a `Draws`.
 """
 
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.draws import TOP, Draws, Key, argmax, facts, most_probable, propose_token, softmax, warp
-from engine.types import Draft, DraftToken, Judged, Origin, Outcome, Rule, Sampling, Verdict
+from engine.types import Draft, DraftToken, Judged, Origin, Outcome, Rule, Sampling, Typical, Verdict
 
 __all__ = ["Draws", "Key", "facts", "judge", "propose_token", "warp"]
 
@@ -34,6 +37,7 @@ def judge(
     sampling: Sampling,
     draws: Draws,
     bonus: bool = True,
+    typical: Typical | None = None,
 ) -> Verdict:
     """Decide which drafted tokens stand, and the token after them.
 
@@ -48,6 +52,7 @@ def judge(
         sampling: The warp of p; at temperature 0 ties go to the lowest token id.
         draws: The random numbers.
         bonus: Whether a wholly accepted path is followed by a token of the target's own.
+        typical: Judge by typical acceptance, which is lossy; at temperature 0 there is no difference.
 
     Returns:
         The verdict; `mode`, `span` and `forward` are the caller's to fill. In `judged`, p and q are the numbers the rule
@@ -58,7 +63,7 @@ def judge(
         ModelError: The logits are not finite.
     """
     children = _children(draft)
-    walk = _Walk(_needed(logits, draft, bonus), draft.tokens, q_row, sampling, draws)
+    walk = _Walk(_needed(logits, draft, bonus), draft.tokens, q_row, sampling, draws, typical)
     fates, path, at = list[_Fate](), list[int](), -1
     while children[at + 1] or bonus:
         fates += walk.decide(at + 1, children[at + 1], position + len(path))
@@ -67,7 +72,7 @@ def judge(
             break
         path.append(at)
     own = fates[-1] if fates and at < 0 else None
-    judged = walk.report(fates) + _discarded(draft, {f.node for f in fates}, position)
+    judged = walk.report(fates) + walk.discarded(draft, {f.node for f in fates}, position)
     return Verdict(
         sequence=sequence,
         accepted=tuple(draft.tokens[node].id for node in path),
@@ -104,24 +109,24 @@ class _Walk:
         q_row: Callable[[DraftToken], Tensor | None],
         sampling: Sampling,
         draws: Draws,
+        typical: Typical | None,
     ) -> None:
         self._logits, self._tokens, self._q_row, self._draws = logits, tokens, q_row, draws
         self._p = None if sampling.greedy else warp(logits, sampling)
         self._best = argmax(logits) if self._p is None else []
+        self._chosen = None if typical is None or self._p is None else _choose(self._p, tokens, typical)
 
     def decide(self, row: int, children: list[int], position: int) -> list[_Fate]:
         """Decide between the children after this row and a token of the target's own."""
+        if children and self._chosen is not None:
+            return self._typical(self._chosen, row, children, position)
         if children and self._p is not None and self._tokens[children[0]].q is not None:
             return self._ratio(self._p[row], row, children, position)
         return self._match(row, children, position)
 
     def _match(self, row: int, children: list[int], position: int) -> list[_Fate]:
         """Rule 2; without children the target's own draw."""
-        if self._p is None:
-            x, u = self._best[row], nan
-        else:
-            key = Key(position, "target")
-            x, u = self._draws.choose(key, self._p[row]), self._draws.value(key)
+        x, u = self._own(row, position)
         drafted = [(node, self._tokens[node]) for node in children]
         fates = [
             _Fate(row, position, n, t.id, nan, t.probability, u, "match", "rejected")
@@ -134,6 +139,27 @@ class _Walk:
         if children:
             return [*fates, _Fate(row, position, -1, x, nan, nan, u, "match", "corrected")]
         return [_Fate(row, position, -1, x, nan, nan, u, "target", "bonus" if self._tokens else "plain")]
+
+    def _own(self, row: int, position: int) -> tuple[int, float]:
+        """Return the target's own token and the number it was drawn with."""
+        if self._p is None:
+            return self._best[row], nan
+        key = Key(position, "target")
+        return self._draws.choose(key, self._p[row]), self._draws.value(key)
+
+    def _typical(self, chosen: _Chosen, row: int, children: list[int], position: int) -> list[_Fate]:
+        """Typical acceptance along the chosen path; where it ends, the target's own draw."""
+
+        def fate(node: int, outcome: Outcome) -> _Fate:
+            t = self._tokens[node]
+            return _Fate(row, position, node, t.id, nan, t.probability, nan, "typical", outcome)
+
+        lost = [n for n in children if n not in chosen.path]
+        fates = [fate(n, "discarded" if n in chosen.enough else "rejected") for n in lost]
+        if len(lost) < len(children):
+            return [*fates, fate(next(n for n in children if n in chosen.path), "accepted")]
+        x, u = self._own(row, position)
+        return [*fates, _Fate(row, position, -1, x, nan, nan, u, "typical", "corrected")]
 
     def _ratio(self, p: Tensor, row: int, children: list[int], position: int) -> list[_Fate]:
         """Rule 1 over siblings that were drawn from one q without replacement."""
@@ -194,6 +220,17 @@ class _Walk:
             for f, p_x in zip(fates, p, strict=True)
         )
 
+    def discarded(self, draft: Draft, decided: set[int], position: int) -> tuple[Judged, ...]:
+        """Return the nodes that no decision reached, in the draft's order."""
+        depth, rows = list[int](), list[Judged]()
+        for node, t in enumerate(draft.tokens):
+            depth.append(0 if t.parent < 0 else depth[t.parent] + 1)
+            if node not in decided:
+                rule: Rule = "typical" if self._chosen else "match" if t.q is None else "ratio"
+                at = position + depth[node]
+                rows.append(Judged(node, t.parent, at, t.id, nan, t.probability, nan, rule, "discarded", ()))
+        return tuple(rows)
+
 
 def _children(draft: Draft) -> list[list[int]]:
     """Return the children of the prefix (at 0) and of each node i (at i + 1), checked."""
@@ -222,16 +259,33 @@ def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
     return logits[:rows]
 
 
-def _discarded(draft: Draft, decided: set[int], position: int) -> tuple[Judged, ...]:
-    """Return the nodes that no decision reached, in the draft's order."""
-    depth, rows = list[int](), list[Judged]()
-    for node, t in enumerate(draft.tokens):
-        depth.append(0 if t.parent < 0 else depth[t.parent] + 1)
-        if node not in decided:
-            rule: Rule = "match" if t.q is None else "ratio"
-            at = position + depth[node]
-            rows.append(Judged(node, t.parent, at, t.id, nan, t.probability, nan, rule, "discarded", ()))
-    return tuple(rows)
+class _Chosen(NamedTuple):
+    """What typical acceptance keeps of a draft."""
+
+    path: frozenset[int]
+    enough: frozenset[int]
+    """All nodes that are probable enough, as are those before them."""
+
+
+def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Chosen:
+    """Return the longest path of tokens that are probable enough; of several the likeliest, then the first."""
+    if not tokens:
+        return _Chosen(frozenset(), frozenset())
+    rows = sorted({t.parent + 1 for t in tokens})
+    entropy = torch.special.entr(p[torch.tensor(rows, device=p.device)]).sum(-1)
+    least = (typical.delta * (-entropy).exp()).clamp(max=typical.epsilon).tolist()
+    bounds = dict(zip(rows, least, strict=True))
+    flat = [(t.parent + 1) * p.shape[1] + t.id for t in tokens]
+    paths: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # to each node that stands: length and likelihood
+    for node, p_x in enumerate(p.take(torch.tensor(flat, device=p.device)).tolist()):
+        parent = tokens[node].parent
+        if parent in paths and p_x > bounds[parent + 1]:
+            paths[node] = (paths[parent][0] + 1, paths[parent][1] * p_x)
+    at, path = max(paths, key=paths.__getitem__), set[int]()
+    while at >= 0:
+        path.add(at)
+        at = tokens[at].parent
+    return _Chosen(frozenset(path), frozenset(paths))
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,15 +15,18 @@ from engine.errors import UsageError
 from engine.heads.find import HeadFile
 from engine.model.heads import load_head
 from engine.model.pair import Pair
-from engine.runtime.events import Device, Trace
+from engine.runtime.events import Device
 from engine.runtime.group import GroupWorker
 from engine.runtime.jobs import Connect, Facts, Load, Reply
 from engine.runtime.pipeline import PipelineWorker
 from engine.runtime.slab import Slab
+from engine.runtime.trace import Trace
 from engine.runtime.virtual import VirtualLoop
 from engine.runtime.worker import Worker
+from engine.simulate.cloud import Cloud
 from engine.simulate.profile import Profile
-from engine.sites import Cloud, Here, Seat, Site, devices_of, tokens_of
+from engine.simulate.tokens import tokens_of
+from engine.sites import Here, Seat, Site, devices_of
 from engine.types import Layout, check_range, drafter_key
 
 RUNTIMES = ("local-process", "local-thread", "virtual")
@@ -133,7 +136,7 @@ class Placement:
         for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
                 self._workers[seat.name] = self.site.hire(seat)
-        drafters = self._drafters(layout, len(seats.get("drafter", ())), head)
+        drafters = _drafter_names(layout, len(seats.get("drafter", ())), head)
         self._load(seats, drafters, head)
         self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         workers = {model: tuple(self._worker(seat) for seat in found) for model, found in seats.items()}
@@ -141,12 +144,6 @@ class Placement:
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
         return Crew(workers, drafters, _labelled(seats, drafters), slabs)
-
-    def _drafters(self, layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
-        """Return what so many drafting workers call their models: each has another one, but at the ends of a pipeline."""
-        if head is not None:
-            return (_name(head),) * count
-        return tuple(drafter_key(0 if layout.stages > 1 else number) for number in range(count))
 
     def _worker(self, seat: Seat) -> Worker:
         """Return the worker of a seat; one for several seats is made of theirs."""
@@ -203,10 +200,29 @@ class Placement:
 
     _connected: set[str] = field(default_factory=set[str], init=False)
 
+    def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on an event loop of this runtime, on which all workers answer."""
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+            workers = self.workers
+            for worker in workers:
+                worker.attach(runner.get_loop())
+            try:
+                return runner.run(work)
+            finally:
+                for worker in workers:
+                    worker.detach()
+
     def close(self) -> None:
         """End all workers."""
         for worker in self.workers:
             worker.close()
+
+
+def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
+    """Return what so many drafting workers call their models: each has another one, but at the ends of a pipeline."""
+    if head is not None:
+        return (_name(head),) * count
+    return tuple(drafter_key(0 if layout.stages > 1 else number) for number in range(count))
 
 
 def _name(head: HeadFile) -> str:

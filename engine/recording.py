@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.occupancy import Sampler
-from engine.runtime.events import Event, Footer, Header, Occupancy, Row, Status, Trace
+from engine.runtime.events import Event, Footer, Header, Occupancy, Row, Status
 from engine.runtime.process import ProcessWorker
+from engine.runtime.trace import Trace
 
 if TYPE_CHECKING:
     from engine.placement import Crew

@@ -7,44 +7,41 @@ with engine.open() as cluster:
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from engine.environment import environment
-from engine.errors import RunCancelled, SpecScopeError, UsageError, WorkerDied
+from engine.errors import UsageError
+from engine.execution import Execution, Request
 from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, find
 from engine.model.pair import Pair
-from engine.model.text import Detokenizer, IncrementalText
-from engine.placement import Crew, Placement
-from engine.recording import Listener, Recording, sampler
-from engine.runtime.events import Header, Status, Trace
-from engine.runtime.jobs import Begin, Measure
-from engine.runtime.run import Run
-from engine.runtime.sequence import Sequence as Decoded
-from engine.runtime.virtual import VirtualLoop
+from engine.model.text import Detokenizer
+from engine.placement import Crew, Placement, place
+from engine.prompts import Prompt, encode, ids_of, shown
+from engine.recording import Listener, Recording
+from engine.runtime.events import Header
+from engine.runtime.jobs import Measure
+from engine.runtime.trace import Trace
 from engine.types import Layout, Limits, Sampling
 
-Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
+Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+"""Where models lie: none, one or several."""
 
 
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
 
-    def __init__(self, pair: Pair, placement: Placement, head: Path | None = None) -> None:
+    def __init__(self, pair: Pair, placement: Placement, heads: tuple[Path, ...] = ()) -> None:
         self.pair = pair
         self.placement = placement
-        self._heads = Heads(pair, head)
+        self._heads = Heads(pair, heads)
         self._head_files: dict[str, HeadFile] = {}
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
@@ -65,7 +62,7 @@ class Cluster:
     def c(self) -> float:
         """T(target) / T(drafter), one row each: from the profile, or measured once (PEARL, section 2)."""
         if not self._c:
-            self._c = self._on_loop(self._measure_c())
+            self._c = self.placement.on_loop(self._measure_c())
         return self._c
 
     @property
@@ -150,45 +147,25 @@ class Cluster:
             UsageError: A setting or the prompt is wrong; nothing was started.
             SpecScopeError: The run failed; the listener got what there is, with a footer that says so.
         """
-        found, sampling = find(method), sampling or Sampling()
-        cfg = found.plan(found.configure(config or {}), self)
-        limits = self._with_eos(limits or Limits())
-        if not prompts:
-            raise UsageError(f"{method} was given no prompt; give it at least one")
-        if len(prompts) != 1 and not found.batched:
-            raise UsageError(
-                f"{method} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
-            )
-        ids = self._encode_all(prompts, limits.max_new_tokens)
-        layout = self._layout(found, cfg)
-        head = self.head(layout.head) if layout.head else None
-        if head is not None:
-            head.check_length(max(map(len, ids)) + limits.max_new_tokens)
+        asked = self._request(
+            method, prompts, config or {}, sampling or Sampling(), limits or Limits(), group
+        )
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
-            crew = self.placement.crew(layout, head)
-            header = self._header(found, cfg, crew, prompts, ids, sampling, limits, group)
-            if head is not None:
-                header = replace(header, environment={**header.environment, "head": str(head.path)})
-            recording = Recording(header, listener)
-            begin = Begin(
-                sampling,
-                min(layout.batch, len(ids)),
-                max(map(len, ids)) + limits.max_new_tokens + layout.slack,
-                self.placement.vocab_size,
-                layout.packing,
-                next(self._numbers),
-                head.config.features if head else (),
-            )
-            self._execute(found, cfg, recording, crew, begin, limits, cancel or threading.Event())
+            crew = self.placement.crew(asked.layout, asked.head)
+            recording = Recording(self._header(asked, crew), listener)
+            begin = asked.begin(self.placement.vocab_size, next(self._numbers))
+            cancel = cancel or threading.Event()
+            execution = Execution(asked, self.pair, self._pieces, crew, begin, recording, cancel)
+            execution.carry_out(self.placement)
             return recording.trace
         finally:
             self._busy.release()
 
     def count(self, prompt: Prompt) -> int:
         """Return how many tokens a prompt has, with what the chat template puts around it."""
-        return len(self._ids(prompt))
+        return len(ids_of(self.pair, prompt))
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
@@ -199,159 +176,63 @@ class Cluster:
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
 
-    def _encode_all(self, prompts: tuple[Prompt, ...], new: int) -> tuple[tuple[int, ...], ...]:
-        found = list[tuple[int, ...]]()
-        for i, prompt in enumerate(prompts):
-            try:
-                found.append(self._encode(prompt, new))
-            except UsageError as error:
-                if len(prompts) == 1:
-                    raise
-                raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
-        return tuple(found)
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.pair.encode(prompt)
-        if prompt and isinstance(prompt[0], int):
-            return [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
-        return self.pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
-
-    def _encode(self, prompt: Prompt, new: int) -> tuple[int, ...]:
-        ids = self._ids(prompt)
-        if not ids:
-            raise UsageError("the prompt is empty; type some text")
-        vocab = self.placement.vocab_size
-        if bad := [t for t in ids if not 0 <= t < vocab]:
-            raise UsageError(
-                f"token id {bad[0]} in the prompt; it must be at least 0 and at most {vocab - 1}"
-            )
-        self.pair.check_length(ids, new)
-        return tuple(ids)
-
-    def _header(
+    def _request(
         self,
-        method: Method,
-        cfg: Any,
-        crew: Crew,
+        method: str,
         prompts: tuple[Prompt, ...],
-        ids: tuple[tuple[int, ...], ...],
+        config: Mapping[str, Any],
         sampling: Sampling,
         limits: Limits,
         group: str,
-    ) -> Header:
-        place = self.placement
+    ) -> Request:
+        """Check what is asked for, and complete it."""
+        found = find(method)
+        cfg = found.plan(found.configure(config), self)
+        limits = self._with_eos(limits)
+        if not prompts:
+            raise UsageError(f"{method} was given no prompt; give it at least one")
+        if len(prompts) != 1 and not found.batched:
+            raise UsageError(
+                f"{method} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
+            )
+        ids = encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
+        layout = self._layout(found, cfg)
+        head = self.head(layout.head) if layout.head else None
+        asked = Request(found, cfg, layout, head, prompts, ids, sampling, limits, group)
+        if head is not None:
+            head.check_length(asked.longest)
+        return asked
+
+    def _header(self, asked: Request, crew: Crew) -> Header:
+        there, limits = self.placement, asked.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            method=method.key,
-            title=method.title,
-            config={s.name: getattr(cfg, s.name) for s in method.settings()},
-            prompts=tuple(_shown(prompt, self._pieces) for prompt in prompts),
-            prompt_ids=ids,
-            sampling={name: getattr(sampling, name) for name in sampling.__slots__},
+            method=asked.method.key,
+            title=asked.method.title,
+            config={s.name: getattr(asked.cfg, s.name) for s in asked.method.settings()},
+            prompts=tuple(shown(prompt, self._pieces) for prompt in asked.prompts),
+            prompt_ids=asked.ids,
+            sampling={name: getattr(asked.sampling, name) for name in asked.sampling.__slots__},
             limits={"max_new_tokens": limits.max_new_tokens, "stop": [*limits.stop], "eos": [*limits.eos]},
-            runtime=place.runtime,
-            profile=place.profile,
+            runtime=there.runtime,
+            profile=there.profile,
             devices=crew.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment={**environment(), **place.details, "pair": self.pair.name, **self._further(crew)},
-            group=group,
+            environment=environment() | self._facts(asked, crew),
+            group=asked.group,
+            lossless=asked.method.lossless(asked.cfg) or asked.sampling.greedy,
         )
 
-    def _further(self, crew: Crew) -> dict[str, Any]:
-        """Tell where the drafters after the first are, when they take part."""
-        paths = self.pair.drafter_paths[1 : len(crew.workers.get("drafter", ()))]
-        return {"further_drafters": [str(path) for path in paths]} if paths else {}
-
-    def _execute(
-        self,
-        method: Method,
-        cfg: Any,
-        recording: Recording,
-        crew: Crew,
-        begin: Begin,
-        limits: Limits,
-        cancel: threading.Event,
-    ) -> None:
-        error: BaseException | None = None
-        try:
-            self._on_loop(self._decode(method, cfg, recording, crew, begin, limits, cancel))
-        except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
-            error = _first_leaf(raised)
-        error = recording.error or error
-        cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
-        status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
-        recording.end(status, "" if error is None or cancelled else _one_line(error))
-        if error is not None and not isinstance(error, RunCancelled | asyncio.CancelledError):
-            raise error
-
-    def _on_loop(self, work: Any) -> Any:
-        with asyncio.Runner(loop_factory=self.placement.new_loop) as runner:
-            loop = runner.get_loop()
-            workers = self.placement.workers
-            for worker in workers:
-                worker.attach(loop)
-            try:
-                return runner.run(work)
-            finally:
-                for worker in workers:
-                    worker.detach()
-
-    async def _decode(
-        self,
-        method: Method,
-        cfg: Any,
-        recording: Recording,
-        crew: Crew,
-        begin: Begin,
-        limits: Limits,
-        cancel: threading.Event,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        tokenizer = self.pair.tokenizer
-        recording.sequences = [
-            Decoded(i, ids, limits, IncrementalText(tokenizer))
-            for i, ids in enumerate(recording.trace.header.prompt_ids)
-        ]
-        for worker in dict.fromkeys(worker for each in crew.workers.values() for worker in each):
-            await worker.submit(begin).reply
-        origin = time.perf_counter_ns()
-        if isinstance(loop, VirtualLoop):
-            origin, recording.clock = 0, lambda: 1000 * loop.clock.now
-        else:
-            recording.clock = lambda: time.perf_counter_ns() - origin
-
-        def check() -> None:
-            if recording.error is not None:
-                raise recording.error
-            if cancel.is_set():
-                raise RunCancelled("the run was stopped")
-
-        run = Run(
-            recording.sequences,
-            crew.workers,
-            crew.drafters,
-            {} if begin.sampling.greedy else crew.slabs,
-            emit=recording.add,
-            clock=recording.clock,
-            origin=origin,
-            read=self._pieces.piece,
-            encode=self.pair.encode_text,
-            check=check,
-        )
-        samples = sampler(crew, recording, loop)
-        samples.start()
-        work = asyncio.ensure_future(_through(method, cfg, run, begin.slots))
-        watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(_watch(cancel, work))
-        try:
-            await work
-        finally:
-            samples.stop()
-            if watch is not None:
-                watch.cancel()
-            await run.settle()
+    def _facts(self, asked: Request, crew: Crew) -> dict[str, Any]:
+        """Tell where the models come from; the drafters after the first and the drafting head, when they take part."""
+        facts = {**self.placement.details, "pair": self.pair.name}
+        if paths := self.pair.drafter_paths[1 : len(crew.workers.get("drafter", ()))]:
+            facts["further_drafters"] = [str(path) for path in paths]
+        if asked.head is not None:
+            facts["head"] = str(asked.head.path)
+        return facts
 
     async def _measure_c(self) -> float:
         """Take the calmest of interleaved series: what else the machine does must not pass for the models' cost."""
@@ -364,52 +245,18 @@ class Cluster:
         return best["target"] / best["drafter"] if "drafter" in best else 1.0
 
 
-async def _through(method: Method, cfg: Any, run: Run, slots: int) -> None:
-    first = [sequence.x for sequence in run.sequences[:slots]]
-    await run.prefill(first)
-    run.step = 1
-    await method.decode(run, cfg)
-
-
-async def _watch(cancel: threading.Event, work: asyncio.Future[None]) -> None:
-    while not cancel.is_set():  # noqa: ASYNC110 - it is set from another thread
-        await asyncio.sleep(0.02)
-    work.cancel()
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        dead = [e for e in error.exceptions if isinstance(e, WorkerDied)]
-        error = (dead or list(error.exceptions))[0]
-    return error
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, SpecScopeError) else f"{type(error).__name__}: {text}"
-
-
-def _shown(prompt: Prompt, pieces: Detokenizer) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    last = prompt[-1]
-    if isinstance(last, int):
-        return "".join(pieces.piece(int(t)) for t in prompt)  # pyright: ignore[reportArgumentType]
-    return str(last["content"])
-
-
 def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     pair: str | Pair = "bundled",
     *,
     target: str | os.PathLike[str] | None = None,
-    drafter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    drafter: Places = None,
     runtime: str = "local-process",
     profile: str | None = None,
     profile_pair: str | None = None,
     tokens: str | Trace = "pair",
     device: str = "auto",
     threads: int = 1,
-    head: str | os.PathLike[str] | None = None,
+    head: Places = None,
 ) -> Cluster:
     """Load a pair of models and return the cluster that runs methods on it.
 
@@ -425,16 +272,14 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             between), or a recorded Trace.
         device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
         threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
-        head: Directory of a drafting head of the target; without one, those that come with the pair are used.
+        head: Directories of drafting heads of the target, one or several: a method takes the first of its kind. Without any,
+            those that come with the pair are used.
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
         ModelError: A model cannot be loaded.
     """
-    from engine.placement import place
-
-    given = () if drafter is None else (drafter,) if isinstance(drafter, str | os.PathLike) else drafter
-    drafters = [str(each) for each in given]
+    drafters = _several(drafter)
     if target is not None:
         chosen = Pair.of(str(target), *drafters)
     elif drafters:
@@ -452,5 +297,10 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             device=device,
             threads=threads,
         ),
-        None if head is None else Path(head),
+        tuple(map(Path, _several(head))),
     )
+
+
+def _several(given: Places) -> list[str]:
+    each = [given] if isinstance(given, str | os.PathLike) else given or ()
+    return [str(one) for one in each]

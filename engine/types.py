@@ -16,8 +16,8 @@ from engine.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Rule = Literal["ratio", "match", "target"]
-"""How a token was decided: 1 `ratio` (drafted by sampling), 2 `match` (a function of the prefix), `target` (no draft)."""
+Rule = Literal["ratio", "match", "target", "typical"]
+"""How a token was decided: 1 `ratio` (drafted by sampling), 2 `match` (a function of the prefix), `target` (no draft), or the lossy `typical`."""
 
 Outcome = Literal["accepted", "rejected", "discarded"]
 Origin = Literal["accepted", "corrected", "bonus", "plain"]
@@ -125,6 +125,15 @@ class Layout:
     """Kind of the drafting head that drafts on the target's devices, in its turn; empty for none."""
 
 
+class Typical(NamedTuple):
+    """Typical acceptance, a LOSSY rule: a drafted x stands when p(x) > min(epsilon, delta exp(-H(p))) (Medusa, section 2.3.1)."""
+
+    epsilon: float
+    """Probability that is enough however sure the target is."""
+    delta: float
+    """Share of exp(-H(p)) that is enough, H the entropy in nats."""
+
+
 class RowRef(NamedTuple):
     """One row of q, (V,) float32, in a worker's slab: read where a judge needs it."""
 
@@ -197,11 +206,6 @@ class Draft:
     def parents(self) -> tuple[int, ...]:
         """Parents, as indices into the draft; -1 for the prefix's last token."""
         return tuple(t.parent for t in self.tokens)
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every token follows the one before it."""
-        return all(t.parent == i - 1 for i, t in enumerate(self.tokens))
 
     @property
     def depth(self) -> int:
@@ -280,7 +284,7 @@ class Judged(NamedTuple):
     q: float
     """q(token), likewise; nan when nothing was drafted."""
     u: float
-    """The uniform draw the rule used; nan at temperature 0."""
+    """The uniform draw the rule used; nan where it used none, as at temperature 0."""
     rule: Rule
     outcome: Outcome | Origin
     top_p: tuple[tuple[int, float], ...]
@@ -299,7 +303,7 @@ class Verdict:
     origin: Origin | None
     """What `own` is."""
     judged: tuple[Judged, ...]
-    """Every decision, in the order taken; discarded nodes last."""
+    """Every decision, in the order taken; nodes that none reached last."""
     nodes: tuple[int, ...] = ()
     """Draft indices of the accepted tokens."""
     draft: Draft = field(default_factory=Draft, repr=False)

@@ -15,7 +15,8 @@ from traces.tokens import decoding_clock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.runtime.events import Round, Trace
+    from engine.runtime.events import Round
+    from engine.runtime.trace import Trace
 
 
 class Share(NamedTuple):

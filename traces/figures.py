@@ -63,6 +63,11 @@ FIGURES = (
     Figure("preempted_device_seconds", "of them preempted", "3"),
 )
 
+LOSSY = (
+    "Its acceptance rule changes the distribution: the text is not drawn as the target alone would draw it."
+)
+"""What is said of a run that is not lossless."""
+
 _MORE = {
     "speedup": "Tokens/s of this run divided by that of the run that drafts nothing (autoregressive).",
     "both": "Share of decoding in which drafter and target work at the same time.",

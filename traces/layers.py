@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from traces.tokens import decoding_clock
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Part, Span, Trace
+    from engine.runtime.events import Part, Span
+    from engine.runtime.trace import Trace
 
 _DRAFTING = frozenset({"calibrate", "draft"})
 

@@ -15,7 +15,8 @@ from traces import batches, pool, waiting
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.runtime.events import Decision, Span, Trace
+    from engine.runtime.events import Decision, Span
+    from engine.runtime.trace import Trace
 
 _FORWARDS = frozenset({"draft", "verify", "pre-verify", "calibrate"})
 _FATES = frozenset({"accepted", "rejected", "discarded"})
@@ -38,7 +39,7 @@ DEFINITIONS: dict[str, str] = {
     "drafted": "Draft tokens: accepted, rejected and discarded ones.",
     "accepted": "Draft tokens the target accepted.",
     "rejected": "Draft tokens the target tested and rejected.",
-    "discarded": "Draft tokens dropped untested: a token before them was rejected, one in their place was kept, or the text ended.",
+    "discarded": "Draft tokens dropped, not rejected: a token before them did not stay, one in their place was kept, or the text ended.",
     "acceptance_rate": "Accepted / drafted, discarded tokens included.",
     "acceptance_rate_tested": "Accepted / (accepted + rejected): of the tested tokens only.",
     "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import String, and_, func, or_, select, type_coerce
 
 from engine.errors import UsageError
-from engine.runtime.events import Commit, Device, Footer, Header, Span, Status, Trace
+from engine.runtime.events import Commit, Device, Footer, Header, Span, Status
+from engine.runtime.trace import Trace
 from traces import recorder, schema
 from traces.schema import RUN
 

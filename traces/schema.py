@@ -19,7 +19,7 @@ from engine.runtime import events
 
 APPLICATION_ID = 0x53505343
 """Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-REVISION = "0006"
+REVISION = "0007"
 """The newest revision in `migrations/versions`."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -34,7 +34,7 @@ MODELS = ("target", "drafter")
 SPAN_OUTCOMES = ("done", "cancelled")
 PARTS = ("attention", "exchange")
 MODES = ("plain", "verify", "pre-verify", "post-verify")
-RULES = ("", "ratio", "match", "target")
+RULES = ("", "ratio", "match", "target", "typical")
 OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
 STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
 
@@ -125,6 +125,7 @@ class Run(Base, table=True):
     drafter_path: str
     environment: dict[str, Any] = _json()
     group: str = Field(index=True)
+    lossless: bool = Field(sa_column_kwargs={"server_default": "1"})
     version: int
     """The trace format's schema."""
     status: str | None = _code(*STATUSES, nullable=True)

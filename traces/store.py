@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from engine.runtime.events import Header, Trace
+    from engine.runtime.events import Header
+    from engine.runtime.trace import Trace
 
 __all__ = ["Recorder", "SpanBin", "SpanWindow", "Store", "Summary", "default_path"]
 

@@ -13,7 +13,8 @@ from traces.branches import OWN, by_branch
 from traces.waiting import decode_window
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Commit, Decision, Device, Span, Top, Trace
+    from engine.runtime.events import Commit, Decision, Device, Span, Top
+    from engine.runtime.trace import Trace
 
 Clock = Callable[[int], float]
 
@@ -152,7 +153,7 @@ def _why(trace: Trace, d: Decision) -> dict[str, Any]:
 
 
 def _chance(d: Decision) -> float | None:
-    """Return the probability with which the rule accepts the drafted token."""
+    """Return the probability with which the rule accepts the drafted token; None where it leaves nothing to chance."""
     if d.node == OWN or d.p is None:
         return None
     if d.rule == "match":

@@ -15,7 +15,7 @@ from engine.errors import UsageError
 from engine.methods import METHODS
 from traces import metrics, waiting
 from traces.batches import packings
-from traces.figures import figure_rows, figure_texts
+from traces.figures import LOSSY, figure_rows, figure_texts
 from traces.layers import layers
 from traces.ngrams import ngrams
 from traces.pool import pool
@@ -24,7 +24,8 @@ from traces.tokens import committed, decoding_clock, ghosts, span_fates, working
 from traces.trees import trees
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Device, Header, Span, Trace
+    from engine.runtime.events import Device, Header, Span
+    from engine.runtime.trace import Trace
     from traces.metrics import Metrics
 
 MODEL = 1
@@ -123,6 +124,7 @@ def _heading(trace: Trace, redact_prompt: bool) -> dict[str, Any]:
         "config": config_text(header.method, shown_config(header, redact_prompt)),
         "badge": header.clock,
         "virtual": header.virtual,
+        "lossy": "" if header.lossless else LOSSY,
         "status": trace.status,
         "error": footer.error if footer else "",
         "reasons": list(footer.reasons) if footer else [],

@@ -20,7 +20,7 @@ from app.bench.plan import Plan
 from app.bench.race import Race
 from engine.errors import UsageError
 from engine.model.pair import Pair
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 from engine.simulate.profile import Profile
 from engine.types import Limits
 
@@ -122,11 +122,11 @@ def _virtual(cluster: Cluster, key: str, title: str, plan: Plan, note: Note) -> 
             limits = Limits(plan.new_tokens)
             traces[name].append(cluster.run("pearl", question, config=config, limits=limits))
         note("")
-    speeds = {name: [_speed(trace) for trace in found] for name, found in traces.items()}
+    speeds = {name: [decoding_speed(trace) for trace in found] for name, found in traces.items()}
     figures = {
         name: _figure(
             tuple(a / b for a, b in zip(speeds[name], speeds[ALONE], strict=True)),
-            _speed(*found),
+            decoding_speed(*found),
             found,
             _ids(found) == _ids(traces[ALONE]),
         )
@@ -155,7 +155,7 @@ def _figure(
     return Figure(ratios, f"of {ALONE}", same, detail)
 
 
-def _speed(*traces: Trace) -> float:
+def decoding_speed(*traces: Trace) -> float:
     """Return decoded tokens per second over all of the runs."""
     from traces.metrics import measure
 

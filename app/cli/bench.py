@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common
@@ -25,8 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only PEARL's placements: what competing for devices costs it",
     )
     parser.add_argument(
-        "--profile", metavar="NAME", help="with --placements: in virtual time, on this latency profile"
+        "--heads",
+        metavar="DIR",
+        type=Path,
+        help="only ParallelSpec's group size: the heads in the folders of DIR, each trained with another K",
     )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="with --placements or --heads: in virtual time, on this latency profile",
+    )
+    parser.add_argument("-o", "--output", metavar="F.svg", type=Path, help="with --heads: also draw a chart")
     common.add_json(parser)
 
 
@@ -35,11 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from app.bench import figures, plan, suite
     from engine.environment import environment
 
-    if args.profile and not args.placements:
-        raise UsageError(f"the bench measures this machine; --profile {args.profile} goes with --placements")
+    _check(args)
     begun, chosen = time.perf_counter(), plan.QUICK if args.quick else plan.FULL
     if args.placements:
         return _placements(args, chosen)
+    if args.heads:
+        return _heads(args, chosen)
     with _progress() as note:
         found = suite.measure(chosen, note)
     bars = figures.judged(found)
@@ -54,6 +65,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(result, bars)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Check that the options go together."""
+    if args.placements and args.heads:
+        raise UsageError("--placements and --heads are two benches; choose one")
+    if args.profile and not (args.placements or args.heads):
+        raise UsageError(
+            f"the bench measures this machine; --profile {args.profile} goes with --placements or --heads"
+        )
+    if args.output and not args.heads:
+        raise UsageError(f"the chart {args.output} is that of --heads; give both, or neither")
+    if args.output and not args.output.absolute().parent.is_dir():
+        raise UsageError(f"the chart {args.output} would lie in a folder that is not there; make it first")
 
 
 @contextlib.contextmanager
@@ -86,6 +111,20 @@ def _placements(args: argparse.Namespace, plan: Plan) -> int:
         )
     else:
         print("\n".join(placements.lines(reports, left_out)))
+    return 0
+
+
+def _heads(args: argparse.Namespace, plan: Plan) -> int:
+    from app.bench import groups
+
+    with _progress() as note:
+        report = groups.measure(args.heads, plan, note, args.profile)
+    if args.output:
+        args.output.write_text(report.chart(), encoding="utf-8")
+    if args.json:
+        common.print_json(report.to_dict() | {"quick": args.quick})
+    else:
+        print("\n".join(report.lines()))
     return 0
 
 

@@ -76,6 +76,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="directory or hub id of its drafter; repeatable, for dsi with several",
     )
     parser.add_argument(
+        "--head",
+        action="append",
+        metavar="PATH",
+        help="directory of a drafting head of the target; repeatable: a method takes the first of its kind",
+    )
+    parser.add_argument(
         "--runtime",
         metavar="NAME",
         help="local-process, local-thread, or virtual (local-process; virtual with --profile)",
@@ -105,8 +111,8 @@ def limits_of(args: argparse.Namespace) -> Limits:
     return Limits(args.max_new_tokens, tuple(args.stop))
 
 
-def open_cluster(args: argparse.Namespace, head: str | None = None) -> Any:
-    """Open the cluster the options describe, with a drafting head where one is named."""
+def open_cluster(args: argparse.Namespace) -> Any:
+    """Open the cluster the options describe."""
     import engine
 
     runtime = args.runtime or ("virtual" if args.profile else "local-process")
@@ -119,7 +125,7 @@ def open_cluster(args: argparse.Namespace, head: str | None = None) -> Any:
         profile_pair=args.profile_pair,
         tokens=args.tokens,
         device=args.device,
-        head=head,
+        head=args.head,
     )
 
 

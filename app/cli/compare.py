@@ -14,13 +14,10 @@ import uuid
 from typing import Any
 
 from app.cli import common
-from app.cli.run import open_store, recorded, result_of
+from app.cli.run import open_store, recorded
 from engine.errors import UsageError
-from engine.methods import METHODS, find
-from engine.runtime.events import Trace
-
-BASELINE = next(m.key for m in METHODS.values() if m.baseline)
-"""The method that speed-ups are taken over."""
+from engine.methods import BASELINE, METHODS, find
+from engine.runtime.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +135,8 @@ def _summary(runs: dict[int, Trace], base: dict[int, Trace], rows: list[common.P
     summary = {
         **figures(None),
         "runs": [t.header.run_id for t in every],
-        "config": result_of(every[0])["config"],
+        "config": every[0].header.config,
+        "lossless": every[0].header.lossless,
     }
     if categories := dict.fromkeys(r.category for r in rows if r.category):
         summary["categories"] = {c: figures(c) for c in categories}
@@ -191,6 +189,7 @@ def _print(result: dict[str, Any]) -> None:
     print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>10}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"
+        same += "" if m["lossless"] else " (lossy)"
         cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
         cells += [_cell(m["tokens_per_target_forward"], ".2f", 13), _cell(m["acceptance_rate"], ".0%", 10)]
         print(f"{key:20}{''.join(cells)}  {same}")

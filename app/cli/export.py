@@ -10,7 +10,8 @@ from typing import IO, Any
 
 from app.cli import common
 from app.cli.run import open_store
-from engine.runtime.events import Trace, write_jsonl
+from engine.runtime.jsonl import write_jsonl
+from engine.runtime.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

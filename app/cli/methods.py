@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
             "title": m.title,
             "source": m.source,
             "summary": m.summary,
-            "lossless": m.lossless,
+            "lossless": m.lossless(m.Config()),
             "head": m.layout(m.Config()).head or None,
             "settings": [
                 {
@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
                     "high": s.high,
                     "choices": list(s.choices),
                     "auto": s.auto,
+                    "lossy": list(s.lossy),
                 }
                 for s in m.settings()
             ],

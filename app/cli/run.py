@@ -13,7 +13,7 @@ from typing import Any
 from app.cli import common
 from engine.errors import UsageError
 from engine.methods import find
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="fields",
         help="a field of its config; repeatable",
     )
-    parser.add_argument("--head", metavar="PATH", help="drafting head (for methods that use one)")
     common.add_generation(parser)
     common.add_cluster(parser)
     common.add_database(parser)
@@ -39,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
     config = parse_fields(args.fields)
     method = find(args.method)
     if args.head and not method.layout(method.configure(config)).head:
-        raise UsageError(f"--head {args.head}: {args.method} uses no drafting head")
+        raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head")
     sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
-        cluster = stack.enter_context(common.open_cluster(args, args.head))
+        cluster = stack.enter_context(common.open_cluster(args))
         prompts = [common.prompt_for(args, row) for row in rows]
         for i, part in enumerate(batches_of(args.method, prompts)):
             seeded = common.seeded(sampling, i)
@@ -112,6 +111,7 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "run_id": header.run_id,
         "method": header.method,
         "config": header.config,
+        "lossless": header.lossless,
         **sequences[0],
         "target_path": header.target_path,
         "drafter_path": header.drafter_path,
@@ -138,6 +138,5 @@ def _sequence(trace: Trace, i: int) -> dict[str, Any]:
 def _line(result: dict[str, Any]) -> str:
     m = result["metrics"]
     speed = f"{m['tokens_per_second']:.1f} tokens/s" if m["tokens_per_second"] else "no tokens"
-    return (
-        f"[{result['method']} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"
-    )
+    lossy = "" if result["lossless"] else " · lossy"
+    return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"

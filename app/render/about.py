@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.render.html import table, text
-from engine.methods import METHODS
+from engine.methods import METHODS, Method
 from engine.simulate.profile import Profile, profiles
 from traces.figures import figure_rows
 
@@ -62,11 +62,14 @@ def _what() -> str:
 
 
 def _methods() -> str:
-    rows = [
-        [text(m.title), text(m.summary), "yes" if m.lossless else "no", text(m.source)]
-        for m in METHODS.values()
-    ]
+    rows = [[text(m.title), text(m.summary), text(_lossless(m)), text(m.source)] for m in METHODS.values()]
     return table(["method", "in one sentence", "same text as the target alone", "source"], rows, "Methods")
+
+
+def _lossless(method: Method) -> str:
+    """Return whether a method writes what the target alone would, and with which settings it does not."""
+    lossy = [f"{s.name} = {choice}" for s in method.settings() for choice in s.lossy]
+    return ", ".join(["yes", *(f"not with {each}" for each in lossy)])
 
 
 def _clusters() -> str:

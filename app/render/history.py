@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from app.render.html import badge, text
+from app.render.html import badge, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
 from traces.view import config_text
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Header, Trace
+    from engine.runtime.events import Header
+    from engine.runtime.trace import Trace
     from traces.store import Summary
 
 KINDS = {"failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
@@ -68,7 +69,7 @@ def _row(row: Summary, selected: bool) -> str:
     return (
         f'<tr data-run="{run_id}"><td><input type="checkbox" value="{run_id}" {"checked" if selected else ""} '
         f'aria-label="Select run {run_id}"></td><td class="app-when">{text(when(header.created))}</td>'
-        f"<td>{text(name_of(header))}</td>"
+        f"<td>{text(name_of(header))} {lossy(header)}</td>"
         f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
         f'<td>{badge(header.clock)}</td><td class="app-n">{row.tokens}</td><td class="app-n">{speed}</td>'
         f'<td>{status}</td><td class="app-acts">'
@@ -95,8 +96,9 @@ def opened(traces: Sequence[Trace]) -> str:
         for t in traces
     )
     title = name_of(traces[0].header) if len(traces) == 1 else f"{len(traces)} runs compared"
+    mark = lossy(traces[0].header) if len(traces) == 1 else ""
     return (
-        f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>'
+        f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>{mark}'
         f'<span class="app-note">{text(when(traces[0].header.created))} UTC</span>'
         f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
         f'<a href="{report_address(ids)}" download>HTML report</a>'

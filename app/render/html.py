@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from traces.figures import LOSSY
+
+if TYPE_CHECKING:
+    from engine.runtime.events import Header
 
 
 def text(value: Any) -> str:
@@ -31,6 +36,11 @@ def note(message: str) -> str:
 def clock(runtime: str, profile: str | None) -> str:
     """Return the badge that says where times come from, as a trace's header words it."""
     return f"virtual · {profile}" if profile else f"measured · {runtime}"
+
+
+def lossy(header: Header) -> str:
+    """Return the badge of a run whose text is not drawn as the target alone would draw it; nothing for others."""
+    return "" if header.lossless else badge("lossy", "warn", LOSSY)
 
 
 def table(head: list[str], rows: list[list[str]], label: str) -> str:

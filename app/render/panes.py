@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.render.html import badge, clock, text
+from app.render.html import badge, clock, lossy, text
 from engine.methods import METHODS
 from engine.runtime.events import Commit, Header
 from traces.view import config_text
@@ -39,6 +39,7 @@ class LivePane:
         self._cursor = 0
         self._name = METHODS[run.request.method].title
         self._badge = clock(run.request.runtime, run.request.profile)
+        self._lossy = ""
         self._text: dict[int, list[str]] = {0: []}
         """The tokens of each sequence."""
 
@@ -60,6 +61,7 @@ class LivePane:
                 config = config_text(event.method, event.config)
                 self._name = f"{event.title} · {config}" if config else event.title
                 self._badge = event.clock
+                self._lossy = lossy(event)
 
     def _render(self, state: str, position: int) -> str:
         shown = f"{WORDS[state]} · {ordinal(position)} in line" if position else WORDS[state]
@@ -72,7 +74,7 @@ class LivePane:
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
             f'<div class="ss-marks">{badge(self._badge, title="How the times come about")}'
-            f"{badge(shown, KINDS.get(state, ''))}</div>{says}"
+            f"{badge(shown, KINDS.get(state, ''))}{self._lossy}</div>{says}"
             f'<div class="ss-text">{self._sequences()}'
         )
 

@@ -21,6 +21,8 @@ RUNTIMES = (
     ("This machine, threads", "local-thread"),
     ("Virtual cluster", VIRTUAL),
 )
+_SHORT = 400
+"""A text of so many characters at most is a name or a path: one line."""
 
 
 @dataclass
@@ -101,7 +103,8 @@ def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.C
     if setting.type is bool:
         return gr.Checkbox(value=setting.default, label=label, **common)
     if setting.choices:
-        return gr.Radio(list(setting.choices), value=setting.default, label=label, **common)
+        choices = [(f"{c} (lossy)" if c in setting.lossy else c, c) for c in setting.choices]
+        return gr.Radio(choices, value=setting.default, label=label, **common)
     if setting.type in (int, float) and setting.low is not None and setting.high is not None:
         step = 1 if setting.type is int else (setting.high - setting.low) / 100
         low = 0 if setting.auto else setting.low
@@ -112,7 +115,8 @@ def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.C
         return gr.Number(
             value=setting.default, precision=0 if setting.type is int else None, label=label, **common
         )
-    return gr.Textbox(value=setting.default, lines=3, max_lines=8, label=label, **common)
+    lines = 1 if setting.high and setting.high <= _SHORT else 3
+    return gr.Textbox(value=setting.default, lines=lines, max_lines=8, label=label, **common)
 
 
 def label_of(setting: Setting) -> str:
@@ -174,7 +178,7 @@ def _build_place(form: Form) -> None:
     runtime = gr.Radio(list(RUNTIMES), value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
     form.add("runtime", runtime)
     known = profiles()
-    with gr.Column(visible=False, elem_classes="app-plain") as virtual:
+    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as virtual:
         profile = gr.Dropdown(
             [(Profile.load(name).title, name) for name in known],
             value=known[0] if known else None,
@@ -193,12 +197,15 @@ def _build_place(form: Form) -> None:
 def _build_models(form: Form) -> None:
     choices = [("The bundled pair", "bundled"), ("My own", "own")]
     models = form.add("models", gr.Radio(choices, value="bundled", label="Models", elem_id="models"))
-    with gr.Column(visible=False, elem_classes="app-plain") as own:
+    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
         where = "Folder with safetensors, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
         same = "Must have the target's tokenizer. Several, one in a line (Shift+Enter), can race in DSI."
         drafter = gr.Textbox("", label="Drafter", info=same, elem_id="drafter", lines=1, max_lines=8)
         form.add("drafter", drafter)
+        heads = "Folders of heads of this target, one in a line, for Medusa, EAGLE and the like; each takes its kind."
+        head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
+        form.add("head", head)
     form.alert("models")
     models.change(lambda value: gr.update(visible=value == "own"), models, own, **QUIET)
 

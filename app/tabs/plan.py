@@ -8,13 +8,13 @@ from typing import Any
 
 from app.runs import RunRequest
 from engine.errors import UsageError
-from engine.methods import METHODS
+from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile
-from engine.types import Limits, Sampling
+from engine.types import Layout, Limits, Sampling
 
 FEWEST, MOST = 2, 4
 """Methods side by side."""
-CHOSEN = ("autoregressive", "speculative", "pearl")
+CHOSEN = (BASELINE, "speculative", "pearl")
 """Side by side at first."""
 VIRTUAL = "virtual"
 WHERE = ("prompt", "methods", "sampling", "place", "models")
@@ -41,7 +41,7 @@ def make_requests(
 
     Args:
         values: By control: methods, `<method>.<setting>`, `<method>.prompts` of methods for batches, temperature, top_k, top_p, seed, max_new_tokens, stop,
-            runtime, profile, profile_pair, models (`bundled` or `own`), target, drafter.
+            runtime, profile, profile_pair, models (`bundled` or `own`), target, drafter, head.
         messages: The conversation to answer.
         group: Name of the comparison.
 
@@ -93,10 +93,10 @@ def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in given}
 
 
-def _drafters(key: str, values: Mapping[str, Any]) -> int:
-    """Return how many drafters a method needs with these settings."""
+def _layout(key: str, values: Mapping[str, Any]) -> Layout:
+    """Return what a method needs with these settings."""
     method = METHODS[key]
-    return method.layout(method.configure(_config(key, values))).drafters
+    return method.layout(method.configure(_config(key, values)))
 
 
 def _sampling(values: Mapping[str, Any]) -> Sampling:
@@ -151,12 +151,24 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return which models."""
     if values["models"] == "bundled":
         return {}
-    target, given = (str(values[name] or "").strip() for name in ("target", "drafter"))
-    drafters = tuple(line.strip() for line in given.splitlines() if line.strip())
+    target, drafters, heads = (
+        str(values["target"] or "").strip(),
+        _lines(values["drafter"]),
+        _lines(values["head"]),
+    )
     if not target:
         raise FormError(
             "models", "the target is empty; give a model's folder or hub id, or choose the bundled pair"
         )
-    if not drafters and any(_drafters(key, values) for key in values["methods"]):
+    if not drafters and any(_layout(key, values).drafters for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
-    return {"target": target, "drafter": drafters}
+    if not heads and (
+        lacking := [METHODS[key].title for key in values["methods"] if _layout(key, values).head]
+    ):
+        raise FormError("models", f"the drafting head is empty; {lacking[0]} needs one")
+    return {"target": target, "drafter": drafters, "head": heads}
+
+
+def _lines(typed: str | None) -> tuple[str, ...]:
+    """Return the lines that are not blank."""
+    return tuple(line.strip() for line in (typed or "").splitlines() if line.strip())

@@ -4,6 +4,7 @@ const RULES = {
   ratio: "ratio, min(1, p/q)",
   match: "match, same token",
   target: "target's own draw",
+  typical: "typical (lossy)",
 };
 const WAITS = {
   draft: "waits for the drafter",
@@ -35,18 +36,22 @@ function story(run, row) {
     : "";
   switch (row.outcome) {
     case "accepted":
+      if (row.rule === "typical") return `${proposed}, and the target finds it probable enough: p is more than min(ε, δ·exp(−H)). No draw was made, so the text does not follow p.`;
       if (tested) return `${tested}, and the draw u = ${probability(row.u)} fell below it.`;
       return run.greedy
         ? `${proposed} and it is the target's most probable token, so it is kept.`
         : `${proposed} and the target's own draw at this place was the same token, so it is kept.`;
     case "rejected":
+      if (row.rule === "typical") return `${proposed}, but p is not more than min(ε, δ·exp(−H)): the target does not find it probable enough.`;
       if (tested) return `${tested}, and the draw u = ${probability(row.u)} did not fall below it.`;
       return run.greedy
         ? `${proposed}, but another token is the target's most probable one here.`
         : `${proposed}, but the target's own draw at this place was another token.`;
     case "discarded":
+      if (row.rule === "typical") return "The target finds it probable enough, but another path of such tokens is longer, or as long and likelier: it takes this one's place.";
       return "It was drafted ahead, but a token before it did not stay, another one was kept in its place, or the text ended: thrown away without a test.";
     case "corrected":
+      if (row.rule === "typical") return "No draft was probable enough here; the token that the target itself drew from p takes its place.";
       if (run.greedy) return "A draft was rejected here; the target's most probable token takes its place.";
       return row.rule === "ratio"
         ? "A draft was rejected here; this token was drawn from what p has more than q, norm(max(0, p − q))."
@@ -96,7 +101,7 @@ function tokenCard(run, row) {
   const copy = row.node >= 0 ? copyOf(run, row) : undefined;
   return [
     el("h4", {}, el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text)),
-      el("span", { class: "ss-chip" }, OUTCOMES[row.outcome] ?? row.outcome)),
+      el("span", { class: "ss-chip" }, outcomeOf(row)), row.rule === "typical" ? lossyBadge(run) : null),
     el("p", {}, story(run, row)),
     copy ? copyNote(run, copy, row) : null,
     gauge(row),

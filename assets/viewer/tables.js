@@ -10,11 +10,13 @@ function table(caption, head, rows, numeric = true) {
       el("tr", {}, el("th", { scope: "row", title: first?.title }, first?.label ?? first), rest.map((cell) => el("td", {}, cell))))));
 }
 
-function outputOf(run) {
+const outputOf = (run) => `${run.lossy ? "lossy, " : ""}${comparedOf(run)}`;
+
+function comparedOf(run) {
   if (run.baseline) return "baseline";
   if (!run.identity) return "–";
   if (run.identity.same) return "identical";
-  return run.greedy ? `differs at ${run.identity.at + 1}` : "other draws";
+  return run.greedy || run.lossy ? `differs at ${run.identity.at + 1}` : "other draws";
 }
 
 /** The short table (a row per run), and all figures with their definitions behind a fold. */
@@ -108,7 +110,8 @@ function legend(model) {
   const fates = new Set(tracks.flatMap((track) => track.spans.fate));
   const lost = [...fates].some((fate) => isLost(fate) && fate !== "cancelled");
   const reasons = new Set(tracks.flatMap((track) => track.waits.map((w) => w[2])));
-  const outcomes = new Set(model.runs.flatMap((run) => run.tokens.map((token) => token.outcome)));
+  const outcomes = new Set(model.runs.flatMap((run) => run.tokens.map((token) =>
+    (token.outcome === "accepted" && token.rule === "typical" ? "accepted typical" : token.outcome))));
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
   const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
@@ -118,6 +121,7 @@ function legend(model) {
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),
     bands.has("both") ? item("band-both", "both busy") : null,
     outcomes.has("accepted") ? ink("accepted", "accepted draft") : null,
+    outcomes.has("accepted typical") ? ink("accepted ss-typical", "accepted as typical (lossy)") : null,
     outcomes.has("corrected") || outcomes.has("bonus") ? ink("bonus", "from the target") : null,
     model.runs.some((run) => run.ghosts.length) ? ink("rejected", "rejected draft") : null,
     ...(model.runs.some((run) => run.copies.length)

@@ -9,6 +9,11 @@ const OUTCOMES = {
   discarded: "discarded draft",
 };
 
+const outcomeOf = (row) => `${OUTCOMES[row.outcome] ?? row.outcome}${row.rule === "typical" ? ", typical" : ""}`;
+
+/** The mark of a run whose text is not drawn as the target alone would draw it, and of its tokens. */
+const lossyBadge = (run) => el("span", { class: "ss-badge ss-warn", title: run.lossy }, "lossy");
+
 /** One pane. `bus` hears of hovered and picked tokens. */
 class Pane {
   constructor(bus) {
@@ -201,10 +206,10 @@ function tokenNode(row) {
   const blank = ink ? "" : space.includes("\n") ? " ss-blank ss-newline" : " ss-blank";
   const mark = el(ghost ? "s" : "span", { class: "ss-ink" }, ink);
   return el("span", {
-    class: `ss-token ss-${row.outcome}${ghost ? " ss-ghost" : ""}${row.branch ? " ss-branch" : ""}${blank}`,
+    class: `ss-token ss-${row.outcome}${ghost ? " ss-ghost" : ""}${row.branch ? " ss-branch" : ""}${row.rule === "typical" ? " ss-typical" : ""}${blank}`,
     role: "option",
     tabindex: "-1",
-    "aria-label": `${quoted(row.text)}, ${OUTCOMES[row.outcome] ?? row.outcome}, step ${row.step}`,
+    "aria-label": `${quoted(row.text)}, ${outcomeOf(row)}, step ${row.step}`,
     "data-index": row.index,
   }, ...(ink ? [space, mark] : [mark, space]));
 }
@@ -218,6 +223,7 @@ function speedOf(run) {
 function marksOf(run, clocks) {
   const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
+  if (run.lossy) marks.push(lossyBadge(run));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
   if (run.identity) marks.push(identityMark(run));
   return marks;
@@ -225,12 +231,13 @@ function marksOf(run, clocks) {
 
 function identityMark(run) {
   const { same, at, length, final } = run.identity;
-  const parted = run.greedy ? "differs" : "other draws";
+  const parted = run.greedy || run.lossy ? "differs" : "other draws";
   const text = !same ? `${parted} from token ${at + 1} on` : final ? "identical output" : `identical so far (${length})`;
   const why = same
     ? "The same token ids as the baseline's."
     : run.greedy
       ? "At temperature 0 the output should equal the baseline's; ties between two tokens may differ by rounding."
+      : run.lossy ? `${run.lossy} Another text is expected.`
       : "Sampled: other draws give another text of the same distribution.";
   return el("span", { class: `ss-badge ${same ? "ss-good" : run.greedy ? "ss-warn" : ""}`, title: why }, text);
 }

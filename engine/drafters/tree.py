@@ -1,4 +1,4 @@
-"""Which nodes a token tree has: chosen level by level from the drafter's rows, by pure functions.
+"""Which nodes a token tree has: chosen level by level (`engine/drafters/level.py`) from the drafter's rows, by pure functions.
 
 A shape says how many children each node gets:
 
@@ -21,13 +21,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
-from engine.draws import Draws, Key, softmax, warp
 from engine.types import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Node(NamedTuple):
@@ -83,41 +82,6 @@ def root(sampling: Sampling, sampled: bool) -> Node:
     return Node(0, -1, 0.0 if sampled and not sampling.greedy else 1.0)
 
 
-def next_level(
-    logits: Tensor,
-    above: Sequence[Node],
-    shape: Shape,
-    *,
-    position: int,
-    sampling: Sampling,
-    draws: Draws,
-    sampled: bool,
-) -> tuple[list[Node], Tensor]:
-    """Choose the nodes of the next level.
-
-    Args:
-        logits: The drafter's rows after the nodes above, (R, V); (1, V) where one row holds for all of them.
-        above: The R nodes that get children; `root` at first.
-        shape: How the tree grows.
-        level: Number of the level, from 0.
-        position: Position of the tokens chosen.
-        sampling: Its warp makes q.
-        draws: Gives node i of a sampled level the number keyed (position, "draft", i).
-        sampled: Draw from q; ignored at temperature 0.
-
-    Returns:
-        The nodes, children of one parent next to each other and in the order drawn or falling in probability; and the
-        rows they come from, as many as there are of logits: q of a sampled tree, else the unwarped probabilities.
-    """
-    if sampled and not sampling.greedy:
-        q = warp(logits, sampling)
-        support = (q > 0).sum(-1).tolist()
-        counts = shape.counts(above, support * (len(above) // len(support)))
-        return _drawn(q.cpu(), above, counts, position, draws), q
-    q = softmax(logits)
-    return shape.best(q, above), q
-
-
 def line(parent: int, q: Tensor) -> int:
     """Return which row of q the children of a node come from."""
     return min(parent, len(q) - 1)
@@ -147,9 +111,8 @@ class Wide:
 
     def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
         """Keep the most probable paths; of equally probable ones those of the earlier parent, then of the lower token id."""
-        before = torch.tensor([node.path for node in above], dtype=torch.float64, device=q.device)
-        paths = (q.double() * before[:, None]).flatten()
-        size = q.shape[1]
+        exact, size = q.double(), q.shape[1]
+        paths = (exact * exact.new_tensor([node.path for node in above])[:, None]).flatten()
         nodes = [Node(at // size, at % size, path) for at, path in _largest(paths, self.width)]
         return sorted(nodes, key=lambda node: node.parent)
 
@@ -243,19 +206,6 @@ class Dynamic:
 def _first(count: int, values: Sequence[float]) -> list[int]:
     """Return where the largest values stand, rising; of equal ones the first."""
     return sorted(sorted(range(len(values)), key=lambda i: -values[i])[:count])
-
-
-def _drawn(
-    q: Tensor, above: Sequence[Node], counts: Sequence[int], position: int, draws: Draws
-) -> list[Node]:
-    nodes = list[Node]()
-    for parent, count in enumerate(counts):
-        rest = q[line(parent, q)].clone()
-        for child in range(count):
-            token = draws.choose(Key(position, "draft", len(nodes)), rest)
-            rest[token] = 0
-            nodes.append(Node(parent, token, above[parent].path - child, (*above[parent].ranks, child)))
-    return nodes
 
 
 def _best_of_each(q: Tensor, above: Sequence[Node], counts: Sequence[int]) -> list[Node]:

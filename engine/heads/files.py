@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,12 +14,12 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, UsageError
-from engine.heads.form import LAYER, HeadConfig
+from engine.heads.form import INDICES, LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
-from engine.model.load import PICKLES, Checkpoint, read_config, read_object, some
+from engine.model.load import FLOATS, PICKLES, Checkpoint, read_config, read_object, some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from torch import Tensor
 
@@ -45,7 +46,7 @@ def read_head(
         path: Its directory.
         target: Directory of the target it is to serve; where given, the head must be of that target.
         device: Where the tensors go.
-        dtype: What they are turned into.
+        dtype: What they are turned into; those of whole numbers stay so.
 
     Raises:
         ModelError: It is missing, broken, pickled, or of a kind that is unknown or cannot be run.
@@ -53,7 +54,10 @@ def read_head(
     """
     found, weights = _open(path, target)
     place = torch.device(device)
-    tensors = {name: weights.take(found.names[name], place, dtype) for name in found.config.tensors()}
+    tensors = {
+        name: weights.take(found.names[name], place, torch.int64 if name in INDICES else dtype)
+        for name in found.config.tensors()
+    }
     return Head(found.config, tensors)
 
 
@@ -68,11 +72,12 @@ def check_head(path: Path, target: Path | None = None) -> HeadConfig:
 
 
 def write_head(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write a head: its config, and its tensors in bf16; the tensors come last and whole."""
+    """Write a head: its config, and its tensors, numbers in bf16; the tensors come last and whole."""
     content = {"specscope_head": VERSION} | dataclasses.asdict(config)
     (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     part = folder / "model.safetensors.part"
-    save_file({name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in tensors.items()}, part)
+    kinds = {name: torch.int64 if name in INDICES else torch.bfloat16 for name in tensors}
+    save_file({name: t.detach().to("cpu", kinds[name]).contiguous() for name, t in tensors.items()}, part)
     os.replace(part, folder / "model.safetensors")
 
 
@@ -102,6 +107,11 @@ def tokenizer_digest(target: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
+def target_ids(d2t: Tensor) -> Tensor:
+    """Return the target's id of each token that a head drafts, (N,), of what is to be added to its own."""
+    return torch.arange(len(d2t), device=d2t.device) + d2t
+
+
 def layer_shape(config: Any) -> dict[str, Any]:
     """Return the sizes of one decoder layer of a transformers config."""
     return {name: getattr(config, name) for name in LAYER}
@@ -117,16 +127,28 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
     raw, weights = read_object(config), Checkpoint(path, _files(path))
     shapes, published = weights.shapes, "specscope_head" not in raw
     found = recognise(path, raw, shapes) if published else _own(config, raw, shapes)
-    try:
+    with _about(config):
         found.config.check()
-    except ModelError as error:
-        raise ModelError(f"{config}: {error}") from None
     if target is not None:
         check_target(path, found.config, target)
+        layers = read_config(target).num_hidden_layers
+        with _about(config):
+            found = dataclasses.replace(found, config=found.config.beside(layers))
     _check_tensors(path, found, shapes, published=published)
     for name in found.config.tensors():
-        weights.check_type(found.names[name])
+        weights.check_type(found.names[name], ("I64",) if name in INDICES else FLOATS)
+    if found.config.draft_vocab:
+        _check_ids(path, weights, found)
     return found, weights
+
+
+@contextmanager
+def _about(file: Path) -> Generator[None, None, None]:
+    """Name the file that an error is about."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from None
 
 
 def _files(path: Path) -> list[Path]:
@@ -171,3 +193,23 @@ def _check_tensors(path: Path, found: Published, shapes: Shapes, *, published: b
                 f"{path}: {found.names[name]} has shape {list(shapes[found.names[name]])}; in a head of kind "
                 f"{found.config.kind} and these sizes it has {list(shape)}"
             )
+
+
+def _check_ids(path: Path, weights: Checkpoint, found: Published) -> None:
+    """Check that a head drafts tokens of its target only, each by one id of its own."""
+    here, vocab = torch.device("cpu"), found.config.vocab_size
+    ids = target_ids(weights.take(found.names["d2t"], here, torch.int64))
+    for i in ((ids < 0) | (ids >= vocab)).nonzero()[:1, 0].tolist():
+        raise ModelError(
+            f"{path}: d2t turns draft token {i} into {int(ids[i])}; the target's are 0 to {vocab - 1}"
+        )
+    tokens, counts = ids.unique(return_counts=True)
+    for i in (counts > 1).nonzero()[:1, 0].tolist():
+        raise ModelError(
+            f"{path}: d2t turns {int(counts[i])} draft tokens into {int(tokens[i])}; each needs one of its own"
+        )
+    if (t2d := found.names.get("t2d")) is not None:
+        weights.check_type(t2d, ("BOOL",))
+        said = weights.take(t2d, here, torch.bool)
+        if said.shape != (vocab,) or not torch.equal(said.nonzero()[:, 0], tokens):
+            raise ModelError(f"{path}: t2d marks other tokens than those d2t leads to; the file is broken")

@@ -1,4 +1,4 @@
-"""Which drafting head serves a run: one that was named, or the one that comes with the pair."""
+"""Which drafting head serves a run: one of those that were named, or the one that comes with the pair."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class HeadFile:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads there are for a pair: one that was named, or those that come with the pair."""
+    """The heads there are for a pair: those that were named, or those that come with the pair."""
 
     pair: Pair
-    named: Path | None = None
+    named: tuple[Path, ...] = ()
 
     def find(self, kind: str) -> HeadFile:
         """Return the head of a kind, checked against the pair's target.
@@ -53,13 +53,17 @@ class Heads:
             UsageError: There is none, it is of another kind, or it does not fit.
             ModelError: It is broken, or of a kind that cannot be run.
         """
-        path = self.named or (self.pair.heads_path / kind if self.pair.heads_path else None)
-        if path is None or (self.named is None and not path.is_dir()):
+        paths = self.named
+        if not paths and self.pair.heads_path and (own := self.pair.heads_path / kind).is_dir():
+            paths = (own,)
+        if not paths:
             raise UsageError(
                 f"{self.pair.name} has no drafting head of kind {kind}; name one with --head, or train it: "
                 f"specscope train {kind}"
             )
-        config = check_head(path, self.pair.target_path)
-        if config.kind != kind:
-            raise UsageError(f"{path} is a head of kind {config.kind}; this method needs one of kind {kind}")
-        return HeadFile(path, config)
+        found = [HeadFile(path, check_head(path, self.pair.target_path)) for path in paths]
+        for head in found:
+            if head.config.serves == kind:
+                return head
+        others = ", ".join(f"{head.path} is a head of kind {head.config.kind}" for head in found)
+        raise UsageError(f"{others}; this method needs one of kind {kind}")

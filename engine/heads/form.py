@@ -7,7 +7,10 @@ t, E its embedding, x_n the last known token. All states are read by the target'
 - hydra: `hydra_mlp.{i}.1`: res_connection(z) + SiLU(linear(z)) of z = [f_(n-1); E(x_n); E(d_1) ... E(d_i)] stands for
   d_(i+1); further layers `hydra_mlp.{i}.{2j+1}` are x + SiLU(W x + b).
 - eagle: `fc` on [E(x_j); f_(j-1)], then one decoder layer without a norm before its attention; its output is f_j.
-- parallelspec_eagle: the same, and K masks with an embedding and a feature of their own.
+- eagle3: `fc` on three states of the target's layers, [g_(j-1)] of 3 D, then one decoder layer whose attention reads [E(x_j); fc g_(j-1)],
+  each normed; its output is what the next draft reads in place of fc g_j. A norm and an LM head of its own; the i-th
+  token it knows is the target's i + d2t[i].
+- parallelspec_eagle: the same as eagle, and K masks with an embedding and a feature of their own.
 - parallelspec_medusa: a whole decoder layer on embedding_scale E(x_j) + f_(j-1), K masks with an embedding each, a final norm.
 """
 
@@ -24,10 +27,18 @@ SIDE = ("medusa", "hydra")
 _VECTORS = {"parallelspec_eagle": ("embedding", "feature"), "parallelspec_medusa": ("embedding",)}
 """What a mask reads, by kind."""
 PARALLEL = tuple(_VECTORS)
-LAYERED = ("eagle", *PARALLEL)
+LAYERED = ("eagle", "eagle3", *PARALLEL)
 KINDS = (*SIDE, *LAYERED)
 SUMMED = ("parallelspec_medusa",)
-"""Kinds that add what the others join in `fc`, and whose layer has a decoder's norms; EAGLE's has neither the first nor the last."""
+"""Kinds that add what the others join."""
+_NORMS = {"parallelspec_medusa": (True, True), "eagle3": (False, True)}
+"""Whether a kind's layer norms what its attention reads, and what the LM head reads; EAGLE's does neither."""
+_SERVES = {"eagle3": "eagle"}
+"""Kinds that methods know by another one's name."""
+INDICES = ("d2t",)
+"""Tensors of whole numbers."""
+STATES = 3
+"""States of the target that an EAGLE-3 head reads where it does not say which."""
 LAYER = (
     "hidden_size",
     "intermediate_size",
@@ -59,7 +70,8 @@ class HeadConfig:
     masks: int = 0
     """K, of the parallel drafters."""
     features: tuple[int, ...] = (-1,)
-    """Layers of the target whose states are read; -1 is the final normed state."""
+    """States of the target that are read: i is the one after layer i (0: the embeddings), -1 the final normed one. Empty in an eagle3
+    head that reads the usual three, which depend on the target (see `beside`)."""
     tokenizer: str | None = None
     """SHA-256 of the target's tokenizer.json; None where it is not known."""
     shape: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -72,6 +84,24 @@ class HeadConfig:
     """Whether each head has an LM head of its own (medusa, hydra)."""
     biased: bool = False
     """Whether `fc`, or a hydra's own LM head, has a bias."""
+    qkv_bias: bool = False
+    """Whether the layer's queries, keys and values have biases."""
+    draft_vocab: int = 0
+    """Tokens that an eagle3 head's own LM head knows; 0 for all of the target's."""
+    own_embedding: bool = False
+    """Whether it reads embeddings of its own (eagle3)."""
+    norm_before_residual: bool = False
+    """Whether what attention adds to is the normed state (eagle3)."""
+
+    @property
+    def serves(self) -> str:
+        """The kind by which methods ask for it."""
+        return _SERVES.get(self.kind, self.kind)
+
+    @property
+    def states(self) -> int:
+        """How many of the target's states its layer reads."""
+        return len(self.features) or STATES
 
     @property
     def levels(self) -> int:
@@ -86,15 +116,17 @@ class HeadConfig:
         """
         if self.kind not in KINDS:
             raise ModelError(f"kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
-        side, least = self.kind in SIDE, {"hidden_size": 1, "vocab_size": 1}
+        side, least = self.kind in SIDE, {"hidden_size": 1, "vocab_size": 1, "draft_vocab": 0}
         least |= {"heads": 1, "layers": 1} if side else {"masks": 0} if self.kind in PARALLEL else {}
         if side and not self.own_lm_head:
             least["vocab_size"] = 0
         for name, low in least.items():
             if type(value := getattr(self, name)) is not int or value < low:
                 raise ModelError(f"{name} is {value!r}; it must be a whole number of at least {low}")
-        if self.features != (-1,):
+        if self.kind != "eagle3" and self.features != (-1,):
             raise ModelError(f"features is {list(self.features)}; supported is [-1], the target's last state")
+        if self.kind == "eagle3" and not all(type(i) is int and i >= 0 for i in self.features):
+            raise ModelError(f"features is {list(self.features)}; it must hold whole numbers of at least 0")
         tokenizer: Any = self.tokenizer
         if not isinstance(tokenizer, str | None):
             raise ModelError(
@@ -105,6 +137,23 @@ class HeadConfig:
             raise ModelError(f"embedding_scale is {scale!r}; it must be a number above 0")
         if not side:
             self.layer()
+
+    def beside(self, layers: int) -> HeadConfig:
+        """Return this beside a target of so many layers: all states it reads have numbers.
+
+        Raises:
+            ModelError: The target has no such layers.
+        """
+        usual = (2, layers // 2, layers - 3)
+        if not self.features and list(usual) != sorted(usual):
+            raise ModelError(
+                f"it reads the states after layers 2, L / 2 and L - 3 of a target of L layers; there are {layers}, at least 5 are "
+                "needed: name others in its config, as eagle_aux_hidden_state_layer_ids"
+            )
+        found = self.features or usual
+        if max(found) > layers:
+            raise ModelError(f"it reads the state after layer {max(found)}; the target has {layers} layers")
+        return replace(self, features=found)
 
     def layer(self) -> Shape:
         """Return the shape of its one decoder layer.
@@ -121,14 +170,15 @@ class HeadConfig:
             raise ModelError(
                 f"hidden_size is {self.shape['hidden_size']} in shape, {self.hidden_size} above it; they must be the same"
             )
-        shape, normed = layer_of(self.shape | {"vocab_size": self.vocab_size}), self.kind in SUMMED
-        return replace(shape, input_norm=normed, final_norm=normed)
+        shape = layer_of(self.shape | {"vocab_size": self.vocab_size})
+        first, last = _NORMS.get(self.kind, (False, False))
+        return replace(shape, input_norm=first, final_norm=last, qkv_bias=self.qkv_bias)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of all tensors."""
-        side = {"medusa": self._medusa, "hydra": self._hydra}
-        if self.kind in side:
-            return side[self.kind]()
+        own = {"medusa": self._medusa, "hydra": self._hydra, "eagle3": self._eagle3}
+        if self.kind in own:
+            return own[self.kind]()
         d, names = self.hidden_size, self._layer()
         if self.kind not in SUMMED:
             names |= {"fc.weight": (d, 2 * d)} | ({"fc.bias": (d,)} if self.biased else {})
@@ -156,6 +206,19 @@ class HeadConfig:
                 if self.biased:
                     names[f"hydra_lm_head.{i}.1.bias"] = (self.vocab_size,)
         return names
+
+    def _eagle3(self) -> dict[str, tuple[int, ...]]:
+        d, names = self.hidden_size, self._layer()
+        for part in "qkv":
+            at = f"layers.0.self_attn.{part}_proj.weight"
+            names[at] = (names[at][0], 2 * d)
+        names |= {f"layers.0.{norm}.weight": (d,) for norm in ("input_layernorm", "hidden_norm")}
+        names |= {
+            "fc.weight": (d, self.states * d),
+            "lm_head.weight": (self.draft_vocab or self.vocab_size, d),
+        }
+        names |= {"d2t": (self.draft_vocab,)} if self.draft_vocab else {}
+        return names | ({"embed_tokens.weight": (self.vocab_size, d)} if self.own_embedding else {})
 
     def _layer(self) -> dict[str, tuple[int, ...]]:
         """What a decoder of one layer holds, without what the target lends."""

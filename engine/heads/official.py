@@ -7,15 +7,17 @@
 | Hydra | `hydra_mlp.{i}.{m}.*`, m even or odd; `hydra_lm_head.{i}.*` | hydra |
 | EAGLE-1, EAGLE-2 | `fc.*`, `layers.0.*`, `embed_tokens.weight` | eagle |
 | speculators, eagle | `fusion_fc.*`, `transformer.*`, `lm_head.weight` | eagle |
+| EAGLE-3 | `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d` | eagle3 |
+| speculators, eagle3 | the same with `layers.0.*`, and `embed_tokens.weight` | eagle3 |
 
-Hydra++ (`prefix_embeding_layer`), EAGLE-3 (`midlayer`, `d2t`) and speculators with norms of their own are recognised and
-refused: their forwards are others.
+Variants whose forwards are others (`_REFUSED`, `_FLAGS`) are recognised and refused.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
@@ -30,6 +32,17 @@ _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 _HYDRA = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(.+)")
 _HYDRA_HEAD = re.compile(r"hydra_lm_head\.(\d+)\.(?:(\d+)\.)?(weight|bias)")
 _EAGLE_3 = ("midlayer.", "d2t", "t2d", "hidden_norm.")
+_REFUSED = {
+    "prefix_embeding_layer": "a Hydra++ head ({}), which cannot be run yet; use Hydra's mlp heads",
+    "mask_hidden": "a P-EAGLE head ({}), which cannot be run yet; use an EAGLE-3 head",
+    "fc_norm": "an EAGLE-3 head with norms before fc ({}), which cannot be run yet; use one without",
+    "input_norm.": "an EAGLE-3 head with a norm before fc ({}), which cannot be run yet; use one without",
+}
+"""What a head is, by a part of a tensor's name."""
+_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")
+"""What an EAGLE-3 head's config may ask for that cannot be run."""
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_BIAS = "layers.0.self_attn.q_proj.bias"
 _SHARED = re.compile(
     r"(model\.)?embed_tokens\.weight|lm_head\.weight|input_embed_fn\.weight|.*rotary_emb\.inv_freq"
 )
@@ -57,20 +70,16 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     Raises:
         ModelError: It is of a kind that is unknown or cannot be run, or its config lacks a size.
     """
-    if any(part in name for name in shapes for part in _EAGLE_3):
-        raise ModelError(
-            f"{path} is an EAGLE-3 head, which cannot be run yet; use an EAGLE-1 or EAGLE-2 head"
-        )
-    if any(name.startswith("prefix_embeding_layer.") for name in shapes):
-        raise ModelError(
-            f"{path} is a Hydra++ head (prefix_embeding_layer), which cannot be run yet; use Hydra's mlp heads"
-        )
+    for name, (part, what) in product(shapes, _REFUSED.items()):
+        if name.startswith(part):
+            raise ModelError(f"{path} is {what.format(name)}")
     readers: tuple[
         tuple[Callable[[str], object], Callable[[Path, Mapping[str, Any], Shapes], Published]], ...
     ] = (
         (lambda name: name.startswith("medusa_head."), _medusa),
         (_BLOCK.fullmatch, _medusa),
         (_HYDRA.fullmatch, _hydra),
+        (lambda name: any(part in name for part in _EAGLE_3), _eagle3),
         (lambda name: name in ("fc.weight", "fusion_fc.weight"), _eagle),
     )
     for fits, read in readers:
@@ -128,12 +137,86 @@ def _eagle(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     names = {
         re.sub(r"^fusion_fc\.", "fc.", re.sub(r"^transformer\.", "layers.0.", name)): name for name in shapes
     }
+    layer = _layer(path, raw, names)
+    config = HeadConfig(
+        "eagle",
+        layer["hidden_size"],
+        layer["vocab_size"],
+        shape={name: layer[name] for name in LAYER},
+        target=_target(raw),
+        biased="fc.bias" in names,
+        qkv_bias=_BIAS in names,
+    )
+    return Published(config, names)
+
+
+def _eagle3(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
+    """EAGLE-3's own names, or those of speculators; embeddings are the target's where the file has none."""
+    names = {re.sub(r"^midlayer\.", "layers.0.", name): name for name in shapes}
+    layer = _layer(path, raw, names)
+    for flag in _FLAGS:
+        if raw.get(flag) or _nested(raw).get(flag):
+            raise ModelError(
+                f"{path / 'config.json'}: {flag} is true, which cannot be run yet; use an EAGLE-3 head without it"
+            )
+    width, vocab = layer["hidden_size"], layer["vocab_size"]
+    if (wide := raw.get("target_hidden_size") or width) != width:
+        raise ModelError(
+            f"{path / 'config.json'}: target_hidden_size is {wide}; it must be the head's own hidden_size, {width}"
+        )
+    known = shapes.get("lm_head.weight", (0,))[0]
+    config = HeadConfig(
+        "eagle3",
+        width,
+        vocab,
+        features=_states(path, raw),
+        shape={name: layer[name] for name in LAYER},
+        target=_target(raw),
+        qkv_bias=_BIAS in names,
+        draft_vocab=known if "d2t" in names or known != vocab else 0,
+        own_embedding="embed_tokens.weight" in names,
+        norm_before_residual=bool(raw.get("norm_before_residual")),
+    )
+    return Published(config, names)
+
+
+def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what SpecForge and SGLang say of an EAGLE-3 head in a part of its config."""
+    found = raw.get("eagle_config")
+    return found if isinstance(found, dict) else {}
+
+
+def _states(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return which states of the target an EAGLE-3 head reads, numbered as in `HeadConfig.features`; none where it does not say.
+
+    Speculators and vLLM name the layers that read these states, SpecForge and SGLang those that leave them.
+    """
+    for part, later in ((raw, 0), (_nested(raw), 1)):
+        if (ids := part.get(_LAYER_IDS)) is not None:
+            if (
+                not isinstance(ids, list)
+                or not ids
+                or not all(type(i) is int and i + later >= 0 for i in ids)
+            ):
+                raise ModelError(
+                    f"{path / 'config.json'}: {_LAYER_IDS} is {ids}; it must be a list of layers"
+                )
+            return tuple(i + later for i in ids)
+    return ()
+
+
+def _layer(path: Path, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the sizes of an EAGLE head's layer, the fields of `LAYER` and vocab_size."""
     sizes = dict(raw.get("transformer_layer_config", raw))
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     if missing := [name for name in needed if not isinstance(sizes.get(name), int)]:
         raise ModelError(f"{path / 'config.json'} lacks {', '.join(missing)}, which an EAGLE head says there")
     if any(layers := [name for name in names if re.match(r"layers\.[1-9]", name)]):
         raise ModelError(f"{path} has {layers[0]}: an EAGLE head has one decoder layer")
+    if "sliding_attention" in (sizes.get("layer_types") or ()):
+        raise ModelError(
+            f"{path / 'config.json'}: layer_types holds sliding_attention, which a head cannot have yet"
+        )
     fields = {name: value for name, value in sizes.items() if name not in _LABELS}
     try:
         layer_of(fields)
@@ -142,20 +225,12 @@ def _eagle(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     from transformers import LlamaConfig
 
     layer = LlamaConfig(**fields)
-    config = HeadConfig(
-        "eagle",
-        layer.hidden_size,
-        layer.vocab_size,
-        shape={name: getattr(layer, name) for name in LAYER},
-        target=_target(raw),
-        biased="fc.bias" in names,
-    )
-    return Published(config, names)
+    return {name: getattr(layer, name) for name in (*LAYER, "vocab_size")}
 
 
 def is_needless(name: str) -> bool:
-    """Return whether a tensor of a published head is its target's own, or computed anew: it is not read."""
-    return bool(_SHARED.fullmatch(name)) or name.startswith("model.")
+    """Return whether a tensor of a published head is its target's own, or follows from others: it is not read."""
+    return bool(_SHARED.fullmatch(name)) or name.startswith("model.") or name == "t2d"
 
 
 def _target(raw: Mapping[str, Any]) -> str:

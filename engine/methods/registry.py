@@ -91,6 +91,7 @@ def setting(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     auto: str = "",
+    lossy: tuple[str, ...] = (),
 ) -> Any:
     """Declare one field of a Config; it becomes a control in the playground.
 
@@ -101,8 +102,9 @@ def setting(
         high: Largest number allowed; for a text without choices, the most characters.
         choices: The texts allowed.
         auto: What the value 0 stands for, in a word or two: the method's plan replaces it.
+        lossy: Those of the choices that change the distribution of the text; runs with one are marked.
     """
-    metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto}
+    metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto, "lossy": lossy}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -118,6 +120,7 @@ class Setting:
     high: float | None
     choices: tuple[str, ...]
     auto: str
+    lossy: tuple[str, ...] = ()
 
     @property
     def free_text(self) -> bool:
@@ -184,7 +187,6 @@ class Method:
     source: str
     summary: str
     """First line of the module's docstring."""
-    lossless: bool
     uses: tuple[str, ...]
     """The models it runs: `target`, `drafter`."""
     baseline: bool
@@ -206,6 +208,10 @@ class Method:
             for f in dataclasses.fields(self.Config)
         )
 
+    def lossless(self, cfg: Any) -> bool:
+        """Whether a Config keeps the target's distribution: none of its fields is at a lossy choice."""
+        return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())
+
     def configure(self, values: Mapping[str, Any]) -> Any:
         """Return a Config with these fields set.
 
@@ -226,7 +232,6 @@ def method(
     source: str,
     config: type,
     uses: tuple[str, ...] = ("target", "drafter"),
-    lossless: bool = True,
     baseline: bool = False,
     batched: bool = False,
     layout: Callable[[Any], Layout] | None = None,
@@ -251,7 +256,6 @@ def method(
             title,
             source,
             summary,
-            lossless,
             uses,
             baseline,
             config,

@@ -65,9 +65,8 @@ class Cache(Slots):
     def keep(self, slot: int, path: np.ndarray) -> None:
         """Make the rows of a path the trunk, tensors included, and drop all others."""
         n = len(path)
-        if (
-            n and int(path[-1]) != n - 1
-        ):  # indices grow along a path, so its last one tells whether any row moves
+        moved = n > 0 and int(path[-1]) != n - 1  # indices grow along a path, so its last one tells
+        if moved:
             first = int((path != np.arange(n)).argmax())
             rows = torch.from_numpy(path[first:]).to(self.tensor.device)
             held = self.tensor[:, slot]

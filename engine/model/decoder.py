@@ -43,8 +43,9 @@ class Decoder:
         take: Returns the checkpoint's tensor of a name, in the dtype and on the device to compute with.
         name: What spans call it: target or drafter.
         span: Its layers, for a stage of a split model (`engine.model.stage`); all of them when not given.
-        beside: The target whose embedding and head a drafting head shares.
-        before: Makes of rows, and the embeddings of their tokens (T, D), what the first layer reads, (T, D).
+        ends: Embedding, (V, D), and head of a drafting head's layer; the checkpoint's own when not given.
+        before: Makes of rows, and the embeddings of their tokens (T, D), what enters the first layer, (T, D), and what its
+            attention reads, (T, any width), where that is not the same, normed.
         masks: Mask tokens of a drafting head; their ids are -1, -2, and so on.
     """
 
@@ -55,8 +56,8 @@ class Decoder:
         name: str = "target",
         span: range | None = None,
         *,
-        beside: Decoder | None = None,
-        before: Callable[[Rows, Tensor], Tensor] | None = None,
+        ends: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None,
+        before: Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]] | None = None,
         masks: int = 0,
     ) -> None:
         span = range(shape.layers) if span is None else span
@@ -71,8 +72,8 @@ class Decoder:
         self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else as_it_is
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
-        if beside is not None:
-            self.embedding, self.head = beside.embedding, beside.head
+        if ends is not None:
+            self.embedding, self.head = ends
         else:
             nothing = like.new_empty((0, shape.width))
             held = self.starts or (self.ends and shape.tied)
@@ -123,8 +124,9 @@ class Decoder:
                 rotation = self._rotations[
                     torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
                 ]
-            x = self._enter(rows, border)
-            states = self._run(x, rotation * self._scales, buffers, parts, hidden, fuzzy or self._ordinary)
+            x, first = self._enter(rows, border)
+            turns = rotation * self._scales
+            states = self._run(x, first, turns, buffers, parts, hidden, fuzzy or self._ordinary)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.ends:
                 _known(border).leave(x)
@@ -137,13 +139,13 @@ class Decoder:
                 cache.truncate(slot, length)
             raise
 
-    def _enter(self, rows: Rows, border: Border | None) -> Tensor:
-        """Return what the first of its layers reads, (T, D)."""
+    def _enter(self, rows: Rows, border: Border | None) -> tuple[Tensor, Tensor | None]:
+        """Return what enters the first of its layers, (T, D), and what its attention reads, where that is not the same, normed."""
         if not self.starts:
-            return _known(border).enter(len(rows), self.layers[0].mlp_norm.weight)
+            return _known(border).enter(len(rows), self.layers[0].mlp_norm.weight), None
         ids = rows.tokens if self._before is None else np.maximum(rows.tokens, 0)
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
-        return x if self._before is None else self._before(rows, x)
+        return (x, None) if self._before is None else self._before(rows, x)
 
     def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
         """Check a forward's arguments; return the wanted rows for the device, or None when they are all in order."""
@@ -161,6 +163,7 @@ class Decoder:
     def _run(
         self,
         x: Tensor,
+        first: Tensor | None,
         rotation: Tensor,
         buffers: Buffers,
         parts: Sequence[Attention | Aligned],
@@ -173,7 +176,7 @@ class Decoder:
         def read(i: int) -> None:
             """Leave what the rows of layer i read from x in the buffers."""
             layer = self.layers[i]
-            layer.qkv.into(buffers.qkv, layer.norm(x))
+            layer.qkv.into(buffers.qkv, layer.norm(x) if i or first is None else first)
             if layer.qk_norm is not None:
                 buffers.turned.copy_(layer.qk_norm(buffers.turned))
             buffers.rotate(rotation)

@@ -136,9 +136,8 @@ class Fuzzy:
         return taken
 
     def _took(self, kind: PartKind, layer: int, start: int, like: Tensor) -> None:
-        if (
-            like.is_cuda
-        ):  # the layers of a group meet at its end anyway: so these are times of work, not of launches
+        if like.is_cuda:
+            # the layers of a group meet at its end anyway: so these are times of work, not of launches
             import torch
 
             torch.cuda.current_stream(like.device).synchronize()

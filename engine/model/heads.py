@@ -1,7 +1,7 @@
 """Drafting heads: small parts beside a target that draft from its hidden states, with its embedding and its own head.
 
-Sources: Medusa (Cai et al. 2024), Hydra (Ankner et al. 2024), EAGLE (Li et al. 2024), ParallelSpec (Xiao et al. 2024), section
-4.3. D is the target's width, V its vocabulary, h the hidden state of the last token but one: what the target's last
+Sources: Medusa (Cai et al. 2024), Hydra (Ankner et al. 2024), EAGLE (Li et al. 2024), EAGLE-3 (Li et al. 2025), ParallelSpec
+(Xiao et al. 2024), section 4.3. D is the target's width, V its vocabulary, h the hidden state of the last token but one: what the target's last
 forward left of the token before its own.
 """
 
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.errors import UsageError
-from engine.heads.files import read_head
+from engine.heads.files import read_head, target_ids
 from engine.heads.form import HeadConfig
 from engine.model.decoder import Decoder
 from engine.model.remembered import Remembered
 from engine.model.slots import LanguageModel, Rows
-from engine.model.weights import Linear
+from engine.model.weights import Linear, Norm, as_it_is
 
 Take = Callable[[str], Tensor]
 
@@ -32,10 +32,10 @@ class Work(NamedTuple):
 
     layers: int
     """Transformer layers of the target's shape."""
-    squares: int
+    squares: float
     """Matrices of D x D beside them."""
-    heads: int = 1
-    """Matrices of V x D."""
+    heads: float = 1
+    """Matrices of V x D; one of a part of the vocabulary counts as its share."""
     outputs: int = 0
     """Rows of logits, where they are not one for each row."""
 
@@ -114,11 +114,63 @@ class Eagle:
     """
 
     keeps = (-1,)
-    work = Work(1, 2)
+    work = exact = Work(1, 2)
+    fuse = staticmethod(as_it_is)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         fc = _linear(take, "fc", bias=config.biased)
-        self.layer = _layer(config, take, target, lambda rows, e: fc(torch.cat([e, _beside(rows)], 1)))
+        self.layer = _layer(
+            config, take, target, lambda rows, e: (fc(torch.cat([e, _beside(rows)], 1)), None)
+        )
+
+
+class Eagle3:
+    """EAGLE's layer on states from low, middle and high layers of the target, with an LM head of its own (EAGLE-3, section 3.1).
+
+    `fuse` makes one vector of them. The row of token j reads its embedding beside the vector of token j - 1, each normed; what the
+    layer makes of it, before its last norm, is the vector of token j where that was drafted.
+    """
+
+    keeps = (1,)
+
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        shape, vocab = config.layer(), config.draft_vocab or config.vocab_size
+        self.fuse = _linear(take, "fc", bias=False)
+        embedded, vectors = (
+            Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
+        )
+
+        def before(rows: Rows, e: Tensor) -> tuple[Tensor, Tensor]:
+            f = _beside(rows)
+            normed = vectors(f)
+            return normed if config.norm_before_residual else f.clone(), torch.cat([embedded(e), normed], 1)
+
+        head = _linear(take, "lm_head", bias=False)
+        if config.draft_vocab:
+            head = Scattered(head, target_ids(take("d2t")), config.vocab_size)
+        embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
+        self.layer = _layer(config, take, target, before, (embedding, head))
+        wider = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width
+        self.work = Work(1, wider, vocab / config.vocab_size)
+        self.exact = self.work._replace(squares=wider + config.states)
+
+
+class Scattered:
+    """An LM head that knows some of the target's tokens; all others have no probability.
+
+    Args:
+        head: Returns their logits.
+        ids: The target's id of each, (N,).
+        vocab: V.
+    """
+
+    def __init__(self, head: Linear, ids: Tensor, vocab: int) -> None:
+        self._head, self._ids, self._vocab = head, ids, vocab
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits of all tokens, (T, V), for x of (T, D)."""
+        nothing = x.new_full((len(x), self._vocab), -torch.inf)
+        return nothing.index_copy_(1, self._ids, self._head(x))
 
 
 class ParallelEagle:
@@ -128,15 +180,16 @@ class ParallelEagle:
     """
 
     keeps = ()
-    work = Work(1, 2)
+    work = exact = Work(1, 2)
+    fuse = staticmethod(as_it_is)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         fc = _linear(take, "fc", bias=config.biased)
         embedding, feature = _masks(config, take, "mask.embedding"), _masks(config, take, "mask.feature")
 
-        def before(rows: Rows, e: Tensor) -> Tensor:
+        def before(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
             e, h = _masked(rows, e, embedding), _masked(rows, _beside(rows), feature)
-            return fc(torch.cat([e, h], 1))
+            return fc(torch.cat([e, h], 1)), None
 
         self.layer = _layer(config, take, target, before)
 
@@ -148,23 +201,28 @@ class ParallelMedusa:
     """
 
     keeps = ()
-    work = Work(1, 0)
+    work = exact = Work(1, 0)
+    fuse = staticmethod(as_it_is)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         embedding, scale = _masks(config, take, "mask.embedding"), config.embedding_scale
 
-        def before(rows: Rows, e: Tensor) -> Tensor:
-            return _masked(rows, scale * e + _beside(rows), embedding)
+        def before(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
+            return _masked(rows, scale * e + _beside(rows), embedding), None
 
         self.layer = _layer(config, take, target, before)
 
 
-Head: TypeAlias = Medusa | Hydra | Eagle | ParallelEagle | ParallelMedusa
+Layered: TypeAlias = Eagle | Eagle3 | ParallelEagle | ParallelMedusa
+"""`fuse`: makes vectors (T, D) for its rows of the target's states, (T, k D). `exact`: what a forward computes that begins with
+them; `work`: one of rows whose vectors are there."""
+Head: TypeAlias = Medusa | Hydra | Layered
 """`keeps`: hidden states of its own layer that it reads again; `layer`: its layer, where it has one."""
 _CLASSES: Mapping[str, type[Head]] = {
     "medusa": Medusa,
     "hydra": Hydra,
     "eagle": Eagle,
+    "eagle3": Eagle3,
     "parallelspec_medusa": ParallelMedusa,
     "parallelspec_eagle": ParallelEagle,
 }
@@ -198,14 +256,19 @@ def _through(blocks: Sequence[Linear], x: Tensor) -> Tensor:
 
 
 def _layer(
-    config: HeadConfig, take: Take, target: Decoder, before: Callable[[Rows, Tensor], Tensor]
+    config: HeadConfig,
+    take: Take,
+    target: Decoder,
+    before: Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]],
+    ends: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None,
 ) -> Decoder:
-    """Return a head's layer with the target's embedding and head."""
+    """Return a head's layer, with the target's embedding and head where it has none of its own."""
 
     def named(key: str) -> Tensor:
         return take(key.removeprefix("model."))
 
-    return Decoder(config.layer(), named, "drafter", beside=target, before=before, masks=config.masks)
+    ends = ends or (target.embedding, target.head)
+    return Decoder(config.layer(), named, "drafter", ends=ends, before=before, masks=config.masks)
 
 
 def _masks(config: HeadConfig, take: Take, name: str) -> Tensor | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")
 _INDEX = "model.safetensors.index.json"
 _LLAMA = {
     "vocab_size": int,
@@ -192,15 +193,15 @@ class Checkpoint:
                 )
             self.check_type(key)
 
-    def check_type(self, key: str) -> None:
-        """Check that a tensor holds floating-point numbers of a usual kind.
+    def check_type(self, key: str, kinds: Sequence[str] = FLOATS) -> None:
+        """Check that a tensor is of one of some types, safetensors' names for them.
 
         Raises:
-            ModelError: It does not.
+            ModelError: It is not.
         """
         path = self._where[key]
-        if (kind := self._shards[path].get_slice(key).get_dtype()) not in ("F64", "F32", "F16", "BF16"):
-            raise ModelError(f"{path}: {key} is of type {kind}; supported are F64, F32, F16, BF16")
+        if (kind := self._shards[path].get_slice(key).get_dtype()) not in kinds:
+            raise ModelError(f"{path}: {key} is of type {kind}; supported are {', '.join(kinds)}")
 
     def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return one tensor, copied out of its file."""

@@ -1,21 +1,18 @@
-"""What a run leaves behind: frozen rows of facts, and their JSONL form. Standard library only.
+"""What a run leaves behind: frozen rows of facts. Standard library only.
 
 Times are integer nanoseconds since the run's start (virtual ones too). Waiting, occupancy from spans and all
 rates are derived from these rows, never stored. A trace is `Header`, then rows in the order they became known,
-then `Footer`; a file without a footer is a run that ended badly and is shown as `incomplete`.
+then `Footer`. `trace.py` holds one in memory, `jsonl.py` reads and writes files.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import IO, Any, ClassVar, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
-`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`."""
+`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless` of the header and the rule `typical`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
@@ -69,6 +66,8 @@ class Header:
     """Versions, processor, host facts; in virtual runs the profile's pair and token source; where one drafts, the head's path."""
     group: str = ""
     """Runs of one comparison share this."""
+    lossless: bool = True
+    """Whether the rules that decide its tokens keep the target's distribution."""
     schema: int = SCHEMA
 
     @property
@@ -161,7 +160,7 @@ class Decision:
     q: float | None
     u: float | None
     rule: str
-    """ratio, match or target; empty when discarded untested."""
+    """ratio, match, target or (lossy) typical; empty when discarded untested."""
     outcome: str
     """accepted, rejected, discarded; corrected, bonus, plain for node -1."""
     draft_span: int
@@ -276,170 +275,3 @@ class Footer:
 
 Row: TypeAlias = Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Piece | Occupancy
 Event: TypeAlias = Header | Row | Footer
-_TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
-
-
-@dataclass
-class Trace:
-    """A run in memory: its header, its rows by kind, and its footer once it ended."""
-
-    header: Header
-    spans: list[Span] = field(default_factory=list[Span])
-    parts: list[Part] = field(default_factory=list[Part])
-    rounds: list[Round] = field(default_factory=list[Round])
-    decisions: list[Decision] = field(default_factory=list[Decision])
-    commits: list[Commit] = field(default_factory=list[Commit])
-    documents: list[Document] = field(default_factory=list[Document])
-    copies: list[Copied] = field(default_factory=list[Copied])
-    pooled: list[Pooled] = field(default_factory=list[Pooled])
-    pieces: dict[int, str] = field(default_factory=dict[int, str])
-    occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
-    footer: Footer | None = None
-
-    def add(self, event: Row | Footer) -> None:
-        """Take one event."""
-        match event:
-            case Span():
-                self.spans.append(event)
-            case Part():
-                self.parts.append(event)
-            case Round():
-                self.rounds.append(event)
-            case Decision():
-                self.decisions.append(event)
-            case Commit():
-                self.commits.append(event)
-            case Document():
-                self.documents.append(event)
-            case Copied():
-                self.copies.append(event)
-            case Pooled():
-                self.pooled.append(event)
-            case Piece():
-                self.pieces[event.token] = event.text
-            case Occupancy():
-                self.occupancy.append(event)
-            case Footer():
-                self.footer = event
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> Trace:
-        """Build a trace from its events; the first one is the header."""
-        stream = iter(events)
-        first = next(stream, None)
-        if not isinstance(first, Header):
-            raise ValueError("a trace starts with its header")
-        trace = cls(first)
-        for event in stream:
-            if isinstance(event, Header):
-                raise ValueError("a trace has one header; this file holds a second one")
-            trace.add(event)
-        return trace
-
-    def rows(self) -> Iterator[Row]:
-        """All rows by kind: pieces, spans, parts, rounds, decisions, commits, documents, copies, pools, occupancy."""
-        yield from (Piece(t, s) for t, s in self.pieces.items())
-        yield from self.spans
-        yield from self.parts
-        yield from self.rounds
-        yield from self.decisions
-        yield from self.commits
-        yield from self.documents
-        yield from self.copies
-        yield from self.pooled
-        yield from self.occupancy
-
-    def events(self) -> Iterator[Event]:
-        """Header, rows, footer."""
-        yield self.header
-        yield from self.rows()
-        if self.footer is not None:
-            yield self.footer
-
-    @property
-    def status(self) -> Status:
-        """How the run ended; `running` without a footer."""
-        return self.footer.status if self.footer else "running"
-
-    @property
-    def text(self) -> str:
-        """The text of the first sequence."""
-        if self.footer:
-            return self.footer.texts[0] if self.footer.texts else ""
-        return "".join(c.text for c in self.commits if c.sequence == 0)
-
-    def token_ids(self, sequence: int = 0) -> list[int]:
-        """Output token ids of one sequence."""
-        return [c.token for c in self.commits if c.sequence == sequence]
-
-
-def to_json(event: Event) -> str:
-    """Return one JSONL line, without the line end. Not-a-number becomes null."""
-    row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(event).items()}
-    return json.dumps({"event": event.tag, **row}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def from_json(line: str) -> Event:
-    """Return the event of one JSONL line.
-
-    Raises:
-        ValueError: The line is not JSON, of unknown kind, of a newer schema, or its fields are not the expected ones.
-    """
-    row = json.loads(line)
-    kind = _TYPES.get(row.pop("event", "")) if isinstance(row, dict) else None
-    if kind is None:
-        raise ValueError(f"not a trace event: {line[:60]!r}")
-    if row.get("schema", SCHEMA) > SCHEMA:
-        raise ValueError(
-            f"the trace has schema {row['schema']}, this SpecScope reads up to {SCHEMA}; please update"
-        )
-    expected = {f.name for f in fields(kind)}
-    if unknown := set(row) - expected:
-        raise ValueError(f"a {kind.tag} has no field {', '.join(sorted(unknown))}")
-    if "devices" in row:
-        row["devices"] = [Device(**d) for d in row["devices"]]
-    try:
-        return kind(**{k: _frozen(v) for k, v in row.items()})
-    except TypeError as e:
-        raise ValueError(f"a {kind.tag} is incomplete: {e}") from None
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
-
-
-def write_jsonl(trace: Trace, file: IO[str]) -> None:
-    """Write the trace, one event a line."""
-    for event in trace.events():
-        file.write(to_json(event) + "\n")
-
-
-def read_jsonl(lines: Iterable[str]) -> Trace:
-    """Read one trace; a missing footer makes it incomplete.
-
-    Raises:
-        ValueError: A line is not an event of this format; the message names the line.
-    """
-
-    def parse() -> Iterator[Event]:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield from_json(line)
-                except (ValueError, TypeError) as e:
-                    raise ValueError(f"line {number}: {e}") from None
-
-    trace = Trace.of(parse())
-    if trace.footer is None:
-        last = max((s.end for s in trace.spans), default=0)
-        texts = tuple(
-            "".join(c.text for c in trace.commits if c.sequence == i)
-            for i in range(len(trace.header.prompts))
-        )
-        trace.footer = Footer("incomplete", ("",) * len(texts), texts, last, "the run ended without a footer")
-    return trace
-
-
-def as_row(event: Event) -> Mapping[str, Any]:
-    """Return an event's fields as a plain mapping."""
-    return asdict(event)

@@ -240,10 +240,8 @@ class Forwards:
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
             cache.remember(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
-        if (
-            not self._packing.unpad_inputs
-        ):  # padding is forgotten: a tree's next level is numbered by true rows
-            for part in parts:
+        if not self._packing.unpad_inputs:
+            for part in parts:  # padding is forgotten: a tree's next level is numbered by true rows
                 cache.truncate(part.slot, part.cached + len(part.rows))
         if out.logits.is_cuda:
             torch.cuda.current_stream(out.logits.device).synchronize()

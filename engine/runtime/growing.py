@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.drafters.tree import line, next_level, root
+from engine.drafters.level import next_level
+from engine.drafters.tree import line, root
 from engine.draws import TOP, Draws, most_probable
 from engine.model.fuzzy import Alone, Fuzzy, Share, layer_groups
 from engine.runtime.forwards import NO_DRAFT, Forwards, Tree

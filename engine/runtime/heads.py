@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.model.heads import Eagle, Hydra, Medusa, ParallelEagle, ParallelMedusa, Work
+from engine.model.heads import Eagle, Eagle3, Hydra, Layered, Medusa, ParallelEagle, ParallelMedusa, Work
 from engine.runtime.forwards import NO_DRAFT, Forwards, Tree
 from engine.runtime.jobs import Grow, Grown, Stamp
 from engine.types import Prefix
@@ -86,7 +86,7 @@ class FromEagle:
         (logits,) = forwards.branch(
             name, [after], [(ids, parents)], self._stamps, "draft", provisional=True, vectors=predicted
         )
-        _tell(self._stamps, forwards.heads[name])
+        self._stamps[-1] = self._stamps[-1]._replace(work=_layered(forwards, name).work)
         return logits
 
 
@@ -111,6 +111,7 @@ HEADS: Mapping[type[Head], Callable[[Forwards, Grow, list[Stamp]], Any]] = {
     Medusa: FromMedusa,
     Hydra: FromHydra,
     Eagle: FromEagle,
+    Eagle3: FromEagle,
     ParallelEagle: FromMasks,
     ParallelMedusa: FromMasks,
 }
@@ -133,17 +134,18 @@ def follow(
     Returns:
         The logits of the last row and of the masks, (1 + K, V); None where the target has not forwarded the prefix.
     """
-    after = _behind_first(prefix)
+    after, head = _behind_first(prefix), _layered(forwards, name)
     if not len(after) or forwards.features(TARGET, prefix, len(after) - 1) is None:
         return None
 
     def states(first: int) -> torch.Tensor:
         found = forwards.features(TARGET, prefix, first)
         assert found is not None, "they are all there"
+        found = head.fuse(found)
         return torch.cat([found, found.new_zeros(len(masks[0]), found.shape[1])]) if masks[0] else found
 
     (rows,) = forwards.extend(name, [after], [masks], stamps, kind, logits=logits, vectors=states)
-    _tell(stamps, forwards.heads[name])
+    stamps[-1] = stamps[-1]._replace(work=head.exact)
     return rows
 
 
@@ -177,10 +179,10 @@ def _behind_first(prefix: Prefix) -> Prefix:
     return Prefix(prefix.sequence, prefix.tokens[1:])
 
 
-def _tell(stamps: list[Stamp], head: Head) -> None:
-    """Say in the last stamp what a head's forward computed."""
-    if isinstance(head, Eagle | ParallelEagle | ParallelMedusa):
-        stamps[-1] = stamps[-1]._replace(work=head.work)
+def _layered(forwards: Forwards, name: str) -> Layered:
+    head = forwards.heads[name]
+    assert isinstance(head, Layered), "it has a layer"
+    return head
 
 
 def _timed(stamps: list[Stamp], rows: int, work: Work, call: Callable[[], torch.Tensor]) -> torch.Tensor:

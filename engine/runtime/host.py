@@ -251,6 +251,7 @@ class Host:
             sampling=sampling,
             draws=self._draws(prefix.sequence),
             bonus=job.bonus,
+            typical=job.typical,
         )
         return replace(verdict, draft=Draft.empty())
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from engine.drafters.tree import Shape
 from engine.model.fuzzy import PartTime
 from engine.model.slots import LanguageModel
-from engine.types import Draft, Packing, Prefix, Sampling
+from engine.types import Draft, Packing, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
     from engine.model.heads import Head, Work
@@ -187,6 +187,8 @@ class Judge:
     draft: Draft
     bonus: bool
     skip: int
+    typical: Typical | None = None
+    """Judge by typical acceptance, which is lossy."""
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,17 @@
-"""Models and scores as a method sees them; where they live and what is cached is not the method's business."""
+"""Models as a method sees them; where they live and what is cached is not the method's business."""
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from engine.drafters.tree import Shape
-from engine.runtime.jobs import (
-    Export,
-    Grow,
-    Grown,
-    Import,
-    Judge,
-    Prefill,
-    Propose,
-    Proposed,
-    Score,
-)
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Verdict
+from engine.runtime.jobs import Export, Grow, Grown, Import, Prefill, Propose, Proposed, Score
+from engine.runtime.scores import Scores, judge_job, mode_of
+from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
 
 if TYPE_CHECKING:
     from engine.runtime.run import Run
@@ -194,7 +183,9 @@ class Model:
         return Scores(self._run, self, prefix, draft)
 
     @overload
-    async def verify(self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None) -> Verdict: ...
+    async def verify(
+        self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None, typical: Typical | None = None
+    ) -> Verdict: ...
     @overload
     async def verify(self, prefix: Sequence[Prefix], draft: Sequence[Draft]) -> list[Verdict]: ...
     async def verify(
@@ -203,6 +194,7 @@ class Model:
         draft: Draft | Sequence[Draft],
         *,
         beside: Tree | None = None,
+        typical: Typical | None = None,
     ) -> Verdict | list[Verdict]:
         """Score a draft and judge it, or one draft for each of several prefixes, in one job.
 
@@ -211,16 +203,17 @@ class Model:
             draft: What is judged.
             beside: Rows of the same forward that nobody judges, none or more, for a single prefix. The verdict's `best`
                 then has the most probable token after every row.
+            typical: Judge by typical acceptance, which is lossy.
         """
         prefixes = (prefix,) if isinstance(prefix, Prefix) else tuple(prefix)
         drafts = (draft,) if isinstance(draft, Draft) else tuple(draft)
         spans = self._run.reserve(3 * self.lanes)
-        judges = tuple(_judge(spans[0], d) for d in drafts)
+        judges = tuple(judge_job(spans[0], d, typical=typical) for d in drafts)
         trees = tuple(_tree(d, beside or NO_TREE) for d in drafts)
         job = Score(self.name, prefixes, trees, spans[0], judges, best=beside is not None)
         reply = await self._run.call(self, job, spans)
         verdicts = [
-            replace(verdict, draft=d, mode=_mode(len(d), len(d)), span=spans[0], forward=len(d))
+            replace(verdict, draft=d, mode=mode_of(len(d), len(d)), span=spans[0], forward=len(d))
             for verdict, d in zip(reply.value, drafts, strict=True)
         ]
         return verdicts[0] if isinstance(prefix, Prefix) else verdicts
@@ -238,7 +231,7 @@ class Model:
             row beside.
         """
         run, spans = self._run, self._run.reserve(self.lanes)
-        judge = (_judge(spans[0], guesses),)
+        judge = (judge_job(spans[0], guesses),)
         job = Score(self.name, (prefix,), (_tree(guesses, beside),), spans[0], judge, best=True, greedy=True)
         verdict: Verdict = (await run.call(self, job, spans)).value[0]
         said = [j for j in verdict.judged if j.outcome not in ("rejected", "discarded")]
@@ -255,98 +248,3 @@ def _tree(draft: Draft, beside: Tree) -> Tree:
     """Return the rows of a draft, then those beside it."""
     parents = (parent if parent < 0 else parent + len(draft) for parent in beside[1])
     return (*draft.ids, *beside[0]), (*draft.parents, *parents)
-
-
-class Forward:
-    """A forward whose span is shown once its kind is known, or nobody will judge it any more."""
-
-    def __init__(self, run: Run, model: Model, job: Score) -> None:
-        self.number = job.scores
-        self._run = run
-        self._model = model
-        self._sequence = job.prefixes[0].sequence
-        self._step = run.step
-        self._stopped = False
-        self.shown = False
-        self.ticket = run.submit(model, job)
-
-    def stop(self) -> None:
-        """Ask the worker to stop; the span comes as cancelled work once it has."""
-        self._stopped = True
-        self.ticket.stop()
-        self.let_go()
-
-    def show(self, kind: Any = "verify") -> None:
-        """Emit the span, if that has not happened; the forward must be over."""
-        failed = self.ticket.reply.cancelled() or self.ticket.reply.exception() is not None
-        if self.shown or failed:
-            return
-        self.shown = True
-        reply = self.ticket.reply.result()
-        reply = reply._replace(stamps=tuple(stamp._replace(kind=kind) for stamp in reply.stamps))
-        spans = range(self.number, self.number + len(reply.stamps))
-        outcome = "cancelled" if self._stopped else "done"
-        self._run.show(self._model, reply, spans, self._step, self._sequence, outcome)
-
-    def let_go(self) -> None:
-        """Nobody will judge it: show it when it is over, and let the device forget it."""
-        if self.ticket.reply.done():
-            self.show()
-        else:
-            self.ticket.reply.add_done_callback(lambda _: self.show())
-        self._run.drop(self._model, self.number)
-
-
-class Scores:
-    """Logits of one forward, left on the target's device; forgotten there once nobody refers to this.
-
-    Await it to wait until the forward is over.
-    """
-
-    def __init__(self, run: Run, model: Model, prefix: Prefix, draft: Draft) -> None:
-        self.number = run.reserve(model.lanes)[0]
-        self._run = run
-        self._model = model
-        self._rows = len(draft)
-        job = Score(model.name, (prefix,), ((draft.ids, draft.parents),), self.number)
-        self._forward = run.watch(Forward(run, model, job))
-        weakref.finalize(self, self._forward.let_go).atexit = False
-
-    def __await__(self) -> Generator[Any, None, Scores]:
-        """Wait until the forward is over; when the waiting is cancelled, the forward is asked to stop."""
-        try:
-            yield from asyncio.shield(self._forward.ticket.reply)
-        except asyncio.CancelledError:
-            self._forward.stop()
-            raise
-        return self
-
-    async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0) -> Verdict:
-        """Decide the draft with these scores, as soon as they are there.
-
-        Args:
-            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond what was scored. Without
-                `bonus` leaves may hang beside the scored tokens, after them in the draft.
-            bonus: Draw a token of the target's own after a fully accepted draft.
-            skip: Scored draft tokens decided before.
-        """
-        run, mode = self._run, _mode(draft.depth, self._rows - skip)
-        deciding = run.submit(self._model, _judge(self.number, draft, bonus, skip))
-        await self
-        self._forward.show("pre-verify" if mode == "pre-verify" else "verify")
-        reply = await run.finish(self._model, deciding, run.reserve(2 * self._model.lanes))
-        return replace(reply.value, draft=draft, mode=mode, span=self.number, forward=self._rows)
-
-
-def _judge(scores: int, draft: Draft, bonus: bool = True, skip: int = 0) -> Judge:
-    """Return the job, without what only the trace needs of a draft."""
-    return Judge(scores, Draft(tuple(replace(t, top=()) for t in draft.tokens)), bonus, skip)
-
-
-def _mode(judged: int, scored: int) -> str:
-    """What a verification was: it may judge one token more than its forward had seen."""
-    if judged == 0:
-        return "plain"
-    if judged <= scored:
-        return "verify"
-    return "post-verify" if scored else "pre-verify"

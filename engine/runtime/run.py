@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 from engine.runtime.batch import Batch
 from engine.runtime.events import Part, Row, Span, SpanKind
 from engine.runtime.jobs import Drop, Job, Reply, Retire
-from engine.runtime.models import Forward, Model
+from engine.runtime.models import Model
 from engine.runtime.race import Race
+from engine.runtime.scores import Forward
 from engine.runtime.sequence import Sequence as Decoded
 from engine.runtime.slab import Slab
 from engine.runtime.telling import Committed, Teller

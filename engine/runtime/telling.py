@@ -117,7 +117,7 @@ class Teller:
         tops = (*j.top_p, *(drafted.top if drafted else ()))
         self._name(j.token, *(token for token, _ in tops))
         q = j.q if drafted is None or not math.isnan(j.q) else drafted.probability
-        discarded = j.outcome == "discarded"
+        untested = j.outcome == "discarded" and math.isnan(j.p)
         self._emit(
             Decision(
                 step,
@@ -129,10 +129,10 @@ class Teller:
                 _known(j.p),
                 _known(q),
                 _known(j.u),
-                "" if discarded else j.rule,
+                "" if untested else j.rule,
                 j.outcome,
                 drafted.span if drafted else -1,
-                -1 if discarded else verdict.span,
+                -1 if untested else verdict.span,
                 j.top_p,
                 drafted.top if drafted else (),
             )

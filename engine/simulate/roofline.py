@@ -164,7 +164,8 @@ class Model:
         if self.measured is not None:
             return self.measured(rows, context, 1) * weights / self.weights
         outputs = work.outputs or rows
-        products = rows * (weights - work.heads * self.vocab * self.dim) + outputs * self.vocab * self.dim
+        logits = outputs * min(1, work.heads) * self.vocab * self.dim
+        products = rows * (weights - work.heads * self.vocab * self.dim) + logits
         attended = 4 * work.layers * self.dim * rows * (context + (rows + 1) / 2)
         busy = max(hardware.stream_us(weights * self.element), hardware.compute_us(2 * products + attended))
         cache = hardware.stream_us(work.layers * self.kv_bytes / self.layers * (context + rows))

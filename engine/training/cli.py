@@ -163,10 +163,7 @@ def _train_pair(args: argparse.Namespace) -> int:
 
 
 def _train_drafter(args: argparse.Namespace) -> int:
-    _, folder = _find_pair(args.pair)
-    given = _given(args, DrafterOptions)
-    given["pair"] = folder
-    options = DrafterOptions(**given)
+    options = DrafterOptions(**_given(args, DrafterOptions, pair=_find_pair(args.pair)[1]))
     from engine.training.drafter import train_drafter
 
     _train(train_drafter, options, args)
@@ -175,10 +172,7 @@ def _train_drafter(args: argparse.Namespace) -> int:
 
 
 def _train_head(args: argparse.Namespace) -> int:
-    _, folder = _find_pair(args.pair)
-    given = _given(args, HeadOptions)
-    given["pair"] = folder
-    options = HeadOptions(**given)
+    options = HeadOptions(**_given(args, HeadOptions, pair=_find_pair(args.pair)[1]))
     from engine.training.heads.train import train_head
 
     _train(train_head, options, args)
@@ -201,9 +195,9 @@ def _train_heads(args: argparse.Namespace) -> int:
     return 0
 
 
-def _given(args: argparse.Namespace, options: type[Recipe]) -> dict[str, Any]:
+def _given(args: argparse.Namespace, options: type[Recipe], **found: Any) -> dict[str, Any]:
     names = {f.name for f in dataclasses.fields(options)}
-    return {name: value for name, value in vars(args).items() if name in names}
+    return {name: value for name, value in vars(args).items() if name in names} | found
 
 
 def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> None:

@@ -8,10 +8,8 @@ closer where it counts (on-policy for the target).
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +28,18 @@ from engine.training.fit import Phase, text_losses
 from engine.training.options import DrafterOptions
 from engine.training.prune import prune
 from engine.training.steps import (
-    FACTS,
     LOG,
     Listener,
-    Progress,
     Training,
+    check_lengths,
     ignore,
     load_teacher,
-    open_training,
     phase_facts,
-    pick_device,
     read_log,
-    same_text,
     save_model,
     trim_log,
+    write_facts,
 )
-from engine.training.tokenizer import Encoder
 from engine.training.written import FILE, read_text, write_text
 
 _CALIBRATION = 8192
@@ -61,11 +55,7 @@ def train_drafter(
 ) -> Path:
     """Prune a pair's drafter, distil it on the target's own text, and write the pair with the new drafter to `out`.
 
-    Args:
-        options: The settings.
-        progress: Hears of every step.
-        cancel: Set it to end the training after the present step, with a checkpoint.
-        resume: Go on with the training that `out` holds.
+    What `progress`, `cancel` and `resume` are stands at `Training`.
 
     Returns:
         `out`: `target` as it was, the new `drafter`, and what the target wrote in `written.safetensors`.
@@ -75,20 +65,18 @@ def train_drafter(
         RunCancelled: `cancel` was set; the training can be resumed.
         ModelError: A model or the checkpoint is broken.
     """
-    device, cancel = pick_device(options.device), cancel or threading.Event()
     pair = _check(options)
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
-    state, out = open_training(options, resume), options.out
+    training, out = Training(options, progress, cancel, resume), options.out
+    state = training.state
     if not state.tokenizer:
         for role in ("target", "drafter"):
             shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
         state.tokenizer = True
         checkpoint.save(out, state, options)
-    progress(Progress("text", 0, 0, nan))
-    corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
-    same_text(options, state, len(corpus.ids))
-    written = _written(options, corpus, progress, cancel)
+    corpus = training.read_corpus(sources, mixture, pair.tokenizer)
+    written = _written(options, corpus, training)
     stream = Stream(corpus, options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
     if options.feed_forward:
@@ -98,9 +86,9 @@ def train_drafter(
     )
     trim_log(out / LOG, (phase,), state)
     mixed = Mixed(Stream(written, options.seed), stream, options.share)
-    teacher = load_teacher(out / "target", device)
-    losses_of = text_losses(mixed, phase, model.to(device), teacher, options.token_loss)
-    Training(options, progress, cancel).fit(phase, model, losses_of, state)
+    teacher = load_teacher(out / "target", training.device)
+    losses_of = text_losses(mixed, phase, model.to(training.device), teacher, options.token_loss)
+    training.fit(phase, model, losses_of)
     save_model(model, out / "drafter")
     _write_facts(options, state, phase, mixture, written)
     return out
@@ -122,12 +110,7 @@ def _check(options: DrafterOptions) -> Pair:
         raise UsageError(
             f"feed_forward is {options.feed_forward}; it must be at most the {drafter.inner} of the drafter"
         )
-    for name, most in (("sequence", pair.context), ("answer", pair.context - 1)):
-        if getattr(options, name) > most:
-            raise UsageError(
-                f"{name} is {getattr(options, name)}; it must be at most {most}: "
-                f"the pair knows {pair.context} positions"
-            )
+    check_lengths(options, pair.context, "the pair")
     return pair
 
 
@@ -135,19 +118,14 @@ def _shape(folder: Path) -> Shape:
     return Shape.of(read_config(folder), folder / "config.json")
 
 
-def _written(
-    options: DrafterOptions,
-    corpus: Corpus,
-    progress: Listener,
-    cancel: threading.Event,
-) -> Corpus:
+def _written(options: DrafterOptions, corpus: Corpus, training: Training) -> Corpus:
     """Return the target's own text: stored in `out`, given, or written now."""
     path, folder = options.out / FILE, options.out / "target"
     if not path.is_file() and options.text is not None:
         read_text(options.text, folder)
         shutil.copyfile(options.text, path)
     if not path.is_file():
-        write_text(path, Pair.of(folder), corpus, options, progress, cancel)
+        write_text(path, Pair.of(folder), corpus, options, training.progress, training.cancel)
     return read_text(path, folder)
 
 
@@ -170,4 +148,4 @@ def _write_facts(
     facts["phases"] = [*facts.get("phases", []), phase_facts(phase, state, losses)]
     # how the text was written is no setting of this training where the text was given
     facts["drafter_options"] = {k: v for k, v in options.fixed().items() if k not in ("written", "answer")}
-    (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_facts(options.out, facts)

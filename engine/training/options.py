@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
+from engine.heads.form import PARALLEL
 from engine.methods.registry import setting
 from engine.types import check_range
 
@@ -184,8 +185,8 @@ class HeadOptions(Recipe):
 
     size: int = setting(
         4,
-        "Heads (Medusa, Hydra), masks K (ParallelSpec), or drafts that are measured (EAGLE).",
-        low=1,
+        "Heads (Medusa, Hydra), masks K (ParallelSpec, from 0), or drafts that are measured (EAGLE).",
+        low=0,
         high=64,
     )
     batch: int = setting(16, "Texts in one step.", low=1, high=65536)
@@ -207,6 +208,7 @@ class HeadOptions(Recipe):
         Recipe.__post_init__(self)
         if self.kind not in HEADS:
             raise UsageError(f"kind is {self.kind!r}; choose one of {', '.join(HEADS)}")
+        check_range("size", self.size, 0 if self.kind in PARALLEL else 1, 64)
 
     @classmethod
     def of(cls, kind: str, **given: Any) -> HeadOptions:

@@ -8,9 +8,7 @@ same bits as one that was not (on the same machine, with the same number of thre
 
 from __future__ import annotations
 
-import json
 import threading
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,23 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from engine.training import checkpoint
 from engine.training.checkpoint import State
-from engine.training.data import Corpus, Stream, find_sources, read_mixture, training_documents
+from engine.training.data import Stream, find_sources, read_mixture, training_documents
 from engine.training.fit import plan, text_losses
 from engine.training.options import PairOptions, Shape
 from engine.training.steps import (
-    FACTS,
     LOG,
     Listener,
-    Progress,
     Training,
     ignore,
     load_teacher,
-    open_training,
     phase_facts,
     pick_device,
     read_log,
-    same_text,
     save_model,
     trim_log,
+    write_facts,
 )
-from engine.training.tokenizer import BOS, EOS, PAD, USER, Encoder, train_tokenizer
+from engine.training.tokenizer import BOS, EOS, PAD, USER, train_tokenizer
 
 
 def train_pair(
@@ -51,11 +46,7 @@ def train_pair(
 ) -> Path:
     """Train a pair and write it to `out/target` and `out/drafter`, with the loss of every step in `out/loss.jsonl`.
 
-    Args:
-        options: The settings.
-        progress: Hears of every step.
-        cancel: Set it to end the training after the present step, with a checkpoint.
-        resume: Go on with the training that `out` holds.
+    What `progress`, `cancel` and `resume` are stands at `Training`.
 
     Returns:
         `out`.
@@ -65,25 +56,21 @@ def train_pair(
         RunCancelled: `cancel` was set; the training can be resumed.
         ModelError: The checkpoint is broken.
     """
-    device = pick_device(options.device)
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
-    state = open_training(options, resume)
-    if not state.tokenizer:
-        progress(Progress("tokenizer", 0, 0, nan))
+    training = Training(options, progress, cancel, resume)
+    if not training.state.tokenizer:
+        training.begin("tokenizer")
         documents = training_documents(sources, mixture, options.held_out)
         tokenizer = train_tokenizer(documents, options.vocabulary, options.context)
         for role in ("target", "drafter"):
             tokenizer.save_pretrained(options.out / role)
-        state.tokenizer = True
-        checkpoint.save(options.out, state, options)
+        training.state.tokenizer = True
+        checkpoint.save(options.out, training.state, options)
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
-    progress(Progress("text", 0, 0, nan))
-    corpus = Corpus.read(sources, mixture, options.held_out, Encoder(tokenizer))
-    same_text(options, state, len(corpus.ids))
-    training = Training(options, progress, cancel or threading.Event())
-    _run_phases(options, training, Stream(corpus, options.seed), device, state, len(tokenizer))
-    _write_facts(options, state, mixture)
+    corpus = training.read_corpus(sources, mixture, tokenizer)
+    _run_phases(options, training, Stream(corpus, options.seed), len(tokenizer))
+    _write_facts(options, training.state, mixture)
     return options.out
 
 
@@ -109,16 +96,9 @@ def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
     return model
 
 
-def _run_phases(
-    options: PairOptions,
-    training: Training,
-    stream: Stream,
-    device: torch.device,
-    state: State,
-    vocabulary: int,
-) -> None:
-    """Go through all phases from where `state` is, and save each model when its last one is over."""
-    phases = plan(options)
+def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabulary: int) -> None:
+    """Go through all phases from where the training is, and save each model when its last one is over."""
+    phases, state, device = plan(options), training.state, training.device
     trim_log(options.out / LOG, phases, state)
     model: Any = None
     teacher: nn.Module | None = None
@@ -131,7 +111,7 @@ def _run_phases(
         if index > state.phase:
             state.phase, state.step = index, 0
         losses_of = text_losses(stream, phase, model, teacher, options.token_loss)
-        training.fit(phase, model, losses_of, state)
+        training.fit(phase, model, losses_of)
         if index + 1 == len(phases) or phases[index + 1].role != phase.role:
             save_model(model, options.out / phase.role)
             model = None
@@ -157,4 +137,4 @@ def _write_facts(options: PairOptions, state: State, mixture: dict[str, int]) ->
         ),
         "options": options.fixed(),
     }
-    (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_facts(options.out, facts)

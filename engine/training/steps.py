@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import nan
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -17,8 +18,10 @@ from transformers import AutoModelForCausalLM
 from engine.errors import RunCancelled, UsageError
 from engine.training import checkpoint
 from engine.training.checkpoint import State
+from engine.training.data import Corpus
 from engine.training.fit import LossesOf, Phase, learning_rate, make_optimisers, train_step
-from engine.training.options import Recipe
+from engine.training.options import DrafterOptions, HeadOptions, Recipe
+from engine.training.tokenizer import Encoder
 
 SHARD = "14MB"
 """Weights of one file; with its header it stays below 15 MB."""
@@ -68,24 +71,55 @@ def load_teacher(folder: Path, device: torch.device) -> nn.Module:
 
 
 class Training:
-    """The steps of one training."""
+    """One training under way: its device, how far it has come (`state`), and who hears of it.
+
+    Args:
+        options: The settings.
+        progress: Hears of every step.
+        cancel: Set it to end the training after the present step, with a checkpoint.
+        resume: Go on with the training that `out` holds.
+
+    Raises:
+        UsageError: There is no such device; `out` is in use, holds nothing to resume, or its training has other settings.
+        ModelError: The checkpoint is broken.
+    """
 
     def __init__(
-        self,
-        options: Recipe,
-        progress: Listener,
-        cancel: threading.Event,
+        self, options: Recipe, progress: Listener, cancel: threading.Event | None, resume: bool
     ) -> None:
+        self.device = pick_device(options.device)
+        self.state = open_training(options, resume)
+        self.progress = progress
+        self.cancel = cancel or threading.Event()
         self._options = options
-        self._progress = progress
-        self._cancel = cancel
+
+    def begin(self, part: str) -> None:
+        """Tell that a part begins."""
+        self.progress(Progress(part, 0, 0, nan))
+
+    def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
+        """Return the text of the sources in token ids.
+
+        Raises:
+            UsageError: It was of another length when the training began.
+        """
+        self.begin("text")
+        options, state = self._options, self.state
+        corpus = Corpus.read(sources, mixture, options.held_out, Encoder(tokenizer))
+        tokens = len(corpus.ids)
+        if state.text_tokens not in (0, tokens):
+            raise UsageError(
+                f"the text in {options.data} has {tokens} tokens; the training to resume had {state.text_tokens}: "
+                "give it the same text or start anew with another --out"
+            )
+        state.text_tokens = tokens
+        return corpus
 
     def fit(
         self,
         phase: Phase,
         model: nn.Module,
         losses_of: LossesOf,
-        state: State,
         measure: Callable[[int], None] = ignore,
     ) -> None:
         """Train a model from where `state` is to the end of a phase.
@@ -94,7 +128,6 @@ class Training:
             phase: The stretch of training.
             model: What is trained.
             losses_of: Gives the model's losses in a step.
-            state: Where the training is; kept up to date.
             measure: Called every `checkpoint_every` steps and at the end, with the steps that are done; not timed.
 
         Raises:
@@ -102,7 +135,7 @@ class Training:
             UsageError: The loss is not a finite number.
             ModelError: The checkpoint is broken.
         """
-        options = self._options
+        options, state = self._options, self.state
         optimisers = make_optimisers(model, options)
         if state.step:
             checkpoint.restore(options.out, state, model, optimisers)
@@ -122,8 +155,8 @@ class Training:
                     "rate": rate,
                 } | ({"places": found.places} if found.places else {})
                 log.write(json.dumps(row) + "\n")
-                self._progress(Progress(phase.name, state.step, phase.steps, loss))
-                stopped = self._cancel.is_set()
+                self.progress(Progress(phase.name, state.step, phase.steps, loss))
+                stopped = self.cancel.is_set()
                 due = state.step == phase.steps or state.step % options.checkpoint_every == 0
                 if stopped or due:
                     now = time.monotonic()
@@ -160,18 +193,17 @@ def open_training(options: Recipe, resume: bool) -> State:
     return state
 
 
-def same_text(options: Recipe, state: State, tokens: int) -> None:
-    """Keep how long the corpus is.
+def check_lengths(options: DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
+    """Check that texts and answers are no longer than what the models know.
 
     Raises:
-        UsageError: It was of another length when the training began.
+        UsageError: They are.
     """
-    if state.text_tokens not in (0, tokens):
-        raise UsageError(
-            f"the text in {options.data} has {tokens} tokens; the training to resume had {state.text_tokens}: "
-            "give it the same text or start anew with another --out"
-        )
-    state.text_tokens = tokens
+    for name, most in (("sequence", context), ("answer", context - 1)):
+        if getattr(options, name) > most:
+            raise UsageError(
+                f"{name} is {getattr(options, name)}; it must be at most {most}: {known_by} knows {context} positions"
+            )
 
 
 def trim_log(path: Path, phases: tuple[Phase, ...], state: State) -> None:
@@ -187,6 +219,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a loss log; a last line cut short is left out."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
+    """Write what the card says of a training."""
+    (out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def phase_facts(phase: Phase, state: State, losses: list[float]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.methods import METHODS
-from engine.runtime.events import Commit, Decision, Device, Footer, Header, Piece, Round, Span, Trace
+from engine.runtime.events import Commit, Decision, Device, Footer, Header, Piece, Round, Span
+from engine.runtime.trace import Trace
 
 WORDS = ("Once", " upon", " a", " time", ",", " a", " keeper", " lit", " the", " lamp", ".")
 MS = 1_000_000
@@ -69,7 +70,7 @@ class FakeCluster:
 
     def header(self, method: str, prompt: Any, settings: dict[str, Any]) -> Header:
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        profile = self.place.get("profile") or ""
+        profile, found = self.place.get("profile") or "", METHODS[method]
         return Header(
             run_id=f"fake{next(_ids):04d}",
             created=f"2026-07-01T10:00:{next(_ids) % 60:02d}.000+00:00",
@@ -87,6 +88,7 @@ class FakeCluster:
             drafter_path="drafter",
             environment={"specscope": "test"},
             group=settings["group"],
+            lossless=found.lossless(found.configure(settings["config"])) or settings["sampling"].greedy,
         )
 
 

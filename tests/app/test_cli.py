@@ -134,9 +134,43 @@ def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
     assert code == 0
     result = json.loads(out)
     assert result["metrics"]["drafted"] > 0
-    assert result["config"] == {"tree": "medusa", "heads": 4}
+    usual = {"acceptance": "exact", "epsilon": 0.09, "delta": 0.3}
+    assert result["config"] == {"tree": "medusa", "heads": 4, **usual}
     code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *asked)
     assert (code, "is a head of kind medusa; this method needs one of kind eagle" in err) == (2, True)
+    make_head(tmp_path / "other", "eagle", target)
+    both = ["--head", str(tmp_path / "head"), "--head", str(tmp_path / "other")]
+    code, out, _ = call(capsys, "compare", "--methods", "all", *both, *asked)
+    left_out = json.loads(out)["left_out"]
+    assert code == 0
+    assert sorted(left_out) == ["hydra", "parallelspec_eagle", "parallelspec_medusa"]
+    assert "other is a head of kind eagle; this method needs one of kind hydra" in left_out["hydra"]
+
+
+def test_a_lossy_run_says_so(capsys, db):
+    asked = ["--method", "medusa", "--prompt", "Hello", "--temperature", "0.9", *VIRTUAL, *db]
+    typical = [*asked, "--set", "acceptance=typical", "--set", "epsilon=0.02"]
+    code, out, _ = call(capsys, "run", *typical, "--json")
+    result = json.loads(out)
+    assert (code, result["lossless"], result["config"]["acceptance"]) == (0, False, "typical")
+    assert json.loads(call(capsys, "run", *asked, "--json")[1])["lossless"] is True
+    assert json.loads(call(capsys, "run", *typical, "--temperature", "0", "--json")[1])["lossless"] is True
+    assert "[medusa · lossy · " in call(capsys, "run", *typical)[1]
+    assert "lossy" not in call(capsys, "run", *asked)[1]
+    code, out, _ = call(capsys, "report", result["run_id"], *db, "-o", str(Path(db[1]).with_name("r.html")))
+    page = Path(db[1]).with_name("r.html").read_text(encoding="utf-8")
+    assert code == 0
+    assert "<td>lossy, –</td>" in page
+    assert "Its acceptance rule changes the distribution" in page.partition("<script")[0]
+    code, _, err = call(capsys, "run", *asked, "--set", "acceptance=typical", "--set", "delta=1.1")
+    assert (code, err.count("\n"), "delta is 1.1; it must be at least 0 and at most 1" in err) == (2, 1, True)
+
+
+def test_methods_says_which_settings_are_lossy(capsys):
+    listed = {m["key"]: m for m in json.loads(call(capsys, "methods", "--json")[1])["methods"]}
+    assert all(m["lossless"] for m in listed.values())
+    lossy = {(key, s["name"]): s["lossy"] for key, m in listed.items() for s in m["settings"] if s["lossy"]}
+    assert lossy == {("medusa", "acceptance"): ["typical"]}
 
 
 def test_all_leaves_out_methods_whose_models_are_missing_and_says_why():
@@ -191,7 +225,8 @@ def test_compare_takes_all_methods_and_has_every_category_of_each(capsys, db, tm
     assert all("head" in reason for reason in result["left_out"].values())
     assert (result["prompts"], result["skipped"]) == (4, [])
     for key, figures in result["methods"].items():
-        assert figures["equal_to_autoregressive"] or not METHODS[key].lossless
+        assert figures["lossless"] is True
+        assert figures["equal_to_autoregressive"], key
         assert list(figures["categories"]) == ["c", "d", "b"]
         assert sum(c["tokens"] for c in figures["categories"].values()) == figures["tokens"]
         for part in (figures, *figures["categories"].values()):

@@ -13,7 +13,8 @@ from app.service import Service
 from app.tabs import history
 from app.tabs.history import History, wanted_runs
 from engine.errors import UsageError
-from engine.runtime.events import write_jsonl
+from engine.runtime.jsonl import write_jsonl
+from engine.types import Sampling
 
 
 @pytest.fixture
@@ -38,6 +39,18 @@ def test_runs_are_listed_newest_first_and_escaped(page, run) -> None:
     assert f'data-group="{second.run_id}"' in table
     assert f'data-group="{first.run_id}"' not in table
     assert "measured · local-process" in table
+
+
+def test_the_row_and_the_heading_of_a_lossy_run_say_so(page, run) -> None:
+    warm, typical = Sampling(temperature=0.9), {"acceptance": "typical"}
+    run("medusa", sampling=warm)
+    run("medusa", config=typical)
+    assert "lossy" not in page.refresh()[page.table]
+    lossy = run("medusa", sampling=warm, config=typical)
+    rows = page.refresh()[page.table].split("<tr data-run=")
+    assert [row.count(">lossy</span>") for row in rows[1:]] == [1, 0, 0]
+    state = page.open_one(SimpleNamespace(run=lossy.run_id))
+    assert ">lossy</span>" in state[page.heading]
 
 
 def test_pages_and_search(page, run, monkeypatch) -> None:

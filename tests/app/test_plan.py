@@ -26,6 +26,7 @@ def values(**changed):
         "models": "bundled",
         "target": "",
         "drafter": "",
+        "head": "",
     }
     for key, method in METHODS.items():
         base |= {f"{key}.{s.name}": s.default for s in method.settings()}
@@ -105,9 +106,17 @@ def test_a_profile_left_in_a_hidden_control_does_not_count() -> None:
 def test_own_models() -> None:
     request = make_requests(values(models="own", target=" /t ", drafter="/d"), MESSAGES, "g")[0]
     assert (request.target, request.drafter) == ("/t", ("/d",))
+    assert dict(request.place)["target"] == "/t"
     several = make_requests(values(models="own", target="/t", drafter=" /d\n\n/e "), MESSAGES, "g")[0]
     assert several.drafter == ("/d", "/e")
-    assert dict(request.place)["target"] == "/t"
+
+
+def test_heads_of_an_own_target() -> None:
+    own = {"models": "own", "target": "/t", "methods": ["medusa", "eagle"]}
+    assert str(complaint(**own)) == "the drafting head is empty; Medusa needs one"
+    found = make_requests(values(**own, head="/m\n /e\n"), MESSAGES, "g")
+    assert [(request.head, request.drafter) for request in found] == [(("/m", "/e"), ())] * 2
+    assert ("head", ("/m", "/e")) in found[0].place, "requests with other heads get a cluster of their own"
 
 
 def test_further_prompts_reach_methods_for_batches_alone() -> None:

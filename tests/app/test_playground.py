@@ -200,3 +200,10 @@ def test_the_value_that_means_automatic_can_be_chosen() -> None:
     made = control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
     assert made.minimum == 0
     assert made.label == "gamma (0 = round(c))"
+
+
+def test_a_lossy_choice_is_marked_in_its_control() -> None:
+    setting = next(s for s in METHODS["medusa"].settings() if s.name == "acceptance")
+    made = control_for(setting)
+    assert made.choices == [("exact", "exact"), ("typical (lossy)", "typical")]
+    assert made.value == "exact"

@@ -14,6 +14,7 @@ from app.render.turn import turn_line
 from app.runs import RunRequest
 from app.tabs.streaming import frames, turn_state
 from engine.errors import ModelError
+from engine.types import Sampling
 from tests.app.fakes import WORDS, FakeCluster
 
 
@@ -44,6 +45,15 @@ def test_a_turn_streams_to_its_end(service) -> None:
         assert word.strip() in final[1]
     assert 'class="ss-token ss-corrected"' in final[1]
     assert 'class="ss-token ss-plain"' in final[0]
+
+
+def test_the_pane_of_a_lossy_run_says_so(service) -> None:
+    asked = [{"acceptance": rule} for rule in ("exact", "typical")]
+    runs = [service.start(ask("medusa", config=c, sampling=Sampling(temperature=0.9))) for c in asked]
+    final = {}
+    for frame in asyncio.run(collect(runs)):
+        final |= frame.panes
+    assert [html.count(">lossy</span>") for html in (final[0], final[1])] == [0, 1]
 
 
 def test_text_grows_while_it_runs_and_only_at_its_end(service, opener) -> None:

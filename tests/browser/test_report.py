@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from engine.runtime.events import Footer, Trace
+from engine.runtime.events import Footer
+from engine.runtime.trace import Trace
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.export.report import render_report
 from traces.replay import state_at

@@ -22,6 +22,7 @@ from app.cli import COMMANDS
 from app.main import build_parser
 from engine.methods import METHODS, Setting
 from engine.runtime import events
+from engine.runtime.jsonl import read_jsonl
 from engine.training.data import SOURCES
 from tests.traces.samples import sample_trace
 from traces import schema, waiting
@@ -88,7 +89,8 @@ def test_every_file_is_a_method_and_has_its_row_and_section():
 @pytest.mark.parametrize("key", METHODS)
 def test_the_readmes_row_is_what_the_registry_says(key):
     method, path = METHODS[key], f"engine/methods/{key}.py"
-    lossless = "yes" if method.lossless else "no"
+    lossy = [f"not with `{s.name}={choice}`" for s in method.settings() for choice in s.lossy]
+    lossless = ", ".join(["yes", *lossy])
     row = f"| `{key}` | {method.title} | {method.source} | {lossless} | [{path}]({path}) |"
     assert row in README.splitlines(), f"README.md needs the row\n{row}"
 
@@ -97,7 +99,8 @@ def setting_row(s: Setting) -> str:
     """Return the row of one field in docs/methods.md."""
     bounds = f"{s.low:g} to {s.high:g}" if s.low is not None and s.high is not None else ""
     bounds = f"up to {s.high:,} characters" if s.free_text and s.high else bounds
-    allowed = ", ".join(s.choices) or ("on, off" if s.type is bool else bounds)
+    choices = [f"{c} (lossy)" if c in s.lossy else c for c in s.choices]
+    allowed = ", ".join(choices) or ("on, off" if s.type is bool else bounds)
     default = s.default if s.default != "" else '""'
     return f"| `{s.name}` | `{default}` | {allowed}{', or 0' if s.auto else ''} | {s.doc} |"
 
@@ -169,7 +172,7 @@ def test_tables_and_codes_are_those_of_the_database():
 
 def test_the_jsonl_example_is_a_trace():
     (example,) = blocks(TRACES_MD, "json")
-    trace = events.read_jsonl(example.splitlines())
+    trace = read_jsonl(example.splitlines())
     assert trace.text == trace.footer.texts[0] == "Hi"
     assert (len(trace.spans), len(trace.decisions), len(trace.commits), len(trace.rounds)) == (2, 1, 1, 1)
 

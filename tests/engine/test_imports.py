@@ -52,6 +52,13 @@ assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
     assert done.returncode == 0, done.stderr
 
 
+def test_methods_are_listed_without_torch():
+    """Nobody waits for torch to read what there is."""
+    code = "import sys, engine.methods; sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_file_but_its_own_names_a_method():
     """Differences between methods are data in the registry, never a branch on a name."""
     keys = [f.stem for f in (ROOT / "engine/methods").glob("*.py") if f.stem not in ("__init__", "registry")]

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from engine.accept import Draws, Key, judge, propose_token
-from engine.drafters.tree import Shape, line, next_level, root
+from engine.drafters.level import next_level
+from engine.drafters.tree import Shape, line, root
 from engine.runtime.race import Race
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Verdict
+from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""
@@ -112,7 +113,9 @@ class Scores:
         yield
         return self
 
-    async def judge(self, draft: Draft, bonus: bool = True, skip: int = 0) -> Verdict:
+    async def judge(
+        self, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None
+    ) -> Verdict:
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
             "another draft"
         )
@@ -125,6 +128,7 @@ class Scores:
             sampling=self.run.sampling,
             draws=self.run.draws,
             bonus=bonus,
+            typical=typical,
         )
 
 
@@ -317,8 +321,10 @@ class ToyTarget:
         )
         return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft))
 
-    async def verify(self, prefix: Prefix, draft: Draft, beside: Tree | None = None) -> Verdict:
-        verdict = await self.score(prefix, draft).judge(draft)
+    async def verify(
+        self, prefix: Prefix, draft: Draft, beside: Tree | None = None, typical: Typical | None = None
+    ) -> Verdict:
+        verdict = await self.score(prefix, draft).judge(draft, typical=typical)
         if beside is None:
             return verdict
         rows = rows_of(self.logits, prefix, draft, beside)

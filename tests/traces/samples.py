@@ -25,8 +25,8 @@ from engine.runtime.events import (
     Piece,
     Round,
     Span,
-    Trace,
 )
+from engine.runtime.trace import Trace
 
 MS = 1_000_000
 KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")

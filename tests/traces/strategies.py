@@ -19,8 +19,8 @@ from engine.runtime.events import (
     Pooled,
     Round,
     Span,
-    Trace,
 )
+from engine.runtime.trace import Trace
 from traces import schema
 
 few = examples(max_examples=30, deadline=None)
@@ -65,6 +65,7 @@ def headers(draw: st.DrawFn, sequences: int) -> Header:
         devices=devices,
         environment=draw(settings),
         group=draw(texts),
+        lossless=draw(st.booleans()),
         **text,
     )
 

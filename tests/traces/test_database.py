@@ -15,6 +15,7 @@ from sqlalchemy import create_engine
 
 from engine.errors import StoreError
 from engine.runtime.events import SpanKind, Status
+from engine.types import Rule
 from tests.traces.samples import sample_trace
 from traces import database, migrations, schema
 from traces.store import Store, default_path
@@ -75,6 +76,7 @@ def test_the_schemas_revision_is_the_newest():
 def test_the_stored_sets_of_texts_are_those_of_the_events():
     assert set(schema.KINDS) == set(get_args(SpanKind))
     assert set(schema.STATUSES) == set(get_args(Status))
+    assert set(schema.RULES) == {"", *get_args(Rule)}
 
 
 def test_a_new_file_is_ours_and_in_wal_mode(path):

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.runtime.events import Footer, Round, Trace, to_json
+from engine.runtime.events import Footer, Round
+from engine.runtime.jsonl import to_json
+from engine.runtime.trace import Trace
 from tests.engine.runtime.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
@@ -139,6 +141,7 @@ def test_a_database_of_revision_5_is_migrated_and_keeps_its_runs(tmp_path):
         store.insert(old)
     with sqlite3.connect(path) as connection:  # as revision 0005 left it
         connection.execute("DROP TABLE pooled")
+        connection.execute("ALTER TABLE run DROP COLUMN lossless")
         connection.execute("UPDATE alembic_version SET version_num = '0005'")
     connection.close()
     assert migrations.known("0005")

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import UsageError
-from engine.runtime.events import SCHEMA, Copied, Document, to_json
+from engine.runtime.events import SCHEMA, Copied, Document
+from engine.runtime.jsonl import to_json
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 from traces import migrations
 from traces.export.jsonl import read_file
@@ -127,7 +128,7 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(to_json(e) for e in old.events()))
     assert read_file(path) == old
-    assert SCHEMA == 3
+    assert SCHEMA == 4
 
 
 def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
@@ -144,6 +145,7 @@ def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
         connection.execute("ALTER TABLE span DROP COLUMN rank")
         connection.execute("DROP TABLE part")
         connection.execute("DROP TABLE pooled")
+        connection.execute("ALTER TABLE run DROP COLUMN lossless")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()
     assert migrations.known("0001")

@@ -1,4 +1,4 @@
-"""A trace as a JSONL file: one event a line, as `engine.runtime.events` defines it. What comes in is checked."""
+"""A trace as a JSONL file: one event a line, as `engine.runtime.jsonl` writes it. What comes in is checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from engine.errors import UsageError
-from engine.runtime.events import Device, Event, Span, Trace, read_jsonl, write_jsonl
+from engine.runtime.events import Device, Event, Span
+from engine.runtime.jsonl import read_jsonl, write_jsonl
+from engine.runtime.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from traces import waiting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.runtime.events import Span, Trace
+    from engine.runtime.events import Span
+    from engine.runtime.trace import Trace
 
 
 def write_perfetto(trace: Trace, file: IO[str]) -> None:
@@ -38,6 +39,7 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
             "method": header.title,
             "created": header.created,
             "clock": header.clock,
+            "lossless": header.lossless,
             "status": trace.status,
         },
     }

@@ -18,7 +18,7 @@ from traces.view import shown_config, view_model
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from engine.runtime.events import Trace
+    from engine.runtime.trace import Trace
 
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -97,12 +97,17 @@ def _name(run: Mapping[str, Any]) -> str:
 
 
 def _output(run: Mapping[str, Any]) -> str:
+    told = _compared(run)
+    return f"lossy, {told}" if run["lossy"] else told
+
+
+def _compared(run: Mapping[str, Any]) -> str:
     identity = run["identity"]
     if identity is None:
         return "baseline" if run["baseline"] else "–"
     if identity["same"]:
         return "identical"
-    return f"differs at {identity['at'] + 1}" if run["greedy"] else "other draws"
+    return f"differs at {identity['at'] + 1}" if run["greedy"] or run["lossy"] else "other draws"
 
 
 def _section(trace: Trace, run: Mapping[str, Any]) -> str:
@@ -115,6 +120,7 @@ def _section(trace: Trace, run: Mapping[str, Any]) -> str:
         "time": header.clock,
         "who waited": shares or "nothing was decoded",
         "speculation": run["note"],
+        "lossy": run["lossy"],
         "method": f"{header.method} {_settings(shown_config(header, run['redacted']))}",
         "sampling": _settings(header.sampling),
         "limits": _settings(header.limits),

@@ -12,7 +12,7 @@ from engine.runtime.events import Commit, Copied, Decision, Span, Top
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.runtime.events import Trace
+    from engine.runtime.trace import Trace
 
 Table = Literal["tokens", "decisions", "copies", "spans"]
 _WHY = ("p", "q", "u", "rule")

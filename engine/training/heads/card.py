@@ -85,7 +85,8 @@ def restore(file: HeadFile, shape: Shape) -> Head:
         UsageError: It has parts that are not trained here: LM heads of its own, biases, or more than one layer.
     """
     config = file.config
-    if config.own_lm_head or config.biased or config.layers != 1:
+    biased = config.biased or config.qkv_bias
+    if config.kind not in HEADS or config.own_lm_head or biased or config.layers != 1:
         raise UsageError(
             f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
         )

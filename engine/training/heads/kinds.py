@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from engine.heads.form import PARALLEL
 from engine.model.shape import Shape
 from engine.training.fit import Losses
 from engine.training.heads.layered import Eagle, ParallelEagle, ParallelMedusa
@@ -45,7 +46,7 @@ def build(kind: str, shape: Shape, size: int, seed: int, scale: float = 1.0, lev
 
 def drafts_of(kind: str, size: int) -> int:
     """Return how many tokens a head of that size drafts: a parallel drafter's token row drafts one, too."""
-    return size + 1 if kind.startswith("parallelspec") else size
+    return size + 1 if kind in PARALLEL else size
 
 
 def head_losses(head: Head, texts: Texts, frozen: Frozen, options: HeadOptions) -> Losses:

@@ -71,11 +71,11 @@ class ParallelEagle(nn.Module):
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
         self.layers = nn.ModuleList([Layer(shape, normed=False)])
         _scatter(self)
-        self.mask = _vectors(masks, shape.width, level, "embedding", "feature")
+        self.masks, self.mask = masks, _vectors(masks, shape.width, level, "embedding", "feature")
 
     def learn(self, texts: Texts) -> list[Learned]:
         """Return the states of all tokens, and of the masks behind the anchors."""
-        return _places(self, texts, len(self.mask["embedding"]))
+        return _places(self, texts)
 
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         """Return `count` drafts at each anchor, (A, count)."""
@@ -83,8 +83,8 @@ class ParallelEagle(nn.Module):
 
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
-        embedded = _or_masks(packed, texts.embedded[packed.tokens] * self._scale, self.mask["embedding"])
-        features = _or_masks(packed, texts.features[packed.tokens - 1], self.mask["feature"])
+        embedded = _or_masks(packed, texts.embedded[packed.tokens] * self._scale, self.mask.get("embedding"))
+        features = _or_masks(packed, texts.features[packed.tokens - 1], self.mask.get("feature"))
         return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
 
     def fold(self) -> dict[str, Tensor]:
@@ -108,11 +108,11 @@ class ParallelMedusa(nn.Module):
         self.layers = nn.ModuleList([Layer(shape, normed=True)])
         self.norm = Norm(shape.width, shape.eps)
         _scatter(self)
-        self.mask = _vectors(masks, shape.width, level, "embedding")
+        self.masks, self.mask = masks, _vectors(masks, shape.width, level, "embedding")
 
     def learn(self, texts: Texts) -> list[Learned]:
         """Return the states of all tokens, and of the masks behind the anchors."""
-        return _places(self, texts, len(self.mask["embedding"]))
+        return _places(self, texts)
 
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         """Return `count` drafts at each anchor, (A, count)."""
@@ -121,7 +121,7 @@ class ParallelMedusa(nn.Module):
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
         read = texts.embedded[packed.tokens] * self._scale + texts.features[packed.tokens - 1]
-        return self.norm(self.layers[0](_or_masks(packed, read, self.mask["embedding"]), packed))
+        return self.norm(self.layers[0](_or_masks(packed, read, self.mask.get("embedding")), packed))
 
     def fold(self) -> dict[str, Tensor]:
         """Return the tensors to save; the scale stays, in the head's config."""
@@ -143,10 +143,10 @@ def _scaled(tensors: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     return found
 
 
-def _places(head: ParallelEagle | ParallelMedusa, texts: Texts, masks: int) -> list[Learned]:
-    packed = pack(texts, masks, within=True)
+def _places(head: ParallelEagle | ParallelMedusa, texts: Texts) -> list[Learned]:
+    packed = pack(texts, head.masks, within=True)
     states, found = head(texts, packed), list[Learned]()
-    for k in range(masks + 1):
+    for k in range(head.masks + 1):
         rows = packed.at(k)
         found.append(Learned(states[rows], packed.tokens[rows] + 1 + k))
     return found
@@ -164,14 +164,20 @@ def _last(texts: Texts, packed: Packed, number: int) -> Tensor:
     return rows[torch.isin(packed.tokens[rows], anchors)]
 
 
-def _or_masks(packed: Packed, read: Tensor, vectors: Tensor) -> Tensor:
+def _or_masks(packed: Packed, read: Tensor, vectors: Tensor | None) -> Tensor:
     """Return what each row reads: its token's, (R, D), or its mask's vector."""
+    if vectors is None:
+        return read
     return torch.where((packed.numbers == 0)[:, None], read, vectors[(packed.numbers - 1).clamp(min=0)])
 
 
 def _vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:
-    """Begin with vectors as large as features: a small one would look at all tokens alike, and leave that slowly."""
-    return nn.ParameterDict({name: nn.Parameter(level * torch.randn(masks, width)) for name in names})
+    """Begin with vectors as large as features: a small one would look at all tokens alike, and leave that slowly.
+
+    Without masks there are none.
+    """
+    kept = names if masks else ()
+    return nn.ParameterDict({name: nn.Parameter(level * torch.randn(masks, width)) for name in kept})
 
 
 def _scatter(module: nn.Module) -> None:

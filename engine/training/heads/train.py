@@ -36,20 +36,17 @@ from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
 from engine.training.heads.side import Frozen
 from engine.training.options import HeadOptions
 from engine.training.steps import (
-    FACTS,
     LOG,
     Listener,
     Progress,
     Training,
+    check_lengths,
     ignore,
-    open_training,
     phase_facts,
-    pick_device,
     read_log,
-    same_text,
     trim_log,
+    write_facts,
 )
-from engine.training.tokenizer import Encoder
 from engine.training.written import FILE as WRITTEN
 from engine.training.written import read_text, write_text
 
@@ -69,11 +66,7 @@ def train_head(
 ) -> Path:
     """Train a drafting head and write it to `out`.
 
-    Args:
-        options: The settings.
-        progress: Hears of every step.
-        cancel: Set it to end the training after the present step, with a checkpoint.
-        resume: Go on with the training that `out` holds.
+    What `progress`, `cancel` and `resume` are stands at `Training`.
 
     Returns:
         `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and both as
@@ -84,12 +77,12 @@ def train_head(
         RunCancelled: `cancel` was set; the training can be resumed.
         ModelError: A model, the text or the checkpoint is broken.
     """
-    device, cancel = pick_device(options.device), cancel or threading.Event()
     target, shape = check(options)
-    state, out = open_training(options, resume), options.out
-    text = _text(options, target, state, progress, cancel)
+    training, out = Training(options, progress, cancel, resume), options.out
+    state, device = training.state, training.device
+    text = _text(options, target, training)
     corpus = read_text(text, target)
-    features = _features(text.with_name(FEATURES), corpus, target, device, progress, cancel)
+    features = _features(text.with_name(FEATURES), corpus, target, training)
     frozen = read_frozen(target, shape, device)
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
     level = float(features[:_SAMPLE].float().square().mean().sqrt())
@@ -115,7 +108,7 @@ def train_head(
         with (out / ACCEPTANCE).open("a", encoding="utf-8") as log:
             log.write(json.dumps(row | {"reached": found.reached, "accepted": found.accepted}) + "\n")
 
-    Training(options, progress, cancel).fit(phase, head, losses_of, state, measure)
+    training.fit(phase, head, losses_of, measure)
     write_head(out, head_config(options, target, shape, scale), head.fold())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
     _write_facts(options, state, phase, corpus, tokens)
@@ -136,12 +129,7 @@ def check(options: HeadOptions) -> tuple[Path, Shape]:
     shape = Shape.of(read_config(target), target / "config.json")
     if shape.vocab > 65536:
         raise UsageError(f"{target} has {shape.vocab} ids; training takes targets with at most 65536")
-    for name, most in (("sequence", shape.context), ("answer", shape.context - 1)):
-        if getattr(options, name) > most:
-            raise UsageError(
-                f"{name} is {getattr(options, name)}; it must be at most {most}: "
-                f"the target knows {shape.context} positions"
-            )
+    check_lengths(options, shape.context, "the target")
     return target, shape
 
 
@@ -182,36 +170,24 @@ def head_config(options: HeadOptions, target: Path, shape: Shape, scale: float) 
     )
 
 
-def _text(
-    options: HeadOptions, target: Path, state: State, progress: Listener, cancel: threading.Event
-) -> Path:
+def _text(options: HeadOptions, target: Path, training: Training) -> Path:
     """Return the file of the target's own text: given, stored in `out`, or written now."""
     path = options.text or options.out / WRITTEN
     if options.text is None and not path.is_file():
         pair, sources = Pair.of(target), find_sources(options.data)
-        progress(Progress("text", 0, 0, nan))
-        mixture = read_mixture(options.weights, sources)
-        corpus = Corpus.read(sources, mixture, options.held_out, Encoder(pair.tokenizer))
-        same_text(options, state, len(corpus.ids))
-        write_text(path, pair, corpus, options, progress, cancel)
+        corpus = training.read_corpus(sources, read_mixture(options.weights, sources), pair.tokenizer)
+        write_text(path, pair, corpus, options, training.progress, training.cancel)
     return path
 
 
-def _features(
-    path: Path,
-    corpus: Corpus,
-    target: Path,
-    device: torch.device,
-    progress: Listener,
-    cancel: threading.Event,
-) -> Tensor:
+def _features(path: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
     """Return the target's features of the text: stored beside it, or computed now."""
     if not path.is_file():
 
         def heard(done: int) -> None:
-            progress(Progress("features", done, len(corpus.ids), nan))
+            training.progress(Progress("features", done, len(corpus.ids), nan))
 
-        write_features(path, corpus, load(target, device), target, heard, cancel)
+        write_features(path, corpus, load(target, training.device), target, heard, training.cancel)
     return read_features(path, corpus, target)
 
 
@@ -229,4 +205,4 @@ def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpu
     if options.start is not None:
         before = read_facts(options.start)
         facts["begun_from"] = {name: before.get(name) for name in ("kind", "phase", "begun_from")}
-    (options.out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_facts(options.out, facts)

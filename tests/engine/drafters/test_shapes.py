@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.drafters.level import next_level
 from engine.drafters.static import tree
-from engine.drafters.tree import Dynamic, Node, Shape, Static, Wide, next_level, root
+from engine.drafters.tree import Dynamic, Node, Shape, Static, Wide, root
 from engine.draws import Draws, Key, pick
 from engine.types import Sampling
 

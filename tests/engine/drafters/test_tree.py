@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafters.tree import Node, Wide, next_level, root
+from engine.drafters.level import next_level
+from engine.drafters.tree import Node, Wide, root
 from engine.draws import Draws, Key, pick
 from engine.types import Sampling
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from engine.heads.files import tokenizer_digest, write_head
+from engine.heads.files import target_ids, tokenizer_digest, write_head
 from engine.heads.form import KINDS, PARALLEL, SIDE, HeadConfig
-from engine.model.load import read_config
+from engine.model.load import Checkpoint, read_config
 from engine.model.pair import Pair
 
 MASKS, HEADS = 4, 5
@@ -30,6 +30,15 @@ def with_heads(pair: Pair, folder: Path) -> Pair:
         make_heads(folder, pair.target_path, tuple(kind for kind in KINDS if kind not in own))
         for kind in own:
             (folder / kind).symlink_to(pair.heads_path / kind, target_is_directory=True)
+    return replace(pair, heads_path=folder)
+
+
+def with_eagle3(pair: Pair, folder: Path) -> Pair:
+    """Return a pair of `with_heads` whose EAGLE-3 head lies where methods look for EAGLE's."""
+    assert pair.heads_path, "it has heads"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "eagle").symlink_to(pair.heads_path / "eagle3", target_is_directory=True)
     return replace(pair, heads_path=folder)
 
 
@@ -68,6 +77,9 @@ def make_head(
     }
     fields |= {"heads": HEADS, "layers": 1} if kind in SIDE else {"shape": shape}
     fields |= {"masks": MASKS} if kind in PARALLEL else {}
+    if kind == "eagle3":
+        usual = config.num_hidden_layers >= 5
+        fields |= {"draft_vocab": config.vocab_size // 2, "features": () if usual else (0, 1, 2)}
     head = HeadConfig(**fields | changes)
     random = torch.Generator().manual_seed(seed)
 
@@ -78,11 +90,32 @@ def make_head(
         if name.startswith("mask"):
             return 1 + noise
         if name == "fc.weight":  # what it predicts leans towards the state it reads
-            noise[:, d:] += torch.eye(d)
+            noise[:, -d:] += torch.eye(d)
         if name.endswith("res_connection.weight"):
             noise[:, :d] += torch.eye(d)
         return noise
 
     path.mkdir(parents=True, exist_ok=True)
-    write_head(path, head, {n: tensor(n, s) for n, s in head.tensors().items()})
+    tensors = {n: tensor(n, s) for n, s in head.tensors().items() if n != "d2t"}
+    if kind == "eagle3":
+        _choose(tensors, head, target, random)
+    write_head(path, head, tensors)
     return path
+
+
+def _choose(
+    tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator
+) -> None:
+    """Choose the tokens an EAGLE-3 head knows; its LM head and its embeddings lean towards the target's."""
+    known = torch.arange(head.vocab_size)
+    if n := head.draft_vocab:
+        known = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
+        tensors["d2t"] = known - torch.arange(n)
+        assert torch.equal(target_ids(tensors["d2t"]), known)
+    names, weights = ("model.embed_tokens.weight", "lm_head.weight"), Checkpoint(target)
+    embedding, *rest = (
+        weights.take(name, torch.device("cpu"), torch.float32) for name in names if name in weights.shapes
+    )
+    tensors["lm_head.weight"] += (rest or [embedding])[0][known]
+    if head.own_embedding:
+        tensors["embed_tokens.weight"] += embedding

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from engine.drafters.static import tree
 from engine.heads.files import read_head, write_head
-from engine.heads.form import KINDS
 from engine.model.heads import load_head
 from engine.model.load import load, read_config
 from engine.model.shape import Shape
@@ -25,6 +24,7 @@ from engine.training.heads.layered import Eagle
 from engine.training.heads.layout import Texts, pack
 from engine.training.heads.side import Hydra, Medusa
 from engine.training.heads.train import head_config, read_frozen
+from engine.training.options import HEADS as KINDS
 from engine.training.options import HeadOptions
 from engine.types import Packing, Prefix, Sampling
 from tests.engine.model import tiny

@@ -213,10 +213,13 @@ def test_eagle(published: str, tmp_path: Path) -> None:
     torch.testing.assert_close(states, reference_eagle(tensors, fc, layer, e, f), atol=1e-5, rtol=1e-4)
 
 
-def test_bias_of_fc_is_read(tmp_path: Path) -> None:
-    head = read_head(store(tmp_path / "e", drawn(eagle()), CONFIG))
-    assert head.config.biased
-    assert head.tensors["fc.bias"].shape == (D,)
+def test_biases_are_read(tmp_path: Path) -> None:
+    biases = {f"layers.0.self_attn.{part}_proj.bias": (D if part == "q" else D // 2,) for part in "qkv"}
+    for named in ({}, biases):
+        head = read_head(store(tmp_path / str(len(named)), drawn(eagle() | named), CONFIG))
+        assert (head.config.biased, head.config.qkv_bias) == (True, bool(named))
+        assert head.tensors["fc.bias"].shape == (D,)
+        assert all(head.tensors[name].shape == shape for name, shape in named.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -224,13 +227,16 @@ def test_what_is_written_is_read_again(kind: str, tmp_path: Path) -> None:
     config = HeadConfig(
         kind, D, V, heads=2, masks=3 if kind[0] == "p" else 0, shape=SHAPE, tokenizer="a" * 64
     )
+    if kind == "eagle3":
+        config = replace(config, features=(1, 0, 2), draft_vocab=V - 1, own_embedding=True, qkv_bias=True)
     tensors = drawn(config.tensors())
+    tensors |= {"d2t": torch.ones(V - 1, dtype=torch.int64)} if kind == "eagle3" else {}
     write_head(tmp_path, config, tensors)
     head = read_head(tmp_path)
     assert head.config == config
     assert head.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(head.tensors[name], tensor.bfloat16().float())
+        assert torch.equal(head.tensors[name], tensor if name == "d2t" else tensor.bfloat16().float())
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -256,7 +262,13 @@ Change = Callable[[dict[str, Tensor]], object]
             eagle(),
             CONFIG,
             lambda t: t.update({"layers.0.self_attn.q_proj.bias": torch.zeros(D)}),
-            "tensors unknown to a head of kind eagle: layers.0.self_attn.q_proj.bias$",
+            "tensors missing in a head of kind eagle: layers.0.self_attn.k_proj.bias, layers.0.*v_proj.bias$",
+        ),
+        (
+            eagle(),
+            CONFIG,
+            lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.zeros(D)}),
+            "tensors unknown to a head of kind eagle: layers.0.self_attn.o_proj.bias$",
         ),
         (
             eagle(),
@@ -298,13 +310,7 @@ Change = Callable[[dict[str, Tensor]], object]
             hydra((1,)),
             {},
             lambda t: t.update({"prefix_embeding_layer.layers.0.mlp.up_proj.weight": torch.zeros(2)}),
-            r"is a Hydra\+\+ head \(prefix_embeding_layer\), which cannot be run yet",
-        ),
-        (
-            eagle("fc", "midlayer"),
-            CONFIG,
-            lambda t: t.update({"d2t": torch.zeros(4, dtype=torch.int64)}),
-            "is an EAGLE-3 head, which cannot be run yet",
+            r"is a Hydra\+\+ head \(prefix_embeding_layer\.layers\.0.*\), which cannot be run yet",
         ),
         (
             eagle(),
@@ -363,6 +369,8 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
         ({"shape": SHAPE | {"rope_parameters": 4}}, r"config\.json: shape is wrong: "),
         ({"shape": SHAPE | {"num_attention_heads": 0}}, r"config\.json: shape is wrong: "),
         ({"shape": SHAPE | {"hidden_act": "gelu"}}, r"hidden_act gelu is not supported; supported is silu"),
+        ({"draft_vocab": -1}, r"draft_vocab is -1; it must be a whole number of at least 0"),
+        ({"kind": "eagle3", "features": [1, -1]}, r"features is \[1, -1\]; it must hold whole numbers of at"),
         ({"masks": -1}, r"masks is -1; it must be a whole number of at least 0"),
         ({"masks": "3"}, r"masks is '3'; it must be a whole number of at least 0"),
         ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),

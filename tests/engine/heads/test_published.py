@@ -29,6 +29,9 @@ PUBLISHED = {
     "EAGLE": "eagle",
     "EAGLE-2": "eagle2",
     "speculators": "eagle",
+    "EAGLE of Qwen2": "eagle2",
+    "EAGLE-3": "eagle",
+    "EAGLE-3 of speculators": "eagle2",
 }
 """The method that runs each."""
 Tensors = dict[str, Tensor]
@@ -67,6 +70,8 @@ def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tenso
     layer |= {name: x for name, x in shape.items() if name not in ("rope_parameters", "head_dim")}
     layer |= {"num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "float16"}
     layer |= {"rope_theta": shape["rope_parameters"]["rope_theta"]}
+    if "EAGLE-3" in style:
+        return "model", *published_3(style, tensors, embedding, layer)
     if style != "speculators":
         return "model", tensors | {"embed_tokens.weight": embedding}, layer | {"bias": True}
     named = {
@@ -77,10 +82,26 @@ def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tenso
     return "model", named | {"embed_tokens.weight": embedding, "lm_head.weight": lm_head}, config
 
 
+def published_3(
+    style: str, tensors: Tensors, embedding: Tensor, layer: dict[str, Any]
+) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors and config of an EAGLE-3 head; its states are those after the embeddings and two layers."""
+    d2t = tensors["d2t"]
+    t2d = torch.zeros(len(embedding), dtype=torch.bool).index_fill(0, torch.arange(len(d2t)) + d2t, True)
+    tensors, ids = tensors | {"t2d": t2d}, "eagle_aux_hidden_state_layer_ids"
+    if style == "EAGLE-3":
+        named = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
+        return named, layer | {"draft_vocab_size": len(d2t), ids: [0, 1, 2]}
+    config = {"speculators_model_type": "eagle3", "transformer_layer_config": layer, ids: [0, 1, 2]}
+    config |= {"norm_before_residual": True, "draft_vocab_size": len(d2t)}
+    return tensors | {"embed_tokens.weight": embedding}, config
+
+
 def make_published(style: str, folder: Path, pair: Pair, model: torch.nn.Module) -> tuple[Path, Path]:
     """Write a published head, and the same one in SpecScope's form, for the reference."""
-    kind = METHODS[PUBLISHED[style]][0]
-    own = make_head(folder / "own", kind, pair.target_path, own=True, scale=0.5)
+    kind = "eagle3" if "EAGLE-3" in style else METHODS[PUBLISHED[style]][0]
+    changes = {"EAGLE of Qwen2": {"qkv_bias": True}, "EAGLE-3 of speculators": {"norm_before_residual": True}}
+    own = make_head(folder / "own", kind, pair.target_path, own=True, scale=0.5, **changes.get(style, {}))
     tensors = load_file(own / "model.safetensors")
     for name, tensor in tensors.items():  # LM heads begin as the target's
         if len(tensor) == pair.vocab_size and tensor.ndim == 2:
@@ -117,11 +138,6 @@ def pickled(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def third(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
-    layer = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
-    save_file(layer | {"d2t": torch.zeros(4, dtype=torch.int64)}, folder / "model.safetensors")
-
-
 def lacking(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     del tensors["layers.0.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
@@ -139,7 +155,6 @@ def of_another(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (pickled, r"pytorch_model\.bin: pickled weights can run code and are not read; convert them"),
-        (third, "is an EAGLE-3 head, which cannot be run yet; use an EAGLE-1 or EAGLE-2 head"),
         (lacking, r"tensors missing in a head of kind eagle: layers\.0\.mlp\.up_proj\.weight$"),
         (unknown, r"tensors unknown to a head of kind eagle: gate\.weight$"),
         (of_another, "is a head for another target: its vocab_size is 32000, that of .* is 97; use a head"),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -32,13 +33,21 @@ class Plain:
     def __init__(self, model: torch.nn.Module, path: Path) -> None:
         self._model = model.double().requires_grad_(False)
         self._config = json.loads((path / "config.json").read_text())
-        self._t = {name: tensor.double() for name, tensor in load_file(path / "model.safetensors").items()}
+        self._t = {
+            name: tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(path / "model.safetensors").items()
+        }
         self._embedding = model.get_input_embeddings().weight.detach()
 
     @torch.no_grad()
     def own(self, x: list[int]) -> int:
         """The target's argmax after x."""
         return int(self._say(self.states(x)[-1]).argmax())
+
+    @torch.no_grad()
+    def p(self, x: list[int], sampling: Sampling) -> np.ndarray:
+        """The target's warped distribution after x, (V,)."""
+        return warp_plainly(self._say(self.states(x)[-1]), sampling)
 
     @torch.no_grad()
     def states(self, x: list[int]) -> Tensor:
@@ -95,6 +104,36 @@ class Plain:
 
         return row
 
+    def _eagle3(self, x: list[int], _: Tensor) -> Rows:
+        """EAGLE-3: a row is the token's embedding and a vector of the state before it; its output is the next vector."""
+        found = self._model.model(torch.tensor([x]), output_hidden_states=True).hidden_states
+        layers = len(found) - 1
+        ids = self._config["features"] or [2, layers // 2, layers - 3]
+        f = torch.cat([found[i][0] for i in ids], 1) @ self._t["fc.weight"].T
+        embedding = self._t.get("embed_tokens.weight", self._embedding)
+
+        def output(rows: list[tuple[int, Tensor]]) -> Tensor:
+            e = self._norm(
+                torch.stack([embedding[token] for token, _ in rows]), "layers.0.input_layernorm.weight"
+            )
+            v = torch.stack([vector for _, vector in rows])
+            h = self._norm(v, "layers.0.hidden_norm.weight")
+            return self._block_of(h if self._config["norm_before_residual"] else v, torch.cat([e, h], 1))[-1]
+
+        def row(path: list[int]) -> Tensor:
+            rows = [(x[j], f[j - 1]) for j in range(1, len(x))]
+            for token in path:
+                rows.append((token, output(rows)))
+            known = self._t["lm_head.weight"] @ self._norm(output(rows)[None], "norm.weight")[0]
+            if "d2t" not in self._t:
+                return known
+            logits = torch.full((len(embedding),), -torch.inf, dtype=known.dtype)
+            for i, value in enumerate(known):
+                logits[i + int(self._t["d2t"][i])] = value
+            return logits
+
+        return row
+
     def _parallelspec_eagle(self, x: list[int], f: Tensor) -> Rows:
         def row(path: list[int]) -> Tensor:
             inputs = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
@@ -127,11 +166,18 @@ class Plain:
 
     def _layer(self, inputs: list[Tensor]) -> Tensor:
         """One Llama layer over a chain, (n, D)."""
-        shape, x = self._config["shape"], torch.stack(inputs)
+        x = torch.stack(inputs)
+        return self._block_of(x, self._norm(x, "layers.0.input_layernorm.weight"))
+
+    def _block_of(self, x: Tensor, h: Tensor) -> Tensor:
+        """What a layer makes of x, (n, D), whose attention reads h."""
+        shape, none = self._config["shape"], torch.zeros(1)
         n, size, t = len(x), shape["head_dim"], self._t
         heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
-        h = self._norm(x, "layers.0.input_layernorm.weight")
-        q, k, v = ((h @ t[f"layers.0.self_attn.{p}_proj.weight"].T).view(n, -1, size) for p in "qkv")
+        q, k, v = (
+            (h @ t[f"{at}.weight"].T + t.get(f"{at}.bias", none)).view(n, -1, size)
+            for at in (f"layers.0.self_attn.{p}_proj" for p in "qkv")
+        )
         q, k = self._turn(q), self._turn(k)
         k, v = (a.repeat_interleave(heads // groups, 1) for a in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(size)
@@ -169,6 +215,8 @@ def static_tree(
             row = rows(drafted[place])
             weights = list(warp_plainly(row, sampling if draws else ONE))
             for rank in ranks:
+                if not max(weights):  # a head may know fewer tokens than the tree asks for
+                    break
                 if draws:
                     token = draws.choose(Key(len(x) + level, "draft", len(fresh)), torch.tensor(weights))
                 else:

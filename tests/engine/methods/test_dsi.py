@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.errors import UsageError
 from engine.methods.dsi import Config, plan, servers
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 from tests.engine.runtime.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]

@@ -17,7 +17,8 @@ from engine.errors import UsageError, WorkerDied
 from engine.methods.dsi import Config, plan, servers
 from engine.model.pair import Pair
 from engine.placement import Placement
-from engine.runtime.events import Device, Span, Trace
+from engine.runtime.events import Device, Span
+from engine.runtime.trace import Trace
 from engine.session import Cluster
 from engine.sites import Here
 from engine.types import Layout, Limits, Sampling

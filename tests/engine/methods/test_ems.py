@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine.errors import UsageError
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.runtime.harness import Flat, scripted_cluster

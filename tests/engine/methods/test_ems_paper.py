@@ -110,7 +110,8 @@ def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
 
 
 def _trace(lengths: list[list[int]]):
-    from engine.runtime.events import Commit, Header, Round, Trace
+    from engine.runtime.events import Commit, Header, Round
+    from engine.runtime.trace import Trace
 
     n = len(lengths[0])
     ids = ((1,),) * n

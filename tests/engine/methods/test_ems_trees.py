@@ -10,7 +10,7 @@ import pytest
 import engine
 from engine.model.pair import Pair
 from engine.placement import Placement
-from engine.runtime.events import Trace
+from engine.runtime.trace import Trace
 from engine.runtime.virtual import VirtualLoop
 from engine.types import Layout, Limits, Sampling
 from tests.engine.methods.pairs import make_pair

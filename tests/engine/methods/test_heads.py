@@ -12,14 +12,16 @@ import torch
 
 import engine
 from engine.drafters.static import tree
-from engine.draws import Draws
+from engine.draws import Draws, Key
 from engine.errors import ModelError, UsageError
+from engine.heads.form import LAYERED
 from engine.model.pair import Pair
-from engine.types import Limits, Sampling
-from tests.engine.heads.made import make_head, make_heads
+from engine.types import Limits, Sampling, Typical
+from tests.engine.heads.made import make_head, make_heads, with_eagle3
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Node, Plain, dynamic_tree, static_tree
 from tests.engine.model import tiny
+from tests.engine.test_typical import Reference
 
 METHODS = {
     "medusa": ("medusa", {}),
@@ -28,6 +30,8 @@ METHODS = {
     "eagle2": ("eagle", {"top": 4, "depth": 4, "total": 12}),
     "parallelspec_medusa": ("parallelspec_medusa", {}),
     "parallelspec_eagle": ("parallelspec_eagle", {"masks": 3}),
+    "eagle with EAGLE-3": ("eagle3", {}),
+    "eagle2 with EAGLE-3": ("eagle3", {"top": 4, "depth": 4, "total": 12}),
 }
 """The kind of head of each method, and settings."""
 PROMPT, NEW = [5, 9, 23, 4], 22
@@ -43,6 +47,20 @@ def drifting(family: str) -> torch.nn.Module:
     return model
 
 
+class Clusters:
+    """Two clusters of one target: the heads of the second are EAGLE-3's."""
+
+    def __init__(self, *clusters: engine.Cluster) -> None:
+        self._clusters = clusters
+        self.pair = clusters[0].pair
+
+    def of(self, method: str) -> engine.Cluster:
+        return self._clusters["EAGLE-3" in method]
+
+    def run(self, method: str, *prompts, **settings):
+        return self.of(method).run(method.split()[0], *prompts, **settings)
+
+
 @pytest.fixture(scope="module", params=["llama", "mistral-window", "qwen3"])
 def world(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
@@ -50,8 +68,12 @@ def world(request, tmp_path_factory):
     save_with_tokenizer(model, folder / "target")
     heads = make_heads(folder / "heads", folder / "target", scale=0.5)
     pair = replace(Pair.of(folder / "target"), heads_path=heads)
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
-        yield cluster, model, heads
+    third = with_eagle3(pair, folder / "eagle3")
+    with (
+        engine.open(pair, runtime="local-thread", device="cpu") as cluster,
+        engine.open(third, runtime="local-thread", device="cpu") as other,
+    ):
+        yield Clusters(cluster, other), model, heads
 
 
 def drafts(trace) -> dict[int, list[Node]]:
@@ -118,6 +140,11 @@ def test_every_draft_and_every_accepted_length_is_that_of_the_reference(world, m
         ("medusa", {"layers": 2}),
         ("hydra", {"layers": 3}),
         ("eagle", {}),
+        ("eagle", {"qkv_bias": True}),
+        ("eagle2 with EAGLE-3", {"features": (2, 0), "qkv_bias": True}),
+        ("eagle with EAGLE-3", {"norm_before_residual": True, "own_embedding": True}),
+        ("eagle2 with EAGLE-3", {"draft_vocab": 0}),
+        ("eagle with EAGLE-3", {"draft_vocab": 3}),
         ("parallelspec_eagle", {"tokenizer": None}),
         ("parallelspec_medusa", {"embedding_scale": 2.5}),
     ],
@@ -126,10 +153,10 @@ def test_heads_with_output_matrices_biases_and_layers_of_their_own_draft_as_the_
     world, tmp_path, method, changes
 ):
     cluster, model, _ = world
-    make_head(tmp_path / "head", method, cluster.pair.target_path, own=True, seed=9, scale=0.5, **changes)
-    config = METHODS[method][1]
+    (kind, config), target = METHODS[method], cluster.pair.target_path
+    make_head(tmp_path / "head", kind, target, own=True, seed=9, scale=0.5, **changes)
     with engine.open(cluster.pair, runtime="local-thread", device="cpu", head=tmp_path / "head") as mine:
-        trace = mine.run(method, PROMPT, config=config, limits=Limits(8))
+        trace = mine.run(method.split()[0], PROMPT, config=config, limits=Limits(8))
     plain, x = Plain(copy.deepcopy(model), tmp_path / "head"), list(PROMPT)
     for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
         levels = len(PROMPT) + 8 - len(x)
@@ -137,7 +164,7 @@ def test_heads_with_output_matrices_biases_and_layers_of_their_own_draft_as_the_
         x = PROMPT + trace.token_ids()[: len(x) - len(PROMPT) + r.emitted]
 
 
-@pytest.mark.parametrize("method", ["eagle", "parallelspec_eagle"])
+@pytest.mark.parametrize("method", ["eagle", "eagle with EAGLE-3", "parallelspec_eagle"])
 @pytest.mark.parametrize("sampling", [Sampling(0.9, seed=4), Sampling(1.5, top_k=20, top_p=0.9, seed=8)])
 def test_every_sampled_draft_is_that_of_the_reference(world, method, sampling):
     cluster, model, heads = world
@@ -153,6 +180,50 @@ def test_every_sampled_draft_is_that_of_the_reference(world, method, sampling):
         )
         x = PROMPT + done[: len(x) - len(PROMPT) + r.emitted]
     assert {d.rule for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"} == {"ratio"}
+
+
+@pytest.mark.parametrize("typical", [Typical(0.09, 0.3), Typical(0.0, 1.0), Typical(1.0, 1.0)], ids=str)
+def test_typical_acceptance_of_a_run_is_that_of_a_reference_without_a_cache(world, typical):
+    cluster, model, heads = world
+    sampling = Sampling(0.7, top_k=40, seed=6)
+    config = {"acceptance": "typical", "epsilon": typical.epsilon, "delta": typical.delta}
+    trace = cluster.run("medusa", PROMPT, config=config, sampling=sampling, limits=Limits(NEW))
+    plain = Plain(copy.deepcopy(model), heads / "medusa")
+    x, lengths, done, draws = list(PROMPT), set(), trace.token_ids(), Draws(sampling.seed, 0)
+    for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
+        levels = len(PROMPT) + NEW - len(x)
+        assert nodes == expected(plain, "medusa", trace.header.config, x, levels, Sampling(), None)
+        texts = [x]
+        for node in nodes:
+            texts.append([*texts[node.parent + 1], node.token])
+        ps = [plain.p(text, sampling) for text in texts]
+        best = Reference(ps, [tuple(n) for n in nodes], typical).best()
+        end = best[-1] + 1 if best else 0
+        own = draws.choose(Key(len(texts[end]), "target"), ps[end])
+        expected_tokens = [*(nodes[n].token for n in best), own][: r.emitted]
+        assert done[len(x) - len(PROMPT) :][: r.emitted] == expected_tokens
+        assert r.accepted == len(best)
+        lengths.add(len(best))
+        x = PROMPT + done[: len(x) - len(PROMPT) + r.emitted]
+    assert x == PROMPT + done
+    assert len(lengths) > 1
+    assert not trace.header.lossless
+    told = {(d.outcome, d.rule) for d in trace.decisions if d.node >= 0 and d.rule}
+    assert ("accepted", "typical") in told
+    assert {rule for _, rule in told} == {"typical"}
+    assert all((d.rule == "") == (d.verify_span < 0) == (d.p is None) for d in trace.decisions)
+
+
+def test_typical_acceptance_at_temperature_0_is_the_exact_run(world):
+    cluster, _, _ = world
+    one, other = (
+        cluster.run("medusa", PROMPT, config={"acceptance": rule}, limits=Limits(NEW))
+        for rule in ("exact", "typical")
+    )
+    timeless = [[replace(d, draft_span=0, verify_span=0) for d in t.decisions] for t in (one, other)]
+    assert timeless[0] == timeless[1]
+    assert one.token_ids() == other.token_ids()
+    assert other.header.lossless, "at temperature 0 nothing is lossy"
 
 
 # What a draft costs, and what it leaves.
@@ -177,7 +248,7 @@ def test_drafting_takes_no_forward_of_the_target_and_the_head_the_forwards_it_sh
         assert all(s.model == "drafter" for s in forwards)
         if method in ("medusa", "parallelspec_medusa", "parallelspec_eagle"):
             assert len(forwards) == bool(nodes), "one for the whole tree"
-        elif method != "eagle2":  # a level of its tree may lose all its nodes to the rerank
+        elif not method.startswith("eagle2"):  # a level of its tree may lose all its nodes to the rerank
             assert len(forwards) == levels, "one for each level"
         assert {d.draft_span for d in trace.decisions if d.step == r.step and d.node >= 0} <= {
             s.id for s in forwards
@@ -195,7 +266,7 @@ def test_a_text_has_to_be_begun_before_a_head_can_draft(world, method):
     assert trace.token_ids() == cluster.run("autoregressive", [7], limits=Limits(6)).token_ids()
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle2", "parallelspec_eagle", "parallelspec_medusa"])
+@pytest.mark.parametrize("method", [key for key, (kind, _) in METHODS.items() if kind in LAYERED])
 def test_rows_of_predicted_states_and_masks_are_never_read_again(world, method):
     """Each draft begins with exactly the rows that are new: the accepted tokens and the target's own."""
     cluster, _, _ = world
@@ -216,8 +287,8 @@ def test_rows_of_predicted_states_and_masks_are_never_read_again(world, method):
 
 @methods
 def test_no_head_no_features(world, method):
-    cluster, _, _ = world
-    cluster.run(method, PROMPT, limits=Limits(4))
+    cluster = world[0].of(method)
+    cluster.run(method.split()[0], PROMPT, limits=Limits(4))
     cluster.run("autoregressive", PROMPT, limits=Limits(4))
     (worker,) = {id(w): w for w in cluster.placement.workers if "target" in w._host.forwards.models}.values()
     assert worker._host.forwards._keeps["target"] == ()

@@ -55,10 +55,12 @@ CONFIGS = {
 }
 
 
-def reference(family: str, seed: int = 0):
-    """Return a transformers model whose every parameter is random, norms and biases included."""
+def reference(family: str, seed: int = 0, **changes):
+    """Return a transformers model whose every parameter is random, norms and biases included; `changes` are of its config."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="eager").eval()
+    config = CONFIGS[family]()
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)

@@ -13,9 +13,10 @@ import pytest
 import engine
 from engine.errors import UsageError
 from engine.model.pair import Pair
-from engine.runtime.events import Footer, Header, Span, Trace
+from engine.runtime.events import Footer, Header, Span
+from engine.runtime.trace import Trace
 from engine.types import Limits, Sampling
-from tests.engine.heads.made import with_heads
+from tests.engine.heads.made import with_eagle3, with_heads
 
 RUNTIMES = {
     "local-thread": {"runtime": "local-thread"},
@@ -55,6 +56,7 @@ def reference(pair):
             ("lookahead", {"level": 4, "window": 6}),
             ("ouroboros", {"gamma": 4}),
             ("medusa", {}),
+            ("medusa with typical acceptance", {"acceptance": "typical"}),
             ("hydra", {"heads": 2}),
             ("eagle", {}),
             ("eagle2", {"depth": 3, "total": 20}),
@@ -92,6 +94,25 @@ def test_same_rows_on_every_runtime(cluster, reference):
             assert mine == theirs, method
         np.testing.assert_allclose(_probabilities(trace), _probabilities(expected), atol=1e-4, err_msg=method)
         assert trace.text == expected.text
+
+
+def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
+    runs = dict[str, list[Trace]]()
+    for name, options in RUNTIMES.items():
+        with engine.open(with_eagle3(pair, tmp_path / "eagle3"), device="cpu", **options) as opened:
+            runs[name] = [
+                opened.run(method, PROMPT, sampling=sampling, limits=Limits(24))
+                for method in ("autoregressive", "eagle", "eagle2")
+                for sampling in (Sampling(), WARM)
+            ]
+    for traces in runs.values():
+        for trace, expected in zip(traces, runs["local-thread"], strict=True):
+            assert _facts(trace) == _facts(expected), trace.header.method
+        alone, warm, eagle, _, eagle2, warm2 = (trace.token_ids() for trace in traces)
+        assert (eagle, eagle2, warm2) == (alone, alone, warm), "lossless"
+        assert all(max(r.accepted for r in trace.rounds) > 0 for trace in traces[2:]), "some are accepted"
+    drafts = [s for s in runs["virtual"][2].spans if s.kind == "draft"]
+    assert all(s.end > s.start and s.model == "drafter" for s in drafts)
 
 
 def test_a_placement_changes_no_row(reference):

@@ -182,6 +182,11 @@ def test_a_heads_forward_is_a_roofline_of_what_it_computes():
     row = 2 * target.kv_heads * target.head_dim
     eagle = streamed(layer + 2 * square + head + row * 105) + launch * (1 + 3 / 40)
     assert latency.head(Work(1, 2), 5, 100) == round(eagle)
+    quarter = streamed(layer + 4.5 * square + head / 4 + row * 105) + launch * (1 + 4.75 / 40)
+    assert latency.head(Work(1, 4.5, 0.25), 5, 100) == round(quarter)
+    busy = 2 * 5000 * (layer + head / 4) + 4 * target.dim * 5000 * 2500.5
+    computed = hardware.compute_us(busy) + streamed(row * 5000) + launch * (1 + 0.25 / 40)
+    assert latency.head(Work(1, 0, 0.25), 5000, 0) == round(computed)
 
 
 def test_a_heads_forward_beside_a_measured_target_is_its_share_of_the_weights():

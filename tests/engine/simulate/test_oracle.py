@@ -9,7 +9,8 @@ import pytest
 
 from engine.errors import UsageError
 from engine.model.slots import LanguageModel, Rows
-from engine.runtime.events import Commit, Decision, Header, Trace
+from engine.runtime.events import Commit, Decision, Header
+from engine.runtime.trace import Trace
 from engine.simulate.oracle import Scripted, bernoulli_models, bernoulli_pair, recorded_pair, scripted_pair
 from engine.types import Sampling
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from engine.errors import RunCancelled, UsageError
 from engine.heads.files import read_head
+from engine.heads.form import PARALLEL
 from engine.model.load import load, read_config
 from engine.model.shape import Shape
 from engine.model.slots import Rows
@@ -390,6 +391,7 @@ def test_a_head_begins_where_another_ended(settings: Options, trained: Path, tmp
     [
         ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"size": 0}, "size is 0; it must be at least 1 and at most 64"),
+        ({"size": 65}, "size is 65; it must be at least 0 and at most 64"),
         ({"anchors": 0.0}, "anchors is 0; it must be at least 0.001 and at most 1"),
         ({"fade": 1.5}, "fade is 1.5; it must be at least 0.001 and at most 1"),
         ({"kind": "medusas"}, "kind is 'medusas'; choose one of medusa, hydra, eagle,"),
@@ -403,6 +405,21 @@ def test_wrong_settings(settings: Options, changed: dict[str, object], message: 
         train_head(settings(**changed))
     assert "\n" not in str(error.value)
     assert not settings().out.exists()
+
+
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_a_parallel_drafter_without_masks_drafts_one_token(kind: str, settings: Options) -> None:
+    out = train_head(settings(kind, size=0))
+    head = read_head(out)
+    assert (head.config.masks, head.config.levels) == (0, 1)
+    assert not [name for name in head.tensors if name.startswith("mask")]
+    assert len(read_log(out / "acceptance.jsonl")[-1]["rates"]) == 1
+    again = train_head(
+        replace(
+            settings(kind, size=2), out=out.with_name("more"), start=out, text=out / "written.safetensors"
+        )
+    )
+    assert read_head(again).config.masks == 2
 
 
 def test_text_too_short_to_learn_from() -> None:

@@ -1,0 +1,65 @@
+"""What may be given as a prompt, and its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from engine.errors import UsageError
+from engine.model.pair import Pair
+from engine.model.text import Detokenizer
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+"""Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
+
+
+def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of each prompt.
+
+    Args:
+        pair: Whose tokenizer it is.
+        prompts: All prompts of a run.
+        vocab: Size of the target's vocabulary.
+        new: Tokens to generate after each of them.
+
+    Raises:
+        UsageError: A prompt is empty, has an id that is no token, or leaves no room in the context.
+    """
+    found = list[tuple[int, ...]]()
+    for i, prompt in enumerate(prompts):
+        try:
+            found.append(_checked(pair, prompt, vocab, new))
+        except UsageError as error:
+            if len(prompts) == 1:
+                raise
+            raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
+    return tuple(found)
+
+
+def ids_of(pair: Pair, prompt: Prompt) -> list[int]:
+    """Return a prompt's token ids, unchecked, with what the chat template puts around it."""
+    if isinstance(prompt, str):
+        return pair.encode(prompt)
+    if prompt and isinstance(prompt[0], int):
+        return [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
+    return pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
+
+
+def shown(prompt: Prompt, pieces: Detokenizer) -> str:
+    """Return a prompt as its run's header shows it: the text, or that of the last message."""
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1]
+    if isinstance(last, int):
+        return "".join(pieces.piece(int(t)) for t in prompt)  # pyright: ignore[reportArgumentType]
+    return str(last["content"])
+
+
+def _checked(pair: Pair, prompt: Prompt, vocab: int, new: int) -> tuple[int, ...]:
+    ids = ids_of(pair, prompt)
+    if not ids:
+        raise UsageError("the prompt is empty; type some text")
+    if bad := [t for t in ids if not 0 <= t < vocab]:
+        raise UsageError(f"token id {bad[0]} in the prompt; it must be at least 0 and at most {vocab - 1}")
+    pair.check_length(ids, new)
+    return tuple(ids)

@@ -1,0 +1,83 @@
+"""A lossy run beside an exact one in a report: both panes, the tokens' cards, the legend and the tables say which is which."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from playwright.sync_api import expect
+
+import engine
+from engine.types import Limits, Sampling
+from tests.browser.test_report import Opened, pane
+
+pytestmark = pytest.mark.browser
+WARM = Sampling(temperature=1.0, seed=4)
+
+
+@pytest.fixture(scope="module")
+def traces():
+    """Real runs of the bundled pair: the baseline, Medusa as it is, and with typical acceptance."""
+    runs = [("autoregressive", {}), ("medusa", {}), ("medusa", {"acceptance": "typical"})]
+
+    def decode():
+        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+            return [
+                cluster.run(key, "Tell me a story.", config=config, sampling=WARM, limits=Limits(48))
+                for key, config in runs
+            ]
+
+    with ThreadPoolExecutor(1) as beside:  # this thread has the browser's event loop
+        return beside.submit(decode).result()
+
+
+@pytest.fixture(scope="module")
+def page(chromium, tmp_path_factory, traces):
+    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
+    yield report.ready()
+    assert report.complaints == []
+    report.page.close()
+
+
+def test_the_lossy_run_alone_is_marked(page):
+    for i, marked in enumerate((0, 0, 1)):
+        badges = pane(page, i).locator(".ss-marks .ss-badge", has_text="lossy")
+        expect(badges).to_have_count(marked)
+    expect(badges).to_have_attribute(
+        "title",
+        "Its acceptance rule changes the distribution: the text is not drawn as the target alone would draw it.",
+    )
+    expect(pane(page, 1)).to_contain_text("identical output")
+    expect(pane(page, 2)).to_contain_text("differs from token")
+    expect(pane(page, 2).locator(".ss-pane-title")).to_contain_text("acceptance typical")
+    expect(page.locator(".ss-legend").first).to_contain_text("accepted as typical (lossy)")
+
+
+def test_the_tables_say_it(page):
+    outputs = page.locator(".ss-tables .ss-table").first.locator("tbody td:last-child").all_inner_texts()
+    assert outputs[:2] == ["baseline", "identical"]
+    assert outputs[2].startswith("lossy, differs at ")
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "corrected", "rejected", "discarded"])
+def test_a_tokens_card_names_the_rule(page, traces, outcome):
+    rows = [d for d in traces[2].decisions if d.outcome == outcome and d.rule == "typical"]
+    assert rows, f"the run has {outcome} tokens"
+    page.locator(".ss-check input").set_checked(outcome in ("rejected", "discarded"))
+    token = pane(page, 2).locator(f".ss-token.ss-typical.ss-{outcome}").first
+    token.hover()
+    card = page.locator(".ss-float")
+    expect(card.locator("h4")).to_contain_text("typical")
+    expect(card.locator("h4 .ss-badge")).to_have_text("lossy")
+    expect(card.locator(".ss-facts")).to_contain_text("typical (lossy)")
+    says = {
+        "accepted": "probable enough: p is more than",
+        "corrected": "No draft was probable enough here",
+        "rejected": "does not find it probable enough",
+        "discarded": "another path of such tokens is longer",
+    }
+    expect(card).to_contain_text(says[outcome])
+    expect(card.locator("h4")).not_to_contain_text("undefined")
+
+
+def test_the_exact_runs_tokens_are_not_marked(page):
+    expect(pane(page, 1).locator(".ss-typical")).to_have_count(0)
+    assert pane(page, 2).locator(".ss-typical.ss-accepted").count() > 0

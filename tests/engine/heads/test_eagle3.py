@@ -1,0 +1,370 @@
+"""Published EAGLE-3 heads, made here with their names and shapes, against a reference that knows only their own names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+import engine
+from engine.drafters.static import tree
+from engine.errors import ModelError, UsageError
+from engine.heads.files import check_head, read_head
+from engine.model.heads import Work, load_head
+from engine.model.load import load
+from engine.model.pair import Pair
+from engine.runtime.heads import HEADS
+from engine.runtime.host import Host
+from engine.runtime.jobs import Begin, Grow, Grown, Load, Prefill
+from engine.types import Limits, Packing, Prefix, Sampling
+from tests.engine.methods.pairs import save_with_tokenizer
+from tests.engine.model import tiny
+
+D, V, LAYERS, KNOWN, HEADS_OF, KV, SIZE, INNER = 32, tiny.VOCAB, 7, 40, 4, 2, 8, 48
+LAYER = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": D,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS_OF,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "max_position_embeddings": 64,
+    "vocab_size": V,
+    "hidden_act": "silu",
+}
+AUX = "eagle_aux_hidden_state_layer_ids"
+CONFIG = LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": KNOWN}
+SPECULATORS: dict[str, Any] = {
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": LAYER,
+    "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "owner/target"}},
+    "draft_vocab_size": KNOWN,
+    "norm_before_fc": False,
+}
+TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
+NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
+"""Token and parent of each node of the tree."""
+GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
+"""For each level the nodes there are, and those whose children are drafted."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    path = tmp_path_factory.mktemp("eagle3") / "target"
+    model = tiny.reference("llama3-rope", seed=2, num_hidden_layers=LAYERS)
+    save_with_tokenizer(model, path)
+    return path, model
+
+
+def shapes(
+    layer: str, states: int = 3, known: int = KNOWN, *, biased: bool = False
+) -> dict[str, tuple[int, ...]]:
+    q, kv = HEADS_OF * SIZE, KV * SIZE
+    found: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (q, 2 * D),
+        "self_attn.k_proj.weight": (kv, 2 * D),
+        "self_attn.v_proj.weight": (kv, 2 * D),
+        "self_attn.o_proj.weight": (D, q),
+        "mlp.gate_proj.weight": (INNER, D),
+        "mlp.up_proj.weight": (INNER, D),
+        "mlp.down_proj.weight": (D, INNER),
+        "hidden_norm.weight": (D,),
+        "input_layernorm.weight": (D,),
+        "post_attention_layernorm.weight": (D,),
+    }
+    if biased:
+        found |= {f"self_attn.{part}_proj.bias": (q if part == "q" else kv,) for part in "qkv"}
+    ends = {"fc.weight": (D, states * D), "norm.weight": (D,), "lm_head.weight": (known, D)}
+    return {f"{layer}.{name}": shape for name, shape in found.items()} | ends
+
+
+def drawn(named: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in named.items()}
+    return {name: t + ("norm" in name) for name, t in found.items()}
+
+
+def with_ids(tensors: dict[str, Tensor], seed: int = 3) -> dict[str, Tensor]:
+    """Add the maps between both vocabularies."""
+    n = len(tensors["lm_head.weight"])
+    known = torch.randperm(V, generator=torch.Generator().manual_seed(seed))[:n].sort().values
+    marks = torch.zeros(V, dtype=torch.bool)
+    marks[known] = True
+    return tensors | {"d2t": known - torch.arange(n), "t2d": marks}
+
+
+def store(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def reference(
+    t: dict[str, Tensor], at: str, embedding: Tensor, g: Tensor, path: list[int], *, residual_normed: bool
+) -> Tensor:
+    """Logits of all V tokens after the text and a path; g are the target's joined states, (n, 3 D). Written from the paper's section 3.1 and the names."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * t[name]
+
+    def output(tokens: list[int], f: Tensor) -> Tensor:
+        e, h = norm(embedding[tokens], f"{at}.input_layernorm.weight"), norm(f, f"{at}.hidden_norm.weight")
+        both, n = torch.cat([e, h], 1), len(tokens)
+        turns = torch.outer(torch.arange(n).float(), 5000.0 ** (-torch.arange(SIZE // 2) * 2 / SIZE))
+
+        def project(name: str) -> Tensor:
+            bias = t.get(f"{at}.self_attn.{name}_proj.bias", torch.zeros(1))
+            return both @ t[f"{at}.self_attn.{name}_proj.weight"].T + bias
+
+        def rotated(name: str, heads: int) -> Tensor:
+            a, b = project(name).view(n, heads, 2, SIZE // 2).unbind(2)
+            return torch.complex(a, b) * torch.polar(torch.ones_like(turns), turns)[:, None]
+
+        q, k, v = rotated("q", HEADS_OF), rotated("k", KV), project("v").view(n, KV, SIZE)
+        out = torch.zeros(n, HEADS_OF, SIZE)
+        for head in range(HEADS_OF):
+            for i in range(n):
+                scores = (q[i, head] * k[: i + 1, head // 2].conj()).real.sum(-1) / SIZE**0.5
+                out[i, head] = scores.softmax(0) @ v[: i + 1, head // 2]
+        x = (h if residual_normed else f) + out.flatten(1) @ t[f"{at}.self_attn.o_proj.weight"].T
+        y = norm(x, f"{at}.post_attention_layernorm.weight")
+        gate, up, down = (t[f"{at}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T
+
+    tokens, f = list(TEXT[1:]), g[: len(TEXT) - 1] @ t["fc.weight"].T
+    for token in path:
+        f = torch.cat([f, output(tokens, f)[-1:]])
+        tokens.append(token)
+    known = t["lm_head.weight"] @ norm(output(tokens, f)[-1], "norm.weight")
+    if "d2t" not in t:
+        return known
+    logits = torch.full((V,), -torch.inf)
+    for i, value in enumerate(known):
+        logits[i + int(t["d2t"][i])] = value
+    return logits
+
+
+def drafted(target: Path, head: Path) -> list[Tensor]:
+    """The runtime's logits after the nodes of each level, (R, V)."""
+    host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
+    host.handle(Load("target", partial(load, str(target))))
+    host.handle(Load("head", partial(load_head, str(head)), beside="target"))
+    features = check_head(head, target).features
+    host.handle(Begin(Sampling(), 1, 64, V, Packing(), features=features))
+    host.handle(Prefill("target", (prefix,)))
+    host.handle(Prefill("head", (Prefix(0, np.array(TEXT[:6])),)))
+    job = Grow("head", (prefix,), tree("medusa"), (3,), sampled=False, rows=((),))
+    rows = HEADS[type(host.forwards.heads["head"])](host.forwards, job, [])
+    level = [0, 0, 1, 1, 1]
+    nodes = [Grown(*node, level[i], -1, 0.0, (), 0) for i, node in enumerate(NODES)]
+    return [rows(nodes[: len(there)], at) for there, at in GROWN]
+
+
+def path_to(node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
+
+
+CASES = {
+    "EAGLE-3": ("midlayer", CONFIG, {}),
+    "EAGLE-3 of all tokens": ("midlayer", CONFIG, {"known": V}),
+    "EAGLE-3 with biases": ("midlayer", CONFIG | {"attention_bias": True}, {"biased": True}),
+    "SpecForge": ("midlayer", CONFIG | {"eagle_config": {AUX: [0, 3, 5], "norm_before_fc": False}}, {}),
+    "residual after the norm": ("midlayer", CONFIG | {"norm_before_residual": True}, {}),
+    "speculators": ("layers.0", SPECULATORS | {"norm_before_residual": False}, {}),
+    "speculators, residual after the norm": ("layers.0", SPECULATORS | {"norm_before_residual": True}, {}),
+    "speculators, two states": ("layers.0", SPECULATORS | {AUX: [7, 0]}, {"states": 2}),
+}
+STATES = {"SpecForge": (1, 4, 6), "speculators, two states": (7, 0)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target, tmp_path):
+    (path, model), (at, config, options) = target, CASES[case]
+    tensors = drawn(shapes(at, **options))
+    if options.get("known") != V:
+        tensors = with_ids(tensors)
+    embedding = model.get_input_embeddings().weight.detach()
+    if config.keys() & SPECULATORS.keys():
+        embedding = tensors["embed_tokens.weight"] = drawn({"embedding": (V, D)}, seed=8)["embedding"]
+    head = store(tmp_path / "head", tensors, config)
+    left = dict[int, Tensor]()  # what each layer leaves, its last norm not counted
+    hooks = [
+        layer.register_forward_hook(lambda _, __, out, i=i: left.update({i: out}))
+        for i, layer in enumerate(model.model.layers, 1)
+    ]
+    left[0] = model.get_input_embeddings()(torch.tensor(TEXT))
+    model(torch.tensor([TEXT]))
+    for hook in hooks:
+        hook.remove()
+    # the inputs of layers 2, L // 2 and L - 3: the outputs of layers 1, L // 2 - 1 and L - 4, counted from 0
+    states = STATES.get(case, (2, LAYERS // 2, LAYERS - 3))
+    g = torch.cat([left[i].view(len(TEXT), D) for i in states], 1)
+    normed = bool(config.get("norm_before_residual"))
+    for (_, nodes), rows in zip(GROWN, drafted(path, head), strict=True):
+        assert rows.shape == (len(nodes), V)
+        for row, node in zip(rows, nodes, strict=True):
+            expected = reference(tensors, at, embedding, g, path_to(node), residual_normed=normed)
+            torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
+            assert float(row[row > -torch.inf].std()) > 0.3, "it says something"
+
+
+@pytest.mark.parametrize("case", ["EAGLE-3", "speculators, residual after the norm"])
+@pytest.mark.parametrize("known", [2, KNOWN])
+def test_texts_are_the_targets_and_no_draft_is_outside_the_draft_vocabulary(case, known, target, tmp_path):
+    at, config, _ = CASES[case]
+    tensors = with_ids(drawn(shapes(at, known=known)))
+    head, allowed = store(tmp_path / "head", tensors, config), set(tensors["t2d"].nonzero()[:, 0].tolist())
+    warm, prompt = Sampling(1.2, top_k=30, seed=5), list(TEXT)
+    with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
+        for sampling in (Sampling(), warm):
+            alone = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(20)).token_ids()
+            for method, settings in (("eagle", {}), ("eagle", {"drafts": "greedy"}), ("eagle2", {})):
+                trace = cluster.run(method, prompt, config=settings, sampling=sampling, limits=Limits(20))
+                nodes = [d for d in trace.decisions if d.node >= 0]
+                assert nodes
+                assert {d.token for d in nodes} <= allowed
+                siblings = [(d.step, d.parent, d.token) for d in nodes]
+                assert len(siblings) == len(set(siblings)), "no child stands there twice"
+                if "ratio" not in {d.rule for d in nodes}:
+                    assert trace.token_ids() == alone, (method, settings)
+
+
+def test_what_its_forwards_compute_is_told(target, tmp_path):
+    """By hand: queries, keys and values read 2 D instead of D; fc has 3 D x D; the LM head knows 40 of 97 tokens."""
+    path, _ = target
+    store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
+    head = load_head(str(tmp_path / "head"), load(path))
+    assert head.work == Work(1, (32 + 16 + 16) / 32, 40 / 97)
+    assert head.exact == Work(1, 2 + 3, 40 / 97)
+
+
+# Files.
+
+
+def test_what_a_file_says(target, tmp_path):
+    native = store(tmp_path / "a", with_ids(drawn(shapes("midlayer"))), CONFIG)
+    assert read_head(native).config.features == (), "they depend on the target"
+    config = check_head(native, target[0])
+    assert (config.kind, config.serves, config.levels, config.features) == ("eagle3", "eagle", 0, (2, 3, 4))
+    assert (config.draft_vocab, config.own_embedding, config.norm_before_residual) == (KNOWN, False, False)
+    assert read_head(native).tensors["d2t"].dtype == torch.int64
+    assert read_head(native, dtype=torch.bfloat16).tensors["d2t"].dtype == torch.int64
+    theirs = with_ids(drawn(shapes("layers.0") | {"embed_tokens.weight": (V, D)}))
+    spec = read_head(store(tmp_path / "b", theirs, SPECULATORS | {AUX: [1, 2, 3]})).config
+    assert (spec.own_embedding, spec.features, spec.target) == (True, (1, 2, 3), "owner/target")
+
+
+def beyond(t: dict[str, Tensor]) -> None:
+    t["d2t"][-1] = V
+
+
+def below(t: dict[str, Tensor]) -> None:
+    t["d2t"][3] = -4
+
+
+def twice(t: dict[str, Tensor]) -> None:
+    t["d2t"][1] = t["d2t"][0] - 1
+
+
+def other_marks(t: dict[str, Tensor]) -> None:
+    t["t2d"] = t["t2d"].roll(1)
+
+
+def no_marks(t: dict[str, Tensor]) -> None:
+    t["t2d"] = t["t2d"].long()
+
+
+Change = Callable[[dict[str, Tensor]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "message"),
+    [
+        (beyond, {}, "d2t turns draft token 39 into 136; the target's are 0 to 96$"),
+        (below, {}, "d2t turns draft token 3 into -1; the target's are 0 to 96$"),
+        (twice, {}, r"d2t turns 2 draft tokens into \d+; each needs one of its own$"),
+        (other_marks, {}, "t2d marks other tokens than those d2t leads to"),
+        (no_marks, {}, "t2d is of type I64; supported are BOOL$"),
+        (lambda t: t.update({"d2t": t["d2t"].float()}), {}, "d2t is of type F32; supported are I64$"),
+        (lambda t: t.update({"d2t": t["d2t"][:9]}), {}, r"d2t has shape \[9\]; .* has \[40\]$"),
+        (lambda t: t.pop("d2t"), {}, "tensors missing in a head of kind eagle3: d2t$"),
+        (lambda t: t.pop("lm_head.weight"), {}, "tensors missing in a head of kind eagle3: lm_head.weight"),
+        (
+            lambda t: t.pop("midlayer.hidden_norm.weight"),
+            {},
+            "missing in a head of kind eagle3: layers.0.hid",
+        ),
+        (lambda t: t.update({"fc.bias": torch.zeros(D)}), {}, "unknown to a head of kind eagle3: fc.bias$"),
+        (
+            lambda t: t.update({"fc_norm.0.weight": torch.ones(D)}),
+            {},
+            r"norms before fc \(fc_norm.0.weight\)",
+        ),
+        (lambda t: t.update({"input_norm.weight": torch.ones(96)}), {}, r"before fc \(input_norm.weight\)"),
+        (lambda t: t.update({"mask_hidden": torch.ones(1, 1, 96)}), {}, r"is a P-EAGLE head \(mask_hidden\)"),
+        (
+            lambda t: t.update({"layers.1.x": torch.ones(1)}),
+            {},
+            "layers.1.x: an EAGLE head has one decoder l",
+        ),
+        (lambda _: None, {"norm_output": True}, "norm_output is true, which cannot be run yet"),
+        (lambda _: None, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),
+        (lambda _: None, {"target_hidden_size": 64}, "target_hidden_size is 64; it must be .* 32$"),
+        (lambda _: None, {"layer_types": ["sliding_attention"]}, "layer_types holds sliding_attention"),
+        (lambda _: None, {AUX: "all"}, f"{AUX} is all; it must be a list of layers$"),
+        (lambda _: None, {AUX: [1, 8, 2]}, "the state after layer 8; the target has 7 layers$"),
+        (lambda _: None, {AUX: [-1, 1, 2]}, rf"{AUX} is \[-1, 1, 2\]; it must be a list of layers$"),
+        (lambda _: None, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
+        (lambda _: None, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_loaded(
+    change: Change, config: dict[str, Any], message: str, target, tmp_path
+):
+    tensors = with_ids(drawn(shapes("midlayer")))
+    change(tensors)
+    head = store(tmp_path / "head", tensors, CONFIG | config)
+    with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
+        with pytest.raises((ModelError, UsageError), match=message) as error:
+            cluster.run("eagle2", list(TEXT), limits=Limits(4))
+        assert "\n" not in str(error.value)
+        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "nothing is half-loaded"
+
+
+def test_a_target_of_few_layers_needs_their_names(tmp_path):
+    model = tiny.reference("llama3-rope", seed=2, num_hidden_layers=4)
+    save_with_tokenizer(model, tmp_path / "target")
+    tensors = with_ids(drawn(shapes("midlayer")))
+    usual = store(tmp_path / "usual", tensors, CONFIG)
+    with pytest.raises(ModelError, match=f"there are 4, at least 5 are needed: name others .* as {AUX}$"):
+        check_head(usual, tmp_path / "target")
+    named = store(tmp_path / "named", tensors, CONFIG | {AUX: [1, 2, 4]})
+    with engine.open(
+        Pair.of(tmp_path / "target"), runtime="local-thread", device="cpu", head=named
+    ) as cluster:
+        trace = cluster.run("eagle", list(TEXT), limits=Limits(12))
+        assert trace.token_ids() == cluster.run("autoregressive", list(TEXT), limits=Limits(12)).token_ids()
+        assert any(r.drafted for r in trace.rounds)
+
+
+def test_a_method_of_another_kind_says_what_the_head_is(target, tmp_path):
+    head = store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
+    with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
+        with pytest.raises(
+            UsageError, match="is a head of kind eagle3; this method needs one of kind medusa"
+        ):
+            cluster.run("medusa", list(TEXT), limits=Limits(4))
