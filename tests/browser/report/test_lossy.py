@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 import engine
 from engine.types import Limits, Sampling
-from tests.browser.test_report import Opened, pane
+from tests.browser.report.opened import pane
 
 pytestmark = pytest.mark.browser
 WARM = Sampling(temperature=1.0, seed=4)
@@ -27,14 +27,6 @@ def traces():
 
     with ThreadPoolExecutor(1) as beside:  # this thread has the browser's event loop
         return beside.submit(decode).result()
-
-
-@pytest.fixture(scope="module")
-def page(chromium, tmp_path_factory, traces):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
-    yield report.ready()
-    assert report.complaints == []
-    report.page.close()
 
 
 def test_the_lossy_run_alone_is_marked(page):

@@ -7,10 +7,9 @@ from playwright.sync_api import expect
 
 import engine
 from engine.types import Limits
-from tests.browser.test_report import Opened, centre_of, pane
+from tests.browser.report.opened import Opened, centre_of, pane
 from traces import batches
 from traces.trees import trees
-from traces.view import view_model
 
 pytestmark = pytest.mark.browser
 PROMPTS = (
@@ -43,23 +42,6 @@ def tree_trace():
 
     with ThreadPoolExecutor() as apart:
         return apart.submit(decode).result()
-
-
-@pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory, traces):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
-    report.ready()
-    yield report
-    assert report.complaints == []
-    report.page.close()
-
-
-@pytest.fixture
-def page(opened, traces):
-    page = opened.show(view_model(traces))
-    page.mouse.move(1, 1)
-    page.wait_for_selector("#viewer[data-drawn]")
-    return page
 
 
 def test_the_draft_tree_is_the_chosen_sequences_or_that_of_what_is_pointed_at(chromium, tmp_path, tree_trace):

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.test_report import Opened, centre_of, pane
+from tests.browser.report.opened import Opened, centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
 from traces.tokens import decoding_clock
 from traces.trees import trees
@@ -22,23 +22,6 @@ def trace():
 @pytest.fixture(scope="module")
 def traces(trace):
     return [sample_trace("autoregressive"), trace]
-
-
-@pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory, traces):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
-    report.ready()
-    yield report
-    assert report.complaints == []
-    report.page.close()
-
-
-@pytest.fixture
-def page(opened, traces):
-    page = opened.show(view_model(traces))
-    page.mouse.move(1, 1)
-    page.wait_for_selector("#viewer[data-drawn]")
-    return page
 
 
 def inset(page):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.test_report import Opened, centre_of, pane
+from tests.browser.report.opened import Opened, centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 from traces.sources import copies
 from traces.tokens import decoding_clock
@@ -17,20 +17,8 @@ def trace():
 
 
 @pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory, trace):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), [sample_trace("autoregressive"), trace])
-    report.ready()
-    yield report
-    assert report.complaints == []
-    report.page.close()
-
-
-@pytest.fixture
-def page(opened, trace):
-    page = opened.show(view_model([sample_trace("autoregressive"), trace]))
-    page.mouse.move(1, 1)
-    page.wait_for_selector("#viewer[data-drawn]")
-    return page
+def traces(trace):
+    return [sample_trace("autoregressive"), trace]
 
 
 def read(tokens):

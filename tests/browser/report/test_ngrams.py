@@ -6,11 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.test_report import Opened, centre_of, update
+from tests.browser.report.opened import Opened, centre_of, update
 from tests.traces.samples import sample_trace
 from tests.traces.test_ngrams import ahead
 from traces.ngrams import ngrams
-from traces.view import view_model
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-grams"
@@ -25,23 +24,6 @@ def trace():
 @pytest.fixture(scope="module")
 def traces(trace):
     return [sample_trace("speculative"), trace]
-
-
-@pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory, traces):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), traces)
-    report.ready()
-    yield report
-    assert report.complaints == []
-    report.page.close()
-
-
-@pytest.fixture
-def page(opened, traces):
-    page = opened.show(view_model(traces))
-    page.mouse.move(1, 1)
-    page.wait_for_selector("#viewer[data-drawn]")
-    return page
 
 
 def block(page, title):

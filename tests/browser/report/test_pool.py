@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.test_report import Opened, pane
+from tests.browser.report.opened import Opened, pane
 from tests.traces.samples import sample_trace
 from tests.traces.test_pool import PROMPT, dsi
 from traces.pool import pool
@@ -26,19 +26,12 @@ def trace():
 
 
 @pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory, trace):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), [sample_trace("speculative"), trace])
-    report.ready()
-    yield report
-    assert report.complaints == []
-    report.page.close()
+def traces(trace):
+    return [sample_trace("speculative"), trace]
 
 
 @pytest.fixture
-def page(opened, trace):
-    page = opened.show(view_model([sample_trace("speculative"), trace]))
-    page.mouse.move(1, 1)
-    page.wait_for_selector("#viewer[data-drawn]")
+def page(page):
     page.wait_for_selector(BAR)
     return page
 
@@ -238,7 +231,7 @@ def test_the_table_says_the_same(page, trace):
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 700), ("dark", 1400)])
 def test_bars_stand_out_and_fit_their_card(chromium, tmp_path, trace, theme, width):
-    from tests.browser.test_copies import contrast
+    from tests.browser.report.test_copies import contrast
 
     report = Opened(chromium, tmp_path, [trace], theme=theme, width=width)
     page = report.ready()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_playground import alert, answer, choose, click_until, type_prompt, viewer
+from tests.browser.playground.test_playground import alert, answer, choose, click_until, type_prompt, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.alone]
 

@@ -6,11 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.test_report import Opened, centre_of
+from tests.browser.report.opened import Opened, centre_of
 from tests.traces.samples import sample_trace
 from tests.traces.test_layers import easyspec
 from traces.layers import layers
-from traces.view import view_model
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-layers"
@@ -23,19 +22,12 @@ def trace():
 
 
 @pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory, trace):
-    report = Opened(chromium, tmp_path_factory.mktemp("report"), [sample_trace("speculative"), trace])
-    report.ready()
-    yield report
-    assert report.complaints == []
-    report.page.close()
+def traces(trace):
+    return [sample_trace("speculative"), trace]
 
 
 @pytest.fixture
-def page(opened, trace):
-    page = opened.show(view_model([sample_trace("speculative"), trace]))
-    page.mouse.move(1, 1)
-    page.wait_for_selector("#viewer[data-drawn]")
+def page(page):
     page.wait_for_selector(f"{VIEW} .ss-layers-bar")
     return page
 

@@ -1,0 +1,89 @@
+"""A report opened from disk, and what its tests ask of it."""
+
+import json
+
+from traces.export.report import render_report
+from traces.view import view_model
+
+
+class Opened:
+    """A page with a report, and everything it complained about or asked for."""
+
+    def __init__(self, browser, folder, traces, *, width=1400, theme="light", **context):
+        file = folder / "report.html"
+        file.write_text(render_report(traces), encoding="utf-8")
+        self.page = browser.new_page(viewport={"width": width, "height": 950}, color_scheme=theme, **context)
+        self.page.set_default_timeout(120_000)
+        self.complaints = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on("dialog", lambda d: self.complaints.append(f"dialog: {d.message}") or d.dismiss())
+        self.page.on(
+            "request", lambda r: self.complaints.append(r.url) if not r.url.startswith("file:") else None
+        )
+        self.page.goto(file.as_uri())
+
+    def ready(self):
+        self.page.wait_for_selector("#viewer[data-drawn]")
+        return self.page
+
+    def show(self, model, **options):
+        """Replace what the viewer shows."""
+        self.page.evaluate(
+            """([text, options]) => {
+                window.view.destroy();
+                const root = document.getElementById("viewer");
+                for (const key of Object.keys(root.dataset)) delete root.dataset[key];
+                window.view = SpecScope.mount(root, JSON.parse(text), options);
+            }""",
+            [json.dumps(model), options],
+        )
+        return self.page
+
+
+def update(page, traces):
+    page.evaluate("(text) => view.update(JSON.parse(text))", json.dumps(view_model(traces)))
+
+
+def pane(page, number):
+    return page.locator(".ss-pane").nth(number)
+
+
+def visible_text(page, number):
+    """Return the text of a pane as it stands, without the drafts that did not make it."""
+    return page.evaluate(
+        """(number) => [...document.querySelectorAll(".ss-pane")[number].querySelectorAll(".ss-token:not(.ss-ghost)")]
+            .filter((node) => getComputedStyle(node).visibility === "visible").map((node) => node.textContent).join("")""",
+        number,
+    )
+
+
+def centre_of(page, run, span):
+    """Return where a span is on the screen, by letting the viewer mark it."""
+    page.evaluate("document.querySelector('.ss-gantt').scrollIntoView()")
+    frame = page.locator(".ss-plot").bounding_box()
+    return page.evaluate(
+        """([text, run, span, frame]) => {
+            const model = JSON.parse(text);
+            const axis = document.querySelector(".ss-plot")._fullLayout.xaxis;
+            const track = model.runs[run].tracks.findIndex((t) => t.spans.id.includes(span));
+            const spans = model.runs[run].tracks[track].spans;
+            const at = spans.id.indexOf(span);
+            const names = new Set(model.runs.flatMap((r) => r.tracks.map((t) => t.label)));
+            const labels = [...document.querySelectorAll(".ss-row-label")].filter((n) => names.has(n.title));
+            const before = model.runs.slice(0, run).reduce((sum, r) => sum + r.tracks.length, 0);
+            const box = labels[before + track].getBoundingClientRect();
+            return [frame.x + axis.l2p((spans.start[at] + spans.end[at]) / 2), box.top + 12];
+        }""",
+        [page.locator("#model").text_content(), run, span, frame],
+    )
+
+
+def window(page):
+    return page.evaluate("document.querySelector('.ss-plot')._fullLayout.xaxis.range")
+
+
+def drawn_after(page, action):
+    before = page.get_attribute("#viewer", "data-drawn")
+    action()
+    page.wait_for_selector(f'#viewer[data-drawn]:not([data-drawn="{before}"])')

@@ -1,0 +1,128 @@
+"""A report opened from disk, in Debian's Chromium: what a person sees, hovers, plays and presses."""
+
+import itertools
+import json
+
+import pytest
+
+from tests.browser.report.opened import Opened, pane, visible_text
+from tests.traces.samples import KINDS, sample_trace
+from traces.replay import state_at
+from traces.view import view_model
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize(("width", "theme"), list(itertools.product((1400, 800), ("light", "dark"))))
+def test_a_report_opens_from_disk_without_a_word(chromium, tmp_path, traces, width, theme):
+    report = Opened(chromium, tmp_path, traces, width=width, theme=theme)
+    page = report.ready()
+    assert page.get_attribute("#viewer", "data-state") == "ready"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    dark = (
+        page.evaluate("getComputedStyle(document.querySelector('.ss-card')).backgroundColor")
+        == "rgb(17, 24, 39)"
+    )
+    assert dark == (theme == "dark")
+    drawn = page.evaluate("document.querySelector('.ss-plot').data.map((trace) => trace.marker?.color)")
+    assert ("rgb(20, 128, 194)" in drawn) == dark, "plotly draws in the theme's colours"
+    assert report.complaints == []
+    page.close()
+
+
+def test_without_javascript_the_summary_is_open(chromium, tmp_path, traces):
+    page = Opened(chromium, tmp_path, traces, java_script_enabled=False).page
+    assert page.get_by_text("Forwards of the target while decoding").is_visible()
+    assert page.get_by_text("seed = 7").first.is_visible()
+    page.close()
+
+
+def test_hovering_a_token_explains_it_and_marks_its_spans(page):
+    pane(page, 1).locator(".ss-token.ss-accepted").first.hover()
+    card = page.locator(".ss-float")
+    text = card.inner_text()
+    for word in ("accepted draft", "min(1, p/q)", "top 5", "token id", "since last commit", "GPU 1 · target"):
+        assert word in text
+    assert page.locator(".ss-light").count() == 2
+    page.mouse.move(1, 1)
+    assert card.is_hidden()
+    assert page.locator(".ss-light").count() == 0
+
+
+def test_the_keyboard_reaches_every_token(page):
+    first = pane(page, 1).locator(".ss-token:not(.ss-ghost)").first
+    first.focus()
+    card = page.locator(".ss-float")
+    assert card.is_visible()
+    assert first.get_attribute("aria-describedby") == card.get_attribute("id")
+    page.keyboard.press("ArrowRight")
+    second = pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(1)
+    assert second.evaluate("(node) => node === document.activeElement")
+    assert pane(page, 1).locator('[tabindex="0"]').count() == 1
+    page.keyboard.press("Enter")
+    page.mouse.move(1, 1)
+    assert "pinned" in card.inner_text()
+    page.keyboard.press("Escape")
+    assert card.is_hidden()
+
+
+def test_the_slider_shows_the_text_at_its_time(page, traces):
+    model = view_model(traces)
+    slider = page.get_by_label("Time since decoding began")
+    for share in (0.0, 0.31, 0.77, 1.0):
+        t = share * model["axis"]["max"]
+        slider.evaluate("(node, t) => { node.value = t; node.dispatchEvent(new Event('input')); }", t)
+        now = float(page.get_attribute("#viewer", "data-time"))
+        assert now == pytest.approx(t, abs=0.01)
+        for number, trace in enumerate(traces):
+            assert visible_text(page, number) == state_at(trace, now)["texts"][0]
+        assert page.locator(".ss-veil").first.is_hidden() == (share == 1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replay_in_the_page_and_in_python_agree(opened, kind):
+    trace = sample_trace(kind, acceptance=0.6)
+    run = json.loads(json.dumps(view_model([trace])["runs"][0]))
+    edges = {t for track in run["tracks"] for key in ("start", "end") for t in track["spans"][key]}
+    times = sorted({t + shift for t in edges for shift in (-0.0005, 0, 0.0005)})
+    states = opened.page.evaluate(
+        "([run, times]) => times.map((t) => SpecScope.stateAt(run, t))", [run, times]
+    )
+    assert states == [state_at(trace, t) for t in times]
+
+
+def test_playing_moves_all_runs_and_stops_at_the_end(page, traces):
+    end = view_model(traces)["axis"]["max"]
+    page.get_by_label("Replay speed").select_option("0.1")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector(f'#viewer:not([data-time="0"]):not([data-time="{end}"])')
+    assert float(page.get_attribute("#viewer", "data-time")) < end
+    page.get_by_label("Replay speed").select_option("10")
+    page.get_by_role("button", name="Play").wait_for()
+    assert float(page.get_attribute("#viewer", "data-time")) == end
+
+
+def test_steps_go_to_commits_and_rejections(page, traces):
+    model = view_model(traces)
+    commits = sorted({t["t"] for run in model["runs"] for t in run["tokens"]})
+    lost = sorted({g["t"] for run in model["runs"] for g in run["ghosts"] if g["outcome"] == "rejected"})
+    page.evaluate("view.seek(0)")
+    times = []
+    for name in ("Next commit", "Next commit", "Next rejection", "Previous commit"):
+        page.get_by_role("button", name=name).click()
+        times.append(float(page.get_attribute("#viewer", "data-time")))
+    rejection = next(t for t in lost if t > commits[1])
+    assert times == [commits[0], commits[1], rejection, max(t for t in commits if t < rejection)]
+
+
+def test_rejected_drafts_show_on_demand(page):
+    ghosts = pane(page, 1).locator(".ss-ghost")
+    assert ghosts.count() > 0
+    assert ghosts.first.is_hidden()
+    page.get_by_label("rejected drafts").check()
+    assert ghosts.first.is_visible()
+    assert "line-through" in ghosts.first.locator("s").evaluate(
+        "(node) => getComputedStyle(node).textDecorationLine"
+    )
+    ghosts.first.hover()
+    assert "rejected draft" in page.locator(".ss-float").inner_text()

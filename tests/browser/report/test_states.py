@@ -1,0 +1,117 @@
+"""What a viewer shows at other times: hostile texts, another theme, a hidden tab, a growing run, and no run."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.runtime.events import Footer
+from engine.runtime.trace import Trace
+from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
+from tests.traces.samples import sample_events, sample_trace
+from traces.view import view_model
+
+pytestmark = pytest.mark.browser
+HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b><a href=https://example.org>x</a>"
+
+
+def test_texts_of_a_run_stay_text(chromium, tmp_path):
+    trace = sample_trace("speculative", tokens=8)
+    devices = tuple(replace(d, label=HOSTILE) for d in trace.header.devices)
+    trace.header = replace(
+        trace.header,
+        title=HOSTILE,
+        prompts=(HOSTILE,),
+        config={HOSTILE: HOSTILE},
+        devices=devices,
+        profile=HOSTILE,
+    )
+    trace.pieces = dict.fromkeys(trace.pieces, HOSTILE)
+    trace.commits = [replace(c, text=HOSTILE) for c in trace.commits]
+    trace.footer = replace(trace.footer, error=HOSTILE)
+    report = Opened(chromium, tmp_path, [trace])
+    page = report.ready()
+    page.get_by_label("rejected drafts").check()
+    page.locator(".ss-token").first.hover()
+    assert HOSTILE in page.locator(".ss-float").inner_text()
+    page.locator(".ss-gantt").focus()
+    page.keyboard.press(".")
+    for fold in page.locator("#viewer details summary:visible").all():
+        fold.click()
+    assert page.locator("#viewer").locator("img, a, script, iframe").count() == 0
+    assert page.get_by_text("bold").first.evaluate("(node) => node.tagName") != "B"
+    page.wait_for_timeout(200)
+    assert report.complaints == []
+    page.close()
+
+
+def test_a_dark_ancestor_and_the_class_theme_decide(opened, traces):
+    page = opened.show(view_model(traces), theme="class")
+    page.wait_for_selector("#viewer[data-drawn]")
+    colour = "getComputedStyle(document.querySelector('#viewer .ss-card')).backgroundColor"
+    assert page.evaluate(colour) == "rgb(251, 252, 254)"
+    drawn_after(page, lambda: page.evaluate("document.body.classList.add('dark')"))
+    assert page.evaluate(colour) == "rgb(17, 24, 39)"
+    shown = page.evaluate("document.querySelector('.ss-plot').data.map((trace) => trace.marker?.color)")
+    assert "rgb(20, 128, 194)" in shown
+    page.evaluate("document.body.classList.remove('dark')")
+
+
+def test_a_viewer_in_a_hidden_tab_is_drawn_when_it_is_shown(opened, traces):
+    opened.page.evaluate("document.getElementById('viewer').hidden = true")
+    page = opened.show(view_model(traces))
+    page.evaluate("document.getElementById('viewer').hidden = false")
+    page.wait_for_selector("#viewer[data-drawn]")
+    assert page.locator(".ss-plot .barlayer").count() > 0
+
+
+def test_a_live_run_grows_in_place(opened):
+    header, *rows = sample_events("pearl")
+    trace = Trace(header)
+    page = opened.show(view_model([trace]))
+    assert page.get_attribute("#viewer", "data-state") == "live"
+    assert "Waiting for the first token" in pane(page, 0).inner_text()
+    for row in rows[: len(rows) // 2]:
+        trace.add(row)
+    update(page, [trace])
+    assert page.get_by_role("group", name="Replay").is_hidden()
+    page.evaluate("document.querySelector('.ss-token').kept = true")
+    for row in rows[len(rows) // 2 :]:
+        trace.add(row)
+    update(page, [trace])
+    assert page.get_attribute("#viewer", "data-state") == "ready"
+    assert page.evaluate("document.querySelector('.ss-token').kept"), "tokens that are there stay"
+    assert visible_text(page, 0) == trace.text
+    update(page, [sample_trace("speculative")])
+    assert visible_text(page, 0) == sample_trace("speculative").text
+    ghosts = view_model([sample_trace("speculative")])["runs"][0]["ghosts"]
+    assert pane(page, 0).locator(".ss-ghost").count() == len(ghosts)
+
+
+def test_ghosts_stand_in_front_of_their_token_however_they_came(opened):
+    header, *rows = sample_events("speculative", tokens=30, acceptance=0.6)
+    order = "[...document.querySelectorAll('.ss-token')].map((node) => node.getAttribute('aria-label'))"
+    trace = Trace(header)
+    page = opened.show(view_model([trace]))
+    for count, row in enumerate(rows):
+        trace.add(row)
+        if count % 25 == 0:
+            update(page, [trace])
+    update(page, [trace])
+    grown = page.evaluate(order)
+    opened.show(view_model([trace]))
+    assert grown == page.evaluate(order)
+
+
+def test_empty_failed_and_unknown_are_said(opened):
+    page = opened.show(view_model([]))
+    assert page.get_attribute("#viewer", "data-state") == "empty"
+    assert page.get_by_text("Nothing to show yet").is_visible()
+    trace = sample_trace("pearl")
+    trace.footer = Footer("failed", ("",), ("",), trace.footer.time, "worker cpu:1 died; run again")
+    page = opened.show(view_model([trace]))
+    assert page.get_by_role("alert").inner_text() == "worker cpu:1 died; run again"
+    page = opened.show(view_model([sample_trace("autoregressive")]))
+    assert page.locator(".ss-note").inner_text().startswith("no drafts in this run")
+    page = opened.show({**view_model([]), "model": 99})
+    assert page.get_attribute("#viewer", "data-state") == "error"
+    assert "version 99" in page.get_by_role("alert").inner_text()
