@@ -303,4 +303,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
 
 def _several(given: Places) -> list[str]:
     each = [given] if isinstance(given, str | os.PathLike) else given or ()
-    return [str(one) for one in each]
+    found = [str(one) for one in each]
+    if not all(found):
+        raise UsageError("a drafter's or a head's path is empty; give a directory")
+    return found

@@ -6,6 +6,7 @@ tokens known so far), gamma the draft length, n the number of accepted draft tok
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -33,6 +34,13 @@ def check_range(
         raise UsageError(
             f"{name} is {value:g}; it must be {bounds}" + ("" if high is None else f" and at most {high:g}")
         )
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise UsageError unless it is text: valid Unicode without NUL, which only binary files hold."""
+    if found := re.search("[\0\ud800-\udfff]", text):
+        why = "is not text" if found[0] == "\0" else "is not valid Unicode"
+        raise UsageError(f"character {found.start()} of {name}, {found[0]!r}, {why}; remove it")
 
 
 MOST_DRAFTERS = 8

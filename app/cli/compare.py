@@ -14,7 +14,7 @@ import uuid
 from typing import Any
 
 from app.cli import common
-from app.cli.run import open_store, recorded
+from app.cli.run import open_store, parse_settings, recorded
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
 from engine.runtime.trace import Trace
@@ -25,6 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods", required=True, metavar="A,B|all", help="keys separated by commas, or all"
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="METHOD.FIELD=VALUE",
+        dest="fields",
+        help="a field of a method's config; repeatable",
+    )
     common.add_generation(parser)
     common.add_cluster(parser)
     common.add_database(parser)
@@ -34,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run them, the baseline first."""
     keys, left_out = method_keys(args.methods), dict[str, str]()
+    configs = parse_settings(args.fields, keys)
+    for key, config in configs.items():
+        find(key).configure(config)
     sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(args))
@@ -47,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
             group = uuid.uuid4().hex[:12]
             for key in keys:
                 if part := _parts(key, rows).get(i):
-                    options = {"sampling": common.seeded(sampling, i), "limits": limits, "group": group}
+                    seeded, config = common.seeded(sampling, i), configs[key]
+                    options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
                     traces[key][i] = recorded(store, cluster, key, [prompts[k] for k in part], options)
     first = traces[BASELINE][0].header
     result = {

@@ -77,6 +77,17 @@ def parse_fields(fields: list[str]) -> dict[str, Any]:
     return parsed
 
 
+def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, Any]]:
+    """Return METHOD.FIELD=VALUE texts as the config of each method."""
+    parsed: dict[str, dict[str, Any]] = {key: {} for key in keys}
+    for name, value in parse_fields(fields).items():
+        key, _, field = name.partition(".")
+        if key not in keys or not field:
+            raise UsageError(f"--set {name}={value} is not METHOD.FIELD=VALUE of a method that is compared")
+        parsed[key][field] = value
+    return parsed
+
+
 def open_store(args: argparse.Namespace) -> Any:
     """Open the trace database the options name."""
     from traces.store import Store, default_path

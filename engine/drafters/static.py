@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,10 @@ def within(name: str, levels: int, asked: int, what: str) -> Static:
     return found.cut(asked or levels)
 
 
-@lru_cache
 def _read(path: Path) -> Static:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the tree {path} cannot be read: {error}") from None
     try:
         return parse(document.get("paths"))

@@ -50,6 +50,9 @@ LAYER = (
     "max_position_embeddings",
 )
 """Fields of a head's `shape`."""
+MOST = 64
+"""Heads, and layers of each, at most."""
+_FLAGS = ("own_lm_head", "biased", "qkv_bias", "own_embedding", "norm_before_residual")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -123,6 +126,14 @@ class HeadConfig:
         for name, low in least.items():
             if type(value := getattr(self, name)) is not int or value < low:
                 raise ModelError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+            if name in ("heads", "layers") and value > MOST:
+                raise ModelError(f"{name} is {value}; it must be at least 1 and at most {MOST}")
+        for name in _FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ModelError(f"{name} is {value!r}; it must be true or false")
+        name: Any = self.target
+        if not isinstance(name, str):
+            raise ModelError(f"target is {name!r}; it must be the target's name")
         if self.kind != "eagle3" and self.features != (-1,):
             raise ModelError(f"features is {list(self.features)}; supported is [-1], the target's last state")
         if self.kind == "eagle3" and not all(type(i) is int and i >= 0 for i in self.features):
@@ -171,6 +182,12 @@ class HeadConfig:
                 f"hidden_size is {self.shape['hidden_size']} in shape, {self.hidden_size} above it; they must be the same"
             )
         shape = layer_of(self.shape | {"vocab_size": self.vocab_size})
+        if shape.context < 1:
+            raise ModelError(
+                f"max_position_embeddings is {shape.context} in shape; it must be a whole number of at least 1"
+            )
+        if not 0 <= shape.eps < 1:
+            raise ModelError(f"rms_norm_eps is {shape.eps} in shape; it must be at least 0 and below 1")
         first, last = _NORMS.get(self.kind, (False, False))
         return replace(shape, input_norm=first, final_norm=last, qkv_bias=self.qkv_bias)
 

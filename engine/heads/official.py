@@ -70,6 +70,8 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     Raises:
         ModelError: It is of a kind that is unknown or cannot be run, or its config lacks a size.
     """
+    if bare := [name for name, shape in shapes.items() if not shape and not is_needless(name)]:
+        raise ModelError(f"{path}: {bare[0]} is a single number; no tensor of a head is one")
     for name, (part, what) in product(shapes, _REFUSED.items()):
         if name.startswith(part):
             raise ModelError(f"{path} is {what.format(name)}")
@@ -99,7 +101,7 @@ def _medusa(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         raise ModelError(f"{path} lacks 0.0.linear.weight, which a Medusa head has")
     heads, layers = (1 + max(column) for column in zip(*blocks, strict=True))
     own = f"0.{layers}.weight" in names
-    vocab = shapes[names[f"0.{layers}.weight"]][0] if own else int(raw.get("vocab_size", 0))
+    vocab = shapes[names[f"0.{layers}.weight"]][0] if own else _vocab(path, raw)
     width = shapes[names["0.0.linear.weight"]][0] if "0.0.linear.weight" in names else 0
     config = HeadConfig(
         "medusa", width, vocab, heads=heads, layers=layers, target=_target(raw), own_lm_head=own
@@ -122,7 +124,7 @@ def _hydra(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     config = HeadConfig(
         "hydra",
         shapes[first][0],
-        max((shapes[found[0]][0] for found in own), default=int(raw.get("vocab_size", 0))),
+        max((shapes[found[0]][0] for found in own), default=_vocab(path, raw)),
         heads=heads,
         layers=len(numbers),
         target=_target(raw),
@@ -164,7 +166,7 @@ def _eagle3(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         raise ModelError(
             f"{path / 'config.json'}: target_hidden_size is {wide}; it must be the head's own hidden_size, {width}"
         )
-    known = shapes.get("lm_head.weight", (0,))[0]
+    known = (shapes.get("lm_head.weight") or (0,))[0]
     config = HeadConfig(
         "eagle3",
         width,
@@ -175,7 +177,7 @@ def _eagle3(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         qkv_bias=_BIAS in names,
         draft_vocab=known if "d2t" in names or known != vocab else 0,
         own_embedding="embed_tokens.weight" in names,
-        norm_before_residual=bool(raw.get("norm_before_residual")),
+        norm_before_residual=raw.get("norm_before_residual", False),
     )
     return Published(config, names)
 
@@ -207,17 +209,24 @@ def _states(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _layer(path: Path, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the sizes of an EAGLE head's layer, the fields of `LAYER` and vocab_size."""
-    sizes = dict(raw.get("transformer_layer_config", raw))
+    sizes = raw.get("transformer_layer_config", raw)
+    if not isinstance(sizes, dict):
+        raise ModelError(
+            f"{path / 'config.json'}: transformer_layer_config is {sizes!r}; it must be an object"
+        )
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     if missing := [name for name in needed if not isinstance(sizes.get(name), int)]:
         raise ModelError(f"{path / 'config.json'} lacks {', '.join(missing)}, which an EAGLE head says there")
     if any(layers := [name for name in names if re.match(r"layers\.[1-9]", name)]):
         raise ModelError(f"{path} has {layers[0]}: an EAGLE head has one decoder layer")
-    if "sliding_attention" in (sizes.get("layer_types") or ()):
+    kinds = sizes.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ModelError(f"{path / 'config.json'}: layer_types is {kinds!r}; it must be a list")
+    if "sliding_attention" in kinds:
         raise ModelError(
             f"{path / 'config.json'}: layer_types holds sliding_attention, which a head cannot have yet"
         )
-    fields = {name: value for name, value in sizes.items() if name not in _LABELS}
+    fields = {name: value for name, value in sizes.items() if name not in (*_LABELS, "num_hidden_layers")}
     try:
         layer_of(fields)
     except ModelError as error:
@@ -228,6 +237,15 @@ def _layer(path: Path, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict
     return {name: getattr(layer, name) for name in (*LAYER, "vocab_size")}
 
 
+def _vocab(path: Path, raw: Mapping[str, Any]) -> int:
+    """Return the vocabulary that the config of a head without an LM head names; 0 where it does not."""
+    if type(vocab := raw.get("vocab_size", 0)) is not int:
+        raise ModelError(
+            f"{path / 'config.json'}: vocab_size is {vocab!r}; it must be a whole number of at least 0"
+        )
+    return vocab
+
+
 def is_needless(name: str) -> bool:
     """Return whether a tensor of a published head is its target's own, or follows from others: it is not read."""
     return bool(_SHARED.fullmatch(name)) or name.startswith("model.") or name == "t2d"
@@ -236,6 +254,7 @@ def is_needless(name: str) -> bool:
 def _target(raw: Mapping[str, Any]) -> str:
     """Return the name of the target a published head was made for; empty where it does not say."""
     speculators = raw.get("speculators_config")
-    if isinstance(speculators, dict):
-        return str(speculators.get("verifier", {}).get("name_or_path", ""))
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    if isinstance(verifier, dict):
+        return str(verifier.get("name_or_path", ""))
     return str(raw.get("base_model_name_or_path", ""))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from engine.errors import UsageError
-from engine.types import Layout, check_range
+from engine.types import Layout, check_range, check_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,15 +147,10 @@ class Setting:
             raise UsageError(
                 f"{self.name} has {len(text):,} characters; it must have at most {self.high:,}; shorten it"
             )
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as e:
-            raise UsageError(
-                f"character {e.start} of {self.name}, {text[e.start]!r}, is not valid Unicode; remove it"
-            ) from None
+        check_text(self.name, text)
 
     def _convert(self, value: Any) -> Any:
-        wrong = UsageError(f"{self.name} is {value!r}; it must be of type {self.type.__name__}")
+        wrong = UsageError(f"{self.name} is {value!r}; it must be {self._wanted()}")
         if self.type is bool:
             named = {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}
             if isinstance(value, bool):
@@ -171,11 +166,21 @@ class Setting:
             return value
         try:
             number = self.type(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise wrong from None
-        if self.type is int and number != float(value):
+        if isinstance(value, float) and number != value:
             raise wrong
         return number
+
+    def _wanted(self) -> str:
+        """Return what a value must be, in words."""
+        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
+        bounds = [
+            f"{side} {bound:g}"
+            for side, bound in (("at least", self.low), ("at most", self.high))
+            if bound is not None and self.type in (int, float)
+        ]
+        return " ".join([kind, *(["of", " and ".join(bounds)] if bounds else [])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ def read_json(path: Path) -> Any:
         raise ModelError(
             f"{path} is missing; a model directory holds config.json and *.safetensors"
         ) from None
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, RecursionError) as e:
         raise ModelError(f"{path} is not valid JSON: {_first_line(e)}") from None
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, TokenizersBackend
 
 from engine.errors import ModelError, PairError, UsageError
 from engine.model.load import read_config, read_object, resolve
-from engine.types import MOST_DRAFTERS, drafter_key
+from engine.types import MOST_DRAFTERS, check_text, drafter_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,7 +120,7 @@ class Pair:
         Special tokens written in the text are read as ordinary text.
 
         Raises:
-            UsageError: The text is empty or not valid Unicode.
+            UsageError: The text is empty or no text.
         """
         if self.tokenizer.chat_template:
             return self.encode_chat([{"role": "user", "content": text}])
@@ -136,7 +136,7 @@ class Pair:
         Special tokens written in a content are read as ordinary text.
 
         Raises:
-            UsageError: A message is empty, of an unknown role or not valid Unicode, or the chat template refuses it.
+            UsageError: A message is empty, of an unknown role or no text, or the chat template refuses it.
         """
         if not self.tokenizer.chat_template:
             raise UsageError(
@@ -211,12 +211,7 @@ class Pair:
 def _checked(text: str | None) -> str:
     if not text or not text.strip():
         raise UsageError("the prompt is empty; write something")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as e:
-        raise UsageError(
-            f"character {e.start} of the prompt, {text[e.start]!r}, is not valid Unicode; remove it"
-        ) from None
+    check_text("the prompt", text)
     return text
 
 

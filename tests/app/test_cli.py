@@ -182,6 +182,32 @@ def test_all_leaves_out_methods_whose_models_are_missing_and_says_why():
     assert sorted([*keys, *left_out]) == sorted(METHODS)
 
 
+def test_compare_takes_settings_of_its_methods_and_marks_a_lossy_run(capsys, db):
+    asked = [
+        "compare",
+        "--methods",
+        "speculative,medusa",
+        "--prompt",
+        "Hello",
+        "--temperature",
+        "0.9",
+        *VIRTUAL,
+        *db,
+    ]
+    chosen = ["--set", "medusa.acceptance=typical", "--set", "speculative.gamma=2"]
+    code, out, _ = call(capsys, *asked, *chosen, "--json")
+    found = json.loads(out)["methods"]
+    assert (code, found["medusa"]["lossless"], found["speculative"]["lossless"]) == (0, False, True)
+    assert "(lossy)" in call(capsys, *asked, *chosen)[1]
+    for wrong, message in (
+        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE of a method that is compared"),
+        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE of a method that is compared"),
+        ("speculative.gamma=0", "gamma is 0; it must be at least 1"),
+    ):
+        code, _, err = call(capsys, *asked, "--set", wrong)
+        assert (code, message in err) == (2, True), err
+
+
 def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from engine.drafters.level import next_level
 from engine.drafters.static import tree
 from engine.drafters.tree import Dynamic, Node, Shape, Static, Wide, root
 from engine.draws import Draws, Key, pick
+from engine.errors import UsageError
 from engine.types import Sampling
 
 ONE = Sampling(1.0)
@@ -94,3 +97,19 @@ def test_a_shape_says_how_many_rows_of_q_its_nodes_need_at_most(shape):
         if not above:
             break
     assert parents <= shape.parents
+
+
+@pytest.mark.parametrize("text", ["paths = " + "[" * 20_000, f"paths = [[{'9' * 5000}]]", "paths", "\0"])
+def test_a_tree_file_that_cannot_be_read_is_named(text: str, tmp_path: Path):
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"own\.toml cannot be read: ") as error:
+        tree(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_tree_file_is_read_anew_after_it_was_changed(tmp_path: Path):
+    path = tmp_path / "own.toml"
+    for paths in ([[0]], [[0], [1]]):
+        path.write_text(f"paths = {paths}\n")
+        assert [[*node] for node in tree(str(path)).paths] == paths

@@ -330,6 +330,31 @@ Change = Callable[[dict[str, Tensor]], object]
             lambda t: t.update({"embedding_layernorm.weight": torch.ones(D)}),
             "tensors unknown to a head of kind eagle: embedding_layernorm.weight$",
         ),
+        (
+            medusa_1(),
+            {},
+            lambda t: t.update({"0.1.weight": torch.tensor(1.0)}),
+            "0.1.weight is a single number; no tensor of a head is one$",
+        ),
+        (
+            medusa_1(),
+            {},
+            lambda t: t.update({f"{10**9}.0.linear.weight": torch.zeros(D, D)}),
+            "heads is 1000000001; it must be at least 1 and at most 64$",
+        ),
+        (
+            {name: shape for name, shape in medusa_1().items() if ".linear." in name},
+            {"vocab_size": "many"},
+            lambda _: None,
+            "vocab_size is 'many'; it must be a whole number of at least 0$",
+        ),
+        (
+            eagle(),
+            {"transformer_layer_config": None},
+            lambda _: None,
+            "transformer_layer_config is None; it must be an object$",
+        ),
+        (eagle(), CONFIG | {"layer_types": 1}, lambda _: None, "layer_types is 1; it must be a list$"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -353,9 +378,10 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no")
     with pytest.raises(ModelError, match=r"model\.safetensors is not a complete safetensors file"):
         read_head(tmp_path)
-    (tmp_path / "config.json").write_text("[")
-    with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
-        read_head(tmp_path)
+    for text in ("[", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
+            read_head(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +402,20 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
         ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),
         ({"features": None}, r"is no head's config \("),
         ({"tokenizer": 7}, r"tokenizer is 7; it must be the SHA-256"),
+        ({"target": 7}, r"target is 7; it must be the target's name"),
+        ({"qkv_bias": "false"}, r"qkv_bias is 'false'; it must be true or false"),
+        (
+            {"kind": "medusa", "heads": 10**12},
+            r"heads is 1000000000000; it must be at least 1 and at most 64",
+        ),
+        (
+            {"shape": SHAPE | {"rms_norm_eps": float("nan")}},
+            r"rms_norm_eps is nan in shape; it must be at least 0",
+        ),
+        (
+            {"shape": SHAPE | {"max_position_embeddings": 0}},
+            r"max_position_embeddings is 0 in shape; it must be",
+        ),
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
 )

@@ -127,12 +127,13 @@ def test_the_reference_changes_no_token_at_any_temperature(bundled):
     [
         ({"match": 0}, "match is 0; it must be at least 1 and at most 16"),
         ({"copy": 33}, "copy is 33; it must be at least 1 and at most 32"),
-        ({"reference": 7}, "reference is 7; it must be of type str"),
-        ({"reference": None}, "reference is None; it must be of type str"),
+        ({"reference": 7}, "reference is 7; it must be a text"),
+        ({"reference": None}, "reference is None; it must be a text"),
         (
             {"reference": "x" * 100_001},
             "reference has 100,001 characters; it must have at most 100,000; shorten it",
         ),
+        ({"reference": "PK\0\1"}, r"character 2 of reference, '\x00', is not text; remove it"),
         ({"reference": "a\ud800"}, r"character 1 of reference, '\ud800', is not valid Unicode; remove it"),
     ],
 )

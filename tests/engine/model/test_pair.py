@@ -259,6 +259,7 @@ def test_empty_prompt(text, copies):
             [{"role": "user", "content": "a\ud800"}],
             "character 1 of the prompt, '.ud800', is not valid Unicode",
         ),
+        ([{"role": "user", "content": "\0x"}], r"character 0 of the prompt, '.x00', is not text; remove it"),
     ],
 )
 def test_wrong_messages(messages, message):
