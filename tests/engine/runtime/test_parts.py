@@ -53,6 +53,7 @@ def test_the_wire_carries_only_what_is_new():
 
 def test_slab_rows_return_once_the_last_draft_is_gone():
     slab = Slab("drafter", 8)
+    slab.unlink()
     lease = slab.lease(5)
     draft = Draft(tuple(DraftToken(i, i - 1) for i in range(5)), (lease,))
     tail = draft[3:]
