@@ -168,7 +168,7 @@ class Setting:
             number = self.type(value)
         except (TypeError, ValueError, OverflowError):
             raise wrong from None
-        if isinstance(value, float) and number != value:
+        if self.type is int and isinstance(value, float) and number != value:
             raise wrong
         return number
 

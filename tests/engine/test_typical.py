@@ -318,7 +318,7 @@ def test_on_random_tables_the_distribution_is_another_one_and_exact_is_the_defau
         ("epsilon", "1.5", "epsilon is 1.5; it must be at least 0 and at most 1"),
         ("delta", 2, "delta is 2; it must be at least 0 and at most 1"),
         ("delta", math.nan, "delta is nan; it must be at least 0 and at most 1"),
-        ("delta", "much", "delta is 'much'; it must be of type float"),
+        ("delta", "much", "delta is 'much'; it must be a number of at least 0 and at most 1"),
     ],
 )
 def test_bad_values_are_refused(field, value, message):

@@ -203,6 +203,22 @@ def three_devices(pair: Pair, runtime: str):
         yield there
 
 
+def second_drafter_counts(trace: Trace) -> bool:
+    """Whether a token stands that the second drafter drafted."""
+    second = max(s.device for s in trace.spans if s.kind == "draft")
+    drafted = {s.id for s in trace.spans if s.device == second}
+    return any(d.draft_span in drafted and d.outcome == "accepted" for d in trace.decisions)
+
+
+def raced(opened: Cluster, sampling: Sampling) -> Trace:
+    """Let two drafters race; on real threads who comes first differs from run to run, so up to five times."""
+    for _ in range(5):
+        trace = opened.run("dsi", [5, 6], config={"drafters": 2}, sampling=sampling, limits=Limits(24))
+        if opened.placement.profile or second_drafter_counts(trace):
+            break
+    return trace
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_k=20, seed=3)], ids=["greedy", "warm"])
 def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
     texts = []
@@ -211,7 +227,7 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
         engine.open(trio, runtime="virtual", profile="8xA100"),
     ):
         with there as opened:
-            trace = opened.run("dsi", [5, 6], config={"drafters": 2}, sampling=sampling, limits=Limits(24))
+            trace = raced(opened, sampling)
             plain = opened.run("autoregressive", [5, 6], sampling=sampling, limits=Limits(24))
             assert trace.token_ids() == plain.token_ids()
             drafting = {s.device for s in trace.spans if s.kind == "draft"}
@@ -219,8 +235,7 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
             labels = {d.name: d.label for d in trace.header.devices}
             assert [labels[name].split(" · ")[1] for name in sorted(drafting)] == ["drafter", "drafter 2"]
             texts.append(trace.token_ids())
-            by_second = {s.id for s in trace.spans if s.device == sorted(drafting)[1]}
-            assert any(d.draft_span in by_second and d.outcome == "accepted" for d in trace.decisions)
+            assert second_drafter_counts(trace)
     assert texts[0] == texts[1]
 
 
