@@ -208,13 +208,16 @@ class Playground:
             for run, trace in zip(runs, traces, strict=True)
         )
         useful = [(title, i) for i, (title, answer) in enumerate(answers) if answer.strip()]
+        blame = _blame(runs)
+        again = {self.prompt: chat.prompt} if blame and not useful else {}
         return {
             self.chat: chat.answered(answers).to_json(),
             self.follow: gr.update(
                 choices=useful, value=useful[0][1] if useful else None, visible=bool(useful)
             ),
+            **again,  # what was refused can be mended and sent again
             **self._buttons(going=False),
-            **self._alerts(_blame(runs)),
+            **self._alerts(blame),
         }
 
     def _buttons(self, *, going: bool) -> Update:

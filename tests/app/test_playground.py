@@ -139,6 +139,7 @@ def test_a_prompt_that_is_too_long_is_told_at_the_prompt(page, opener) -> None:
     opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
     assert "9000 tokens" in told(page, state, "prompt")
+    assert state[page.prompt] == "Hi", "it can be mended and sent again"
     assert 'data-state="failed"' in state[page.panes[0]]
 
 
@@ -147,6 +148,7 @@ def test_a_model_that_cannot_load_is_told_at_the_models(page, opener) -> None:
     own = {"models": "own", "target": "/x", "drafter": "/y"}
     state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
     assert "no such directory" in told(page, state, "models")
+    assert state[page.prompt] == "Hi"
     assert "Nothing was decoded" in state[page.turn]
     assert json.loads(state[page.viewer])["runs"] == []
 

@@ -40,6 +40,5 @@ def test_a_further_prompt_that_is_too_long_is_refused_with_its_number(page: Page
     choose_batch(page)
     page.locator("#ems-prompts textarea").fill("Short.\n\n" + "word " * 4000)
     type_prompt(page, "Hi")
-    click_until(page, "#alert-prompt .app-alert")
-    expect(page.locator("#alert-prompt .app-alert")).to_contain_text("prompt 2 of 3 (counted from 0)")
+    click_until(page, '#alert-prompt .app-alert:has-text("prompt 2 of 3 (counted from 0)")')
     assert "context" in alert(page, "prompt")
