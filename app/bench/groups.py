@@ -24,6 +24,7 @@ from engine.drafters.static import tree
 from engine.errors import UsageError
 from engine.heads.files import check_head
 from engine.heads.form import PARALLEL, HeadConfig
+from engine.methods import BASELINE
 from engine.model.pair import Pair
 from engine.runtime.trace import Trace
 from engine.training.heads.plot import Line, Panel, draw
@@ -31,7 +32,6 @@ from engine.training.heads.plot import Line, Panel, draw
 if TYPE_CHECKING:
     from engine import Cluster
 
-PLAIN = "autoregressive"
 TREE = "eagle"
 SHAPES: Mapping[str, Callable[[int], tuple[tuple[int, ...], ...]]] = {
     "chain": lambda levels: _spine(levels),
@@ -94,7 +94,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return it as a person reads it."""
         found = [
-            f"{self.kind} · {self.clock} · speed-up over {PLAIN}",
+            f"{self.kind} · {self.clock} · speed-up over {BASELINE}",
             f"{'K':>3}  {'drafts':8}{'nodes':>6}{'tokens/forward':>16}{'speed-up':>10}{'from':>8}{'to':>8}",
         ]
         for g in self.groups:
@@ -186,18 +186,18 @@ def _measured(
     runs: Sequence[_Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note
 ) -> list[Figure]:
     note("heads")
-    contestants: dict[str, Generate] = {PLAIN: speed.decode(runs[0].cluster, plan, PLAIN)}
+    contestants: dict[str, Generate] = {BASELINE: speed.decode(runs[0].cluster, plan, BASELINE)}
     for run in runs:
         contestants[run.name] = speed.decode(
             run.cluster, plan, run.config.kind, run.traces, tree=str(run.tree)
         )
     race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
-    return [_figure(race.ratio(run.name, PLAIN), race.same(run.name, PLAIN)) for run in runs]
+    return [_figure(race.ratio(run.name, BASELINE), race.same(run.name, BASELINE)) for run in runs]
 
 
 def _virtual(runs: Sequence[_Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note) -> list[Figure]:
     plain, figures = list[Trace](), list[Figure]()
-    decode = speed.decode(runs[0].cluster, plan, PLAIN, plain)
+    decode = speed.decode(runs[0].cluster, plan, BASELINE, plain)
     for ids in prompts:
         decode(ids)
     for run in runs:
@@ -213,7 +213,7 @@ def _virtual(runs: Sequence[_Runs], prompts: Sequence[Sequence[int]], plan: Plan
 
 
 def _figure(ratios: tuple[float, ...], same: bool) -> Figure:
-    return Figure(ratios, f"of {PLAIN}", same, {"same_tokens": same})
+    return Figure(ratios, f"of {BASELINE}", same, {"same_tokens": same})
 
 
 def _tokens(traces: Sequence[Trace]) -> float:
