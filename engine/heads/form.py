@@ -131,9 +131,9 @@ class HeadConfig:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise ModelError(f"{name} is {value!r}; it must be true or false")
-        name: Any = self.target
-        if not isinstance(name, str):
-            raise ModelError(f"target is {name!r}; it must be the target's name")
+        target: Any = self.target
+        if not isinstance(target, str):
+            raise ModelError(f"target is {target!r}; it must be the target's name")
         if self.kind != "eagle3" and self.features != (-1,):
             raise ModelError(f"features is {list(self.features)}; supported is [-1], the target's last state")
         if self.kind == "eagle3" and not all(type(i) is int and i >= 0 for i in self.features):

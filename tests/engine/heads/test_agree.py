@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.drafters.static import tree
 from engine.heads.files import read_head, write_head
 from engine.model.heads import load_head
 from engine.model.load import load, read_config
 from engine.model.shape import Shape
-from engine.runtime.heads import HEADS
 from engine.runtime.host import Host
-from engine.runtime.jobs import Begin, Grow, Grown, Load, Prefill
+from engine.runtime.jobs import Begin, Load, Prefill
 from engine.training.heads.features import features_of
 from engine.training.heads.kinds import Head, build
 from engine.training.heads.layered import Eagle
@@ -27,15 +25,12 @@ from engine.training.heads.train import head_config, read_frozen
 from engine.training.options import HEADS as KINDS
 from engine.training.options import HeadOptions
 from engine.types import Packing, Prefix, Sampling
+from tests.engine.heads.grown import GROWN, level_rows, path_to
 from tests.engine.model import tiny
 
 SIZE, SCALE, LEVELS = 3, 4.0, 3
 TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
 """A draft begins behind its last token."""
-NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
-"""Token and parent of each node of the tree."""
-GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
-"""For each level the nodes there are, and those whose children are drafted."""
 
 
 @pytest.fixture(scope="module", params=["llama3-rope", "yarn-rope", "qwen3"])
@@ -66,15 +61,7 @@ def drafted(target: Path, out: Path) -> list[Tensor]:
     host.handle(Load("head", partial(load_head, str(out)), beside="target"))
     host.handle(Begin(Sampling(), 1, 64, tiny.VOCAB, Packing(), features=(-1,)))
     host.handle(Prefill("target", (prefix,)))
-    job = Grow("head", (prefix,), tree("medusa"), (LEVELS,), sampled=False, rows=((),))
-    rows = HEADS[type(host.forwards.heads["head"])](host.forwards, job, [])
-    level = [0, 0, 1, 1, 1]
-    nodes = [Grown(*node, level[i], -1, 0.0, (), 0) for i, node in enumerate(NODES)]
-    return [rows(nodes[: len(there)], at) for there, at in GROWN]
-
-
-def path_to(node: int) -> list[int]:
-    return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
+    return level_rows(host, prefix, LEVELS)
 
 
 def state(head: Head, texts: Texts, embedding: Tensor, path: list[int]) -> Tensor:

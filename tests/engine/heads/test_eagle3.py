@@ -16,16 +16,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 import engine
-from engine.drafters.static import tree
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head
 from engine.model.heads import Work, load_head
 from engine.model.load import load
 from engine.model.pair import Pair
-from engine.runtime.heads import HEADS
 from engine.runtime.host import Host
-from engine.runtime.jobs import Begin, Grow, Grown, Load, Prefill
+from engine.runtime.jobs import Begin, Load, Prefill
 from engine.types import Limits, Packing, Prefix, Sampling
+from tests.engine.heads.grown import GROWN, level_rows, path_to
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
@@ -54,10 +53,6 @@ SPECULATORS: dict[str, Any] = {
     "norm_before_fc": False,
 }
 TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
-NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
-"""Token and parent of each node of the tree."""
-GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
-"""For each level the nodes there are, and those whose children are drafted."""
 
 
 @pytest.fixture(scope="module")
@@ -166,15 +161,7 @@ def drafted(target: Path, head: Path) -> list[Tensor]:
     host.handle(Begin(Sampling(), 1, 64, V, Packing(), features=features))
     host.handle(Prefill("target", (prefix,)))
     host.handle(Prefill("head", (Prefix(0, np.array(TEXT[:6])),)))
-    job = Grow("head", (prefix,), tree("medusa"), (3,), sampled=False, rows=((),))
-    rows = HEADS[type(host.forwards.heads["head"])](host.forwards, job, [])
-    level = [0, 0, 1, 1, 1]
-    nodes = [Grown(*node, level[i], -1, 0.0, (), 0) for i, node in enumerate(NODES)]
-    return [rows(nodes[: len(there)], at) for there, at in GROWN]
-
-
-def path_to(node: int) -> list[int]:
-    return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
+    return level_rows(host, prefix, 3)
 
 
 CASES = {
