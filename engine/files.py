@@ -1,0 +1,94 @@
+"""Safe file access: bounded reads of regular files, and writes that are complete or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, Any
+
+from engine.errors import UsageError
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises:
+        UsageError: The file is missing, unreadable, too large, or a device, pipe or directory.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe without a writer would otherwise wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"{path} is not a regular file; give a file")
+            if status.st_size > limit:
+                raise UsageError(f"{path} has {status.st_size} bytes; the limit is {limit}")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(limit + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the path
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+    if len(content) > limit:  # a file in /proc claims 0 bytes
+        raise UsageError(f"{path} has more than {limit} bytes, which is the limit")
+    return content
+
+
+def read_text(path: Path, limit: int) -> str:
+    """Return the content of a regular UTF-8 file of at most `limit` bytes.
+
+    Raises:
+        UsageError: As `read_bytes`, or the content is not UTF-8.
+    """
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: The text is not JSON, or nests deeper than Python's parser can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON nests too deeply") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[IO[str]]:
+    """Yield a text file that takes the place of `path` when the block ends without an error.
+
+    The text goes to a temporary file in the same folder, which is renamed at the end, so a full disk
+    leaves the old file, or none. A device or a pipe (`/dev/stdout`) is written directly.
+
+    Raises:
+        OSError: The folder is missing or cannot be written, or the disk is full.
+    """
+    path = path.resolve()  # a link stays a link: its destination is replaced
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        return
+    part = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with part.open("x", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
