@@ -76,11 +76,11 @@ def replacing(path: Path) -> Generator[IO[str]]:
     Raises:
         OSError: The folder is missing or cannot be written, or the disk is full.
     """
-    path = path.resolve()  # a link stays a link: its destination is replaced
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="") as file:
             yield file
         return
+    path = path.resolve()  # a link stays a link: its destination is replaced
     part = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex[:8]}.part")
     try:
         with part.open("x", encoding="utf-8", newline="") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,12 @@ def test_a_device_is_written_and_not_replaced(tmp_path):
     with replacing(tmp_path / "null") as file:
         file.write("x")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_pipe_is_written_directly():
+    reader, writer = os.pipe()
+    with replacing(Path(f"/proc/self/fd/{writer}")) as file:
+        file.write("x")
+    assert os.read(reader, 10) == b"x"
+    os.close(reader)
+    os.close(writer)
