@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
+import sys
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -37,6 +38,20 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+READ = (
+    *("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"),
+    *("/gradio_api/startup-events", "/gradio_api/queue/data", "/gradio_api/heartbeat/"),
+    *("/assets/", "/static/", "/specscope/"),
+)
+"""Addresses that the page reads; one that ends in a slash also opens those below it."""
+WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
+"""Addresses that the page writes to."""
+
+
+def report_failure(what: str, error: BaseException) -> None:
+    """Write one line about a failure that no rule foresaw."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    sys.stderr.write(f"specscope: {what} failed: {reason[:300]}\n")
 
 
 class SecurityHeaders:
@@ -54,6 +69,30 @@ class SecurityHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+class KnownRoutes:
+    """Refuse every address that the page does not use.
+
+    Gradio also serves and takes files, runs handlers past its queue, calls components' methods, fetches from other
+    servers and keeps statistics; none of these addresses can be reached.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and not _known(scope["method"], scope["path"]):
+            await PlainTextResponse("there is no such address", status_code=404)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def _known(method: str, path: str) -> bool:
+    if method not in READING:
+        return method == "POST" and path in WRITTEN
+    return any(path == known or (known != "/" == known[-1] and path.startswith(known)) for known in READ)
 
 
 class SameOrigin:

@@ -1,4 +1,4 @@
-"""The page: a heading and three tabs."""
+"""The page: a heading and three tabs. Its handlers take and return plain values, never files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from app.guard import report_failure
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
 from app.tabs.playground import Playground
@@ -24,9 +25,65 @@ TITLE = """
 """
 
 
-def build_page(service: Service) -> gr.Blocks:
+DEEPEST = 16
+"""Levels of lists and objects in a value that a handler gets. The page itself sends four."""
+
+
+class Page(gr.Blocks):
+    """Blocks whose handlers get no files, and whose failures are one line.
+
+    Gradio copies every file that an input or an output names into its cache, and serves the copies. This page needs
+    none of that: a trace is imported by a route of its own.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Gradio checks paths only in an app that it launched itself; a mounted app would go unchecked.
+        self.has_launched = True
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **more: Any) -> list[Any]:
+        """Return what a handler gets.
+
+        Raises:
+            Error: A value names a file, or nests too deeply.
+        """
+        check_plain(inputs)
+        return await super().preprocess_data(block_fn, inputs, *args, **more)
+
+    async def process_api(self, *args: Any, **more: Any) -> dict[str, Any]:
+        """Return what a handler answers.
+
+        Raises:
+            Error: The call failed; the message holds nothing of the server.
+        """
+        try:
+            return await super().process_api(*args, **more)
+        except gr.Error as error:
+            error.print_exception = False  # its message is for the page
+            raise
+        except Exception as error:  # noqa: BLE001 - Gradio would print a traceback and send the message to the page
+            report_failure("a call of the page", error)
+            raise gr.Error("the server could not handle this", print_exception=False) from None
+
+
+def check_plain(value: Any) -> None:
+    """Raise gr.Error for a value that names a file or nests too deeply."""
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise gr.Error("the request nests too deeply", print_exception=False)
+        if isinstance(item, dict):
+            if "path" in item:
+                raise gr.Error("this page takes no files", print_exception=False)
+            waiting += [(part, depth + 1) for part in item.values()]
+        elif isinstance(item, list):
+            waiting += [(part, depth + 1) for part in item]
+
+
+def build_page(service: Service) -> Page:
     """Return the page over a service."""
-    with gr.Blocks(title="SpecScope", analytics_enabled=False, fill_width=True) as page:
+    with Page(title="SpecScope", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(TITLE, js_on_load="SpecScopeApp.head(element);", apply_default_css=False, elem_id="head")
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Playground", id="playground"):

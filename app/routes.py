@@ -1,21 +1,24 @@
-"""The addresses beside Gradio's: the viewer's files, the viewer's data, and downloads. All of them only read."""
+"""The addresses beside Gradio's: the viewer's files, the viewer's data, downloads, and the import of a trace."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from engine.errors import SpecScopeError, StoreError, UsageError
 from engine.runtime.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
+from traces.export.jsonl import read_file
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
@@ -24,11 +27,14 @@ from traces.view import view_model
 if TYPE_CHECKING:
     from app.service import Service
     from engine.runtime.trace import Trace
+    from traces.store import Store
 
 PREFIX = "/specscope"
 ASSETS = Path(__file__).parents[1] / "assets"
 COMPARED = 4
 """Runs in one view at most."""
+MAX_UPLOAD = 64 * 2**20
+"""Bytes of a trace file that a page may send."""
 FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
@@ -130,7 +136,64 @@ def build_router(service: Service) -> APIRouter:
         write(trace, file)
         return _download(file.getvalue(), media, f"specscope-{trace.header.run_id}-{form}")
 
+    importing = asyncio.Lock()
+
+    @router.post("/import")
+    async def import_run(request: Request) -> Response:
+        if importing.locked():  # a trace takes many times its file's size in memory
+            return _refusal(UsageError("another import is under way; try again when it has ended"), 503)
+        async with importing:
+            with TemporaryFile() as file:  # it has no name, so nobody else can open it and nothing remains
+                try:
+                    await receive_file(request, file)
+                    run_id = await asyncio.to_thread(import_trace, service, file)
+                except SpecScopeError as error:
+                    return _refusal(error, 422)
+        return Response(json.dumps({"run": run_id}), media_type="application/json", headers=FRESH)
+
     return router
+
+
+async def receive_file(request: Request, file: IO[bytes]) -> None:
+    """Write a request's body to a file.
+
+    Raises:
+        UsageError: The body is too large.
+    """
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_UPLOAD:
+            raise UsageError(f"the file has more than {MAX_UPLOAD >> 20} MB, which is the limit")
+        file.write(chunk)
+    file.flush()
+
+
+def import_trace(service: Service, file: IO[bytes]) -> str:
+    """Store the trace in an open file and return its run's id.
+
+    Raises:
+        UsageError: The content is not a trace, or its run is stored already.
+        StoreError: The trace cannot be stored.
+    """
+    path = f"/dev/fd/{file.fileno()}"
+    try:
+        trace = read_file(path)
+    except UsageError as error:
+        raise UsageError(str(error).replace(path, "the file")) from None
+    store_of(service).insert(trace)
+    return trace.header.run_id
+
+
+def store_of(service: Service) -> Store:
+    """Return where a service stores its runs.
+
+    Raises:
+        StoreError: The runs are not stored.
+    """
+    if service.store is None:
+        raise StoreError("runs are not stored: SpecScope was started without a database")
+    return service.store
 
 
 FRESH = {"Cache-Control": "no-store"}
@@ -152,10 +215,10 @@ def find_traces(service: Service, names: str) -> list[Trace]:
     return found
 
 
-def _refusal(error: SpecScopeError) -> Response:
+def _refusal(error: SpecScopeError, status: int = 404) -> Response:
     return Response(
         json.dumps({"error": str(error)}),
-        status_code=503 if isinstance(error, StoreError) else 404,
+        status_code=503 if isinstance(error, StoreError) else status,
         media_type="application/json",
         headers=FRESH,
     )

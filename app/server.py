@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from app.guard import Login, SameOrigin, SecurityHeaders
+from app.guard import KnownRoutes, Login, SameOrigin, SecurityHeaders
 from app.page import build_page
 from app.render.theme import build_theme
 from app.routes import build_router, head
@@ -36,8 +36,6 @@ DEFAULT_PORT = 7860
 TRIES = 100
 """Ports looked at when none is asked for."""
 NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
-MAX_UPLOAD = "64mb"
-"""Largest trace file a page may send."""
 
 
 def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = None) -> FastAPI:
@@ -61,7 +59,7 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
         footer_links=[],
         run_history=False,
         show_error=True,
-        max_file_size=MAX_UPLOAD,
+        blocked_paths=["/"],  # no file of this machine is an answer
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
@@ -69,6 +67,7 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
         head=head(),
     )
     # The last one added sees a request first.
+    app.add_middleware(KnownRoutes)
     app.add_middleware(SameOrigin)
     if auth is not None:
         app.add_middleware(Login, credentials=auth)

@@ -129,6 +129,21 @@ window.SpecScopeApp = (() => {
 
   // -- the history's table ------------------------------------------------------------------------------------------
 
+  /** Send a trace file; return {run} or {error}. */
+  async function importFile(file) {
+    const button = document.getElementById("history-import");
+    button.disabled = true;
+    try {
+      const answer = await fetch("/specscope/import", { method: "POST", body: file });
+      const { run = "", error = "" } = await answer.json();
+      return { run, error };
+    } catch (error) {
+      return { run: "", error: `the file could not be sent: ${error.message}` };
+    } finally {
+      button.disabled = false;
+    }
+  }
+
   function history_(element, trigger, watch) {
     const boxes = () => [...element.querySelectorAll('input[type="checkbox"]')];
     let pause = 0;
@@ -144,6 +159,20 @@ window.SpecScopeApp = (() => {
       if (open) trigger("opened", { run: open });
       else if (group) trigger("compared", { run: group });
       else if (offset) trigger("paged", { offset: Number(offset) });
+    });
+    const chooser = document.createElement("input");
+    chooser.type = "file";
+    chooser.accept = ".jsonl";
+    chooser.hidden = true;
+    document.body.append(chooser);
+    // Gradio may make the button anew, so the listener is the document's.
+    document.addEventListener("click", (event) => {
+      if (event.target.closest("#history-import")) chooser.click();
+    });
+    chooser.addEventListener("change", async () => {
+      const [file] = chooser.files;
+      chooser.value = "";
+      if (file) trigger("imported", await importFile(file));
     });
     // A box that was clicked no longer follows its attribute, and Gradio keeps elements between renders.
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));

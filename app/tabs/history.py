@@ -9,11 +9,10 @@ import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
-from app.routes import COMPARED, find_traces
+from app.routes import COMPARED, find_traces, store_of
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
-from engine.errors import SpecScopeError, StoreError, UsageError
-from traces.export.jsonl import read_file
+from engine.errors import SpecScopeError, UsageError
 
 if TYPE_CHECKING:
     from app.service import Service
@@ -60,9 +59,8 @@ class History:
             self.delete = gr.Button(
                 "Delete", size="sm", interactive=False, min_width=0, elem_id="history-delete"
             )
-            self.upload = gr.UploadButton(
-                "Import JSONL", file_types=[".jsonl"], size="sm", min_width=0, elem_id="history-import"
-            )
+            # The page's script sends the file to a route of its own: Gradio's uploads can be read by others.
+            gr.Button("Import JSONL", size="sm", min_width=0, elem_id="history-import")
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
             self.really = gr.Button(
@@ -71,7 +69,7 @@ class History:
             self.keep = gr.Button("Keep", size="sm", min_width=0, elem_id="delete-no")
         self.message = gr.HTML(elem_id="history-message")
         self.table = gr.HTML(
-            js_on_load="SpecScopeApp.history(element, trigger, watch, ['picked', 'opened', 'compared', 'paged']);",
+            js_on_load="SpecScopeApp.history(element, trigger, watch, ['picked', 'opened', 'compared', 'paged', 'imported']);",
             apply_default_css=False,
             elem_id="history-table",
         )
@@ -90,7 +88,7 @@ class History:
         self.delete.click(self.ask_delete, self.place, [self.confirm, self.question], **QUIET)
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
-        self.upload.upload(self.import_run, [self.upload, self.search], [*listed, self.search], **QUIET)
+        self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
         self.back.click(self.list_again, view, [*listed, self.listing, self.detail, self.viewer], **QUIET)
 
     # -- the list -------------------------------------------------------------------------------------------------
@@ -204,19 +202,14 @@ class History:
         told = note(f"{gone} run{'s' if gone != 1 else ''} deleted.")
         return self.refresh(query, _place(query, offset), told)
 
-    def import_run(self, path: str, query: str) -> Update:
-        """Store the run of an uploaded file."""
-        try:
-            trace = read_file(path)
-            self._store().insert(trace)
-        except SpecScopeError as error:
-            return self.refresh(query, told=alert(str(error).replace(str(path), "the file")))
-        return self.refresh("", told=note(f"Run {trace.header.run_id} was imported.")) | {self.search: ""}
+    def show_imported(self, query: str, event: gr.EventData) -> Update:
+        """Say how an import ended; the page's script has sent the file."""
+        if event.error:
+            return self.refresh(query, told=alert(str(event.error)))
+        return self.refresh("", told=note(f"Run {event.run} was imported.")) | {self.search: ""}
 
     def _store(self) -> Store:
-        if self.service.store is None:
-            raise StoreError("runs are not stored: SpecScope was started without a database")
-        return self.service.store
+        return store_of(self.service)
 
 
 def _place(query: str = "", offset: int = 0, selected: Sequence[str] = ()) -> Place:
@@ -224,7 +217,12 @@ def _place(query: str = "", offset: int = 0, selected: Sequence[str] = ()) -> Pl
 
 
 def _read(place: Place | None) -> tuple[int, list[str]]:
-    return (place["offset"], list(place["selected"])) if place else (0, [])
+    place = place if isinstance(place, dict) else {}
+    offset, selected = place.get("offset"), place.get("selected")
+    return (
+        offset if isinstance(offset, int) and 0 <= offset < 2**31 else 0,
+        [str(run) for run in selected] if isinstance(selected, list) else [],
+    )
 
 
 def wanted_runs(query: str) -> list[str]:

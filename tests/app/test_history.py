@@ -9,10 +9,11 @@ import gradio as gr
 import pytest
 
 from app.render.history import when
+from app.routes import import_trace
 from app.service import Service
 from app.tabs import history
 from app.tabs.history import History, wanted_runs
-from engine.errors import UsageError
+from engine.errors import SpecScopeError, UsageError
 from engine.runtime.jsonl import write_jsonl
 from engine.types import Sampling
 
@@ -134,21 +135,25 @@ def test_an_exported_run_is_imported_into_another_database(page, run, tmp_path) 
     other = Service(tmp_path / "other.db", lambda **_: None)
     with gr.Blocks():
         there = History(other)
-    state = there.import_run(str(file), "")
-    assert "was imported" in state[there.message]
+    with file.open("rb") as opened:
+        assert import_trace(other, opened) == trace.header.run_id
+    state = there.show_imported("storm", SimpleNamespace(run=trace.header.run_id, error=""))
+    assert f"Run {trace.header.run_id} was imported" in state[there.message]
+    assert trace.header.run_id in state[there.table]
     assert other.store.load(trace.header.run_id).commits == trace.commits
-    again = there.import_run(str(file), "")
-    assert 'role="alert"' in again[there.message]
+    with file.open("rb") as opened, pytest.raises(SpecScopeError):
+        import_trace(other, opened)
     other.close()
 
 
-def test_a_file_that_is_no_trace_is_told_without_its_path(page, tmp_path) -> None:
+def test_a_file_that_is_no_trace_is_named_without_a_path(page, service, tmp_path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"event":"nonsense"}\n')
-    state = page.import_run(str(file), "")
+    with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
+        import_trace(service, opened)
+    state = page.show_imported("", SimpleNamespace(run="", error="the <file> is bad"))
     assert 'role="alert"' in state[page.message]
-    assert str(tmp_path) not in state[page.message]
-    assert "line 1" in state[page.message]
+    assert "the &lt;file&gt; is bad" in state[page.message]
 
 
 def test_without_a_database_the_tab_says_so() -> None:

@@ -1,0 +1,39 @@
+"""The web application over a fake cluster, shared by the tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.runs import RunRequest
+from app.server import build_app
+from app.service import Service
+from tests.app.fakes import FakeOpen
+
+HOST = "http://127.0.0.1:7860"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Return a service with one stored run."""
+    service = Service(tmp_path_factory.mktemp("site") / "traces.db", FakeOpen())
+    assert service.start(RunRequest(method="pearl", prompt="Tell me a story.")).wait(60)
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def client(site: Service) -> Iterator[TestClient]:
+    with TestClient(build_app(site), base_url=HOST) as client:
+        yield client
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Return a file that nobody uploaded."""
+    path = tmp_path / "shadow.jsonl"
+    path.write_text("root:secret-of-the-machine:1:0\n")
+    return path

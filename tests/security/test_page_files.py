@@ -1,0 +1,251 @@
+"""Attacks on files through the page: no handler and no address reads, copies or serves a file of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from fastapi.testclient import TestClient
+from gradio import processing_utils
+from gradio.context import LocalContext
+from gradio.utils import get_upload_folder
+
+from app import routes
+from app.page import Page, build_page, check_plain
+from engine.runtime.jsonl import write_jsonl
+
+SECRET = "secret-of-the-machine"
+FILE_DATA = {"_type": "gradio.FileData"}
+_sessions = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def page(site) -> Page:
+    return build_page(site)
+
+
+@pytest.fixture
+def targets(outside: Path, tmp_path: Path) -> list[str]:
+    """Return what an attacker would name: files in every place, devices, pipes, folders, links, addresses."""
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe.jsonl"
+    link.symlink_to(outside)
+    os.mkfifo(pipe)
+    return [
+        *("/etc/passwd", "/proc/self/environ", "/dev/zero", "/dev/stdin", "/", "../../etc/passwd"),
+        *(str(outside), str(link), str(pipe), str(tmp_path), f"file://{outside}"),
+        *(f"/gradio_api/file={outside}", "pyproject.toml", str(Path(get_upload_folder()) / "other.jsonl")),
+        *("http://127.0.0.1:1/x", "https://huggingface.co/robots.txt", ""),
+    ]
+
+
+def shapes(target: str) -> list[Any]:
+    """Return the values that Gradio would take for a file, bare and hidden."""
+    bare = {"path": target, "meta": FILE_DATA}
+    return [
+        bare,
+        {**bare, "url": target, "is_stream": True},
+        {"path": target},
+        [bare],
+        {"query": "", "offset": 0, "selected": [{"run": bare}]},
+        {"value": bare, "__type__": "update"},
+    ]
+
+
+def handlers(page: Page) -> list[Any]:
+    found = list(page.fns.values())
+    assert len(found) > 20
+    return found
+
+
+@pytest.fixture
+def copied(monkeypatch) -> list[str]:
+    """Return the paths that Gradio was asked to copy, which must remain none."""
+    asked: list[str] = []
+
+    def copy(path: Any, *_: Any) -> str:
+        asked.append(str(path))
+        return str(path)
+
+    monkeypatch.setattr(processing_utils, "save_file_to_cache", copy)
+    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", copy)
+    return asked
+
+
+def test_every_handler_refuses_every_file_in_every_input(page, targets, copied) -> None:
+    async def attack() -> None:
+        for handler in handlers(page):
+            for place in range(len(handler.inputs)):
+                for value in (shape for target in targets for shape in shapes(target)):
+                    inputs: list[Any] = [None] * len(handler.inputs)
+                    inputs[place] = value
+                    with pytest.raises(gr.Error, match="this page takes no files"):
+                        await page.preprocess_data(handler, inputs, None)
+
+    asyncio.run(attack())
+    assert copied == []
+
+
+def test_a_handler_that_returns_a_file_is_refused(page, outside, copied) -> None:
+    """Gradio would copy what an output names, from the working directory and the folder for temporary files."""
+
+    async def attack() -> None:
+        LocalContext.blocks.set(page)
+        for target in (str(outside), "pyproject.toml", str(Path(tempfile.gettempdir()) / "x"), "/etc/passwd"):
+            value = {"path": target, "meta": FILE_DATA}
+            with pytest.raises(processing_utils.InvalidPathError):
+                await processing_utils.async_move_files_to_cache(
+                    value, next(iter(page.blocks.values())), postprocess=True
+                )
+
+    page.blocked_paths = ["/"]  # as the server mounts it
+    asyncio.run(attack())
+    assert copied == []
+
+
+def call(client: TestClient, handler: int, data: list[Any], event: Any = None) -> str:
+    """Call a handler as the page does and return all that the server sends back."""
+    session = f"attack{next(_sessions)}"
+    body = {"fn_index": handler, "session_hash": session, "data": data, "event_data": event}
+    joined = client.post("/gradio_api/queue/join", json=body)
+    if joined.status_code != 200:
+        return joined.text
+    return client.get("/gradio_api/queue/data", params={"session_hash": session}).text
+
+
+def test_a_queue_call_with_a_file_answers_nothing_of_it(client, page, outside, copied, capfd) -> None:
+    for number, handler in page.fns.items():
+        if handler.inputs:
+            answer = call(client, number, shapes(str(outside))[:1] * len(handler.inputs))
+            assert '"success":false' in answer, handler.name
+            assert "this page takes no files" in answer, handler.name
+            assert SECRET not in answer
+            assert str(outside) not in answer
+    assert copied == []
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_file_in_the_data_of_an_event_is_only_text(client, page, outside, copied, capfd) -> None:
+    file = shapes(str(outside))[0]
+    for number, handler in page.fns.items():
+        if handler.fn is not None and handler.name not in ("ask", "regenerate"):
+            event = dict.fromkeys(("run", "error", "offset", "here", "ticked"), file)
+            answer = call(client, number, [None] * len(handler.inputs), event)
+            assert "process_completed" in answer, handler.name
+            assert SECRET not in answer
+    assert copied == []
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_the_device_without_an_end_does_not_hold_a_handler(client, page) -> None:
+    for number, handler in page.fns.items():
+        if handler.inputs:
+            assert "takes no files" in call(client, number, shapes("/dev/zero")[:1] * len(handler.inputs))
+    assert client.get("/config").status_code == 200
+
+
+def test_deeply_nested_values_are_refused() -> None:
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(gr.Error, match="nests too deeply"):
+        check_plain(deep)
+    check_plain({"past": [["a", "b", "c"]], "answers": [["x", "y"]]})
+
+
+def test_no_address_serves_or_takes_files_runs_handlers_directly_or_fetches_from_elsewhere(
+    client, outside
+) -> None:
+    cached = Path(get_upload_folder()) / "another-session" / "theirs.txt"
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        cached.write_text(SECRET)
+        for path in (outside, cached, "/etc/passwd", "/dev/zero", "http://127.0.0.1:1/x"):
+            for form in ("/gradio_api/file={}", "/gradio_api/file/{}", "/gradio_api/proxy={}"):
+                answer = client.get(form.format(path))
+                assert answer.status_code == 404
+                assert SECRET not in answer.text
+    finally:
+        cached.unlink()
+        cached.parent.rmdir()
+    posts = (
+        "upload run/turn_page api/turn_page call/turn_page call/v2/turn_page component_server cancel reset"
+    )
+    posts += (
+        " process_recording vibe-edit vibe-code undo-vibe-edit stream/x stream/x/close run-history/connect"
+    )
+    for name in posts.split():
+        assert client.post(f"/gradio_api/{name}", json={"data": []}).status_code == 404, name
+    reads = "info openapi.json deep_link?session_hash=x queue/status upload_progress?upload_id=x user token app_id"
+    reads += " dev/reload runs vibe-code custom_component/x/client/y/z.js call/x/y stream/a/b/1/playlist.m3u8"
+    for name in reads.split():
+        assert client.get(f"/gradio_api/{name}").status_code == 404, name
+    for path in (
+        "/monitoring",
+        "/monitoring/summary",
+        "/logout",
+        "/login",
+        "/pwa_icon",
+        "/gradio_api/Upload",
+    ):
+        assert client.get(path).status_code == 404, path
+
+
+def test_climbing_out_of_the_served_folders_is_refused(client) -> None:
+    for top in ("/assets", "/static", "/specscope/files"):
+        for climb in ("../" * 12, "..%2f" * 12, "%2e%2e/" * 12, "/", "....//" * 8):
+            answer = client.get(f"{top}/{climb}etc/passwd")
+            assert answer.status_code in (403, 404), answer.url
+            assert "root:" not in answer.text
+
+
+# The import of a trace.
+
+
+def test_an_import_reads_the_body_and_no_path(client, outside) -> None:
+    for body in (str(outside), json.dumps(shapes(str(outside))[0]), json.dumps({"path": "/dev/zero"})):
+        answer = client.post("/specscope/import", content=body)
+        assert answer.status_code == 422
+        assert SECRET not in answer.text
+        assert "/dev/fd" not in answer.text
+        assert answer.json()["error"].startswith("the file ")
+
+
+def test_an_imported_file_is_stored_once_and_leaves_no_copy(client, site, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trace = site.store.load(site.store.runs()[0][0].header.run_id)
+    text = io.StringIO()
+    write_jsonl(trace, text)
+    lines = text.getvalue().replace(trace.header.run_id, "imported01").encode()
+    assert client.post("/specscope/import", content=lines).json() == {"run": "imported01"}
+    assert site.store.load("imported01").commits == trace.commits
+    assert "already stored" in client.post("/specscope/import", content=lines).json()["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_over_the_limit_is_refused_while_it_is_sent(client, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(routes, "MAX_UPLOAD", 2**20)
+    answer = client.post("/specscope/import", content=(b"x" * 2**16 for _ in range(64)))
+    assert "more than 1 MB" in answer.json()["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_imports_at_once_do_not_share_the_memory(client, monkeypatch) -> None:
+    answers = []
+
+    def import_while_another_is_under_way(service, file) -> str:
+        answers.append(client.post("/specscope/import", content=b"x"))
+        return "first"
+
+    monkeypatch.setattr(routes, "import_trace", import_while_another_is_under_way)
+    assert client.post("/specscope/import", content=b"x").json() == {"run": "first"}
+    assert answers[0].status_code == 503
+    assert "another import is under way" in answers[0].json()["error"]
