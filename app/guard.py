@@ -1,14 +1,14 @@
-"""What stands between the network and the page: login, same-origin requests, response headers. Plain ASGI, no buffering."""
+"""Between the network and the page: response headers, known addresses, requests from other sites. Plain ASGI."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import secrets
+import asyncio
 import sys
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,25 +50,42 @@ WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
 
 def report_failure(what: str, error: BaseException) -> None:
     """Write one line about a failure that no rule foresaw."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    sys.stderr.write(f"specscope: {what} failed: {reason[:300]}\n")
+    line = f"specscope: {what} failed: {type(error).__name__}: {error}"
+    sys.stderr.write("".join(c if c.isprintable() else " " for c in line[:400]) + "\n")
 
 
-class SecurityHeaders:
-    """Put the security headers on every answer."""
+class Boundary:
+    """Put the security headers on every answer, and answer when nothing else does. Nothing may be outside of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
 
         async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+        try:
+            await self.app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            pass  # nobody is left to answer
+        except asyncio.CancelledError:  # the server stops while a page still listens
+            with suppress(Exception):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:  # noqa: BLE001 - the web server would print a traceback and answer without headers
+            report_failure(f"{scope['method']} {scope['path']}", error)
+            if not started:
+                answer = PlainTextResponse("the server could not handle this", status_code=500)
+                await answer(scope, receive, send_with_headers)
 
 
 class KnownRoutes:
@@ -96,45 +113,32 @@ def _known(method: str, path: str) -> bool:
 
 
 class SameOrigin:
-    """Refuse writes that another site's page sends: an Origin that is not this server's own address."""
+    """Refuse what another site's page sends or reads; another port of this machine is another site.
+
+    A link to this server from elsewhere is followed: it opens a page, which the other site cannot read.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http" and scope["method"] not in READING:
-            headers = Headers(scope=scope)
-            origin = headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-                answer = PlainTextResponse("requests from other sites are refused", status_code=403)
-                await answer(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class Login:
-    """Ask for a user and a password on every request (HTTP basic authentication)."""
-
-    def __init__(self, app: ASGIApp, credentials: str) -> None:
-        self.app = app
-        self._wanted = credentials.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] == "http" and not self._known(Headers(scope=scope).get("authorization", "")):
-            answer = PlainTextResponse(
-                "a login is needed",
-                status_code=401,
-                headers={"WWW-Authenticate": 'Basic realm="SpecScope", charset="UTF-8"'},
-            )
+        if scope["type"] == "http" and not _own(scope["method"], Headers(scope=scope)):
+            answer = PlainTextResponse("requests from other sites are refused", status_code=403)
             await answer(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    def _known(self, header: str) -> bool:
-        kind, _, given = header.partition(" ")
+
+def _own(method: str, headers: Headers) -> bool:
+    """Return whether a request is of the server's own page, of no page, or a link that was followed."""
+    origin = headers.get("origin")
+    if origin is not None:
         try:
-            return kind.lower() == "basic" and secrets.compare_digest(base64.b64decode(given), self._wanted)
-        except binascii.Error:
+            return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        except ValueError:
             return False
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return True
+    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return method == "GET" and followed

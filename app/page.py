@@ -29,6 +29,12 @@ DEEPEST = 16
 """Levels of lists and objects in a value that a handler gets. The page itself sends four."""
 
 
+UNREAD = 32
+"""Calls of one visit that may be under way or answered but unread. A page has one or two."""
+VISITS = 1000
+"""Visits that the server remembers; the one that was silent longest is forgotten first."""
+
+
 class Page(gr.Blocks):
     """Blocks whose handlers get no files, and whose failures are one line.
 
@@ -40,6 +46,7 @@ class Page(gr.Blocks):
         super().__init__(**settings)
         # Gradio checks paths only in an app that it launched itself; a mounted app would go unchecked.
         self.has_launched = True
+        self.state_session_capacity = VISITS
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **more: Any) -> list[Any]:
         """Return what a handler gets.
@@ -57,6 +64,7 @@ class Page(gr.Blocks):
             Error: The call failed; the message holds nothing of the server.
         """
         try:
+            self._check_answers_read(more.get("session_hash"))
             return await super().process_api(*args, **more)
         except gr.Error as error:
             error.print_exception = False  # its message is for the page
@@ -64,6 +72,15 @@ class Page(gr.Blocks):
         except Exception as error:  # noqa: BLE001 - Gradio would print a traceback and send the message to the page
             report_failure("a call of the page", error)
             raise gr.Error("the server could not handle this", print_exception=False) from None
+        finally:
+            # A description of every component, for links that this page does not offer: most of what a visit keeps.
+            if state := more.get("state"):
+                state.config_values.clear()
+
+    def _check_answers_read(self, session: str | None) -> None:
+        """Raise gr.Error when a visit asks on and on without reading the answers, which are kept for it."""
+        if len(self._queue.pending_event_ids_session.get(session or "", ())) > UNREAD:
+            raise gr.Error("too many answers were not read yet", print_exception=False)
 
 
 def check_plain(value: Any) -> None:

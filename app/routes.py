@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
+from app.limits import CLOSE
 from engine.errors import SpecScopeError, StoreError, UsageError
 from engine.runtime.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
     from traces.store import Store
 
 PREFIX = "/specscope"
+IMPORT = f"{PREFIX}/import"
 ASSETS = Path(__file__).parents[1] / "assets"
 COMPARED = 4
 """Runs in one view at most."""
 MAX_UPLOAD = 64 * 2**20
 """Bytes of a trace file that a page may send."""
+UPLOAD_SECONDS = 300.0
+"""Seconds that sending it may take."""
 FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
@@ -145,10 +149,14 @@ def build_router(service: Service) -> APIRouter:
         async with importing:
             with TemporaryFile() as file:  # it has no name, so nobody else can open it and nothing remains
                 try:
-                    await receive_file(request, file)
+                    async with asyncio.timeout(UPLOAD_SECONDS):
+                        await receive_file(request, file)
                     run_id = await asyncio.to_thread(import_trace, service, file)
+                except TimeoutError:
+                    late = UsageError(f"sending the file took longer than {UPLOAD_SECONDS:g} s")
+                    return _refusal(late, 408, CLOSE)
                 except SpecScopeError as error:
-                    return _refusal(error, 422)
+                    return _refusal(error, 422, CLOSE)
         return Response(json.dumps({"run": run_id}), media_type="application/json", headers=FRESH)
 
     return router
@@ -215,19 +223,23 @@ def find_traces(service: Service, names: str) -> list[Trace]:
     return found
 
 
-def _refusal(error: SpecScopeError, status: int = 404) -> Response:
+def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
         json.dumps({"error": str(error)}),
         status_code=503 if isinstance(error, StoreError) else status,
         media_type="application/json",
-        headers=FRESH,
+        headers={**FRESH, **(headers or {})},
     )
 
 
 def _download(text: str, media: str, name: str) -> Response:
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
+    plain = "".join(c if c.isascii() else "_" for c in safe)  # for readers that know only ASCII
     return Response(
         text.encode("utf-8", "replace"),
         media_type=media,
-        headers={**FRESH, "Content-Disposition": f'attachment; filename="{safe}"'},
+        headers={
+            **FRESH,
+            "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe)}",
+        },
     )

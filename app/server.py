@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +21,12 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from app.guard import KnownRoutes, Login, SameOrigin, SecurityHeaders
+from app.guard import Boundary, KnownRoutes, SameOrigin
+from app.limits import BoundedConnection, SmallBodies
+from app.login import Login
 from app.page import build_page
 from app.render.theme import build_theme
-from app.routes import build_router, head
+from app.routes import IMPORT, build_router, head
 from app.runs import RunRequest
 from app.service import Service
 from engine.errors import UsageError
@@ -28,17 +34,22 @@ from engine.types import check_range
 from traces.store import default_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
+    from types import FrameType
+
+    from starlette.types import ASGIApp
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
+AUTH = "SPECSCOPE_AUTH"
+"""Environment variable with `user:password`; unlike --auth, other users do not see it in the list of processes."""
 DEFAULT_PORT = 7860
 TRIES = 100
 """Ports looked at when none is asked for."""
 NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 
 
-def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = None) -> FastAPI:
+def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = None) -> ASGIApp:
     """Return the whole web application.
 
     Args:
@@ -48,8 +59,6 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
     """
     app = FastAPI(title="SpecScope", **NO_DOCS)
     app.include_router(build_router(service))
-    # Browsers name the server as the person typed it, which for "everywhere" is any of the machine's names.
-    hosts = ["*"] if host in EVERYWHERE else sorted({"127.0.0.1", "localhost", host})
     app = gr.mount_gradio_app(
         app,
         build_page(service),
@@ -66,14 +75,22 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
         theme=build_theme(),
         head=head(),
     )
-    # The last one added sees a request first.
-    app.add_middleware(KnownRoutes)
-    app.add_middleware(SameOrigin)
-    if auth is not None:
-        app.add_middleware(Login, credentials=auth)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    app.add_middleware(SecurityHeaders)
-    return app
+    # Read from below: the last one sees a request first. Added to the app itself, they would miss its own failures.
+    guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
+    guarded = SameOrigin(KnownRoutes(guarded))
+    guarded = Login(guarded, credentials=auth) if auth is not None else guarded
+    guarded = TrustedHostMiddleware(guarded, allowed_hosts=host_names(host), www_redirect=False)
+    return Boundary(guarded)
+
+
+def host_names(host: str) -> list[str]:
+    """Return the names that a request may call the server by, as browsers write them."""
+    if host in EVERYWHERE:
+        return ["*"]  # any of the machine's names
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        host = f"[{address}]" if address.version == 6 else str(address)
+    return sorted({"127.0.0.1", "localhost", host.lower()})
 
 
 def serve(
@@ -103,18 +120,46 @@ def serve(
     listener = bind(host, port)
     service = None
     try:
-        service = Service(database or default_path())
-        app = build_app(service, host=host, auth=auth)
-        service.start(RunRequest(method="", prompt=""))  # the models load while the person types
-        shown = f"[{host}]" if ":" in host else host
-        line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        _Server(config, lambda: (announce or _print)(line)).run(sockets=[listener])
+        with terminated_by_exit():
+            service = Service(database or default_path())
+            app = build_app(service, host=host, auth=auth)
+            service.start(RunRequest(method="", prompt=""))  # the models load while the person types
+            shown = f"[{host}]" if ":" in host else host
+            line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
+            config = uvicorn.Config(
+                app,
+                http=BoundedConnection,
+                proxy_headers=False,  # they would let a client choose the address that its guesses are counted for
+                log_level="warning",
+                timeout_graceful_shutdown=1,
+            )
+            _Server(config, lambda: (announce or _print)(line)).run(sockets=[listener])
     finally:
         listener.close()
         if service is not None:
             service.close()
     return 0
+
+
+@contextlib.contextmanager
+def terminated_by_exit() -> Generator[None]:
+    """Let SIGTERM leave the block by SystemExit with code 143, so that the service is closed.
+
+    Uvicorn stops at SIGTERM and then raises the signal again, which by default ends the process at once.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
@@ -125,12 +170,21 @@ def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
     """
     if auth is not None:
         user, colon, password = auth.partition(":")
-        if not (user and colon and password):
-            raise UsageError("--auth must be user:password, both not empty")
+        if not (user and colon and password and _is_unicode(auth)):
+            raise UsageError(f"--auth (or {AUTH}) must be user:password, both not empty and valid UTF-8")
     elif host not in LOOPBACK and not unsafe:
         raise UsageError(
-            f"others can reach {host}; give --auth user:password, or --unsafe to serve without a login"
+            f"others can reach {host}; set {AUTH} or --auth to user:password, or give --unsafe to serve without a login"
         )
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for a text with bytes of the command line that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def bind(host: str, port: int | None) -> socket.socket:
@@ -139,12 +193,16 @@ def bind(host: str, port: int | None) -> socket.socket:
     Raises:
         UsageError: The port is taken or may not be used, or the address is not this machine's.
     """
+    if not host or not _is_unicode(host):
+        raise UsageError(f"--host is {host!r}; give an address such as 127.0.0.1")
     if port is not None:
         check_range("--port", port, 0, 65535)
     last = None
     for number in [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + TRIES):
         try:
             return _listen(host, number)
+        except UnicodeError:  # no name has such labels
+            raise UsageError(f"--host is {host!r}; give an address such as 127.0.0.1") from None
         except OSError as error:
             if port is not None or error.errno != errno.EADDRINUSE:
                 raise UsageError(

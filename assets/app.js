@@ -138,7 +138,7 @@ window.SpecScopeApp = (() => {
       const { run = "", error = "" } = await answer.json();
       return { run, error };
     } catch (error) {
-      return { run: "", error: `the file could not be sent: ${error.message}` };
+      return { run: "", error: `the file could not be sent (${error.message}); it may have 64 MB at most` };
     } finally {
       button.disabled = false;
     }

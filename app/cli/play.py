@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from app.cli.common import add_database
 
@@ -14,7 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=int, metavar="N", help="port (7860, or the next free one)")
     parser.add_argument(
-        "--auth", metavar="USER:PASSWORD", help="ask for a login; needed for other addresses than loopback"
+        "--auth",
+        metavar="USER:PASSWORD",
+        help="ask for a login; needed for other addresses than loopback. Better set SPECSCOPE_AUTH: "
+        "other users see a command line",
     )
     parser.add_argument("--unsafe", action="store_true", help="allow another address without a login")
     add_database(parser)
@@ -22,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
-    from app.server import serve
+    from app.server import AUTH, serve
 
-    return serve(host=args.host, port=args.port, auth=args.auth, unsafe=args.unsafe, database=args.db)
+    auth = args.auth if args.auth is not None else os.environ.get(AUTH)
+    return serve(host=args.host, port=args.port, auth=auth, unsafe=args.unsafe, database=args.db)

@@ -60,7 +60,7 @@ def test_others_are_let_in_only_with_a_login_or_on_request() -> None:
     check_exposure("localhost", None, unsafe=False)
     check_exposure("0.0.0.0", "ada:secret", unsafe=False)
     check_exposure("0.0.0.0", None, unsafe=True)
-    with pytest.raises(UsageError, match=r"0\.0\.0\.0.*--auth user:password.*--unsafe"):
+    with pytest.raises(UsageError, match=r"0\.0\.0\.0.*SPECSCOPE_AUTH or --auth to user:password.*--unsafe"):
         check_exposure("0.0.0.0", None, unsafe=False)
     for bad in ("ada", "ada:", ":secret"):
         with pytest.raises(UsageError, match="user:password"):

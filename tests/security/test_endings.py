@@ -1,0 +1,83 @@
+"""SIGTERM to the server: the service is closed, the workers end, what was decoded is stored, and the exit code says so."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from traces.store import Store
+
+ROOT = Path(__file__).parents[2]
+SERVER = """
+import sys
+from pathlib import Path
+from app import main, server
+from app.runs import RunRequest
+from tests.app.fakes import FakeCluster, FakeOpen
+
+class Told(FakeCluster):
+    def close(self):
+        super().close()
+        print("cluster closed", flush=True)
+
+def service(database):
+    real = Service(database, FakeOpen(Told(words=("word",) * 100_000, delay=0.01)))
+    start, real.start = real.start, lambda request: (start(request), start(RunRequest(method="pearl", prompt="Hi")))
+    return real
+
+Service, server.Service = server.Service, service
+sys.exit(main.main(["play", "--port", "0", "--db", sys.argv[1]]))
+"""
+
+
+def test_sigterm_ends_the_workers_stores_the_run_and_exits_with_143(tmp_path) -> None:
+    database = tmp_path / "traces.db"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(database)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("SpecScope: http://127.0.0.1:"), line
+        wait_for_a_stored_word(database)
+        page = http.client.HTTPConnection("127.0.0.1", int(line.rpartition(":")[2]), timeout=60)
+        page.request("GET", "/gradio_api/heartbeat/open-page")
+        assert page.getresponse().status == 200  # a stream that does not end by itself
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "cluster closed" in output
+    assert "Traceback" not in errors
+    store = Store(database)
+    (run,), _ = store.runs()
+    trace = store.load(run.header.run_id)
+    store.close()
+    assert trace.status == "cancelled"
+    assert trace.text.startswith("word")
+
+
+def wait_for_a_stored_word(database: Path) -> None:
+    """Wait until the server's database holds a part of the run."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if database.exists():
+            store = Store(database)
+            try:
+                runs, _ = store.runs()
+                if runs and store.load(runs[0].header.run_id).text:
+                    return
+            finally:
+                store.close()
+        time.sleep(0.2)
+    raise AssertionError("no word was stored")

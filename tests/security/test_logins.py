@@ -1,0 +1,168 @@
+"""Attacks on the login: guessing, malformed headers, and locking out the rightful user."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from app import login
+from app.cli import play
+from app.login import COOKIE, FREE, LONGEST, Login
+from app.main import build_parser
+from app.server import check_exposure
+from engine.errors import UsageError
+
+RIGHT, WRONG = ("ada", "s3cret"), ("ada", "guess")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def app(clock: Clock) -> Login:
+    return Login(PlainTextResponse("inside"), ":".join(RIGHT), clock)
+
+
+def browser(app: Login, address: str = "10.0.0.1") -> TestClient:
+    return TestClient(app, client=(address, 50000))
+
+
+def test_guesses_are_slowed_down_to_one_in_sixteen_seconds(app, clock) -> None:
+    attacker, evaluated = browser(app), 0
+    for _ in range(200):
+        evaluated += attacker.get("/", auth=WRONG).status_code == 401
+        clock.now += 1
+    assert evaluated <= FREE + 5 + 200 / LONGEST
+
+
+def test_the_right_password_is_not_tried_while_an_address_must_wait(app, clock) -> None:
+    attacker = browser(app)
+    for _ in range(FREE):
+        assert attacker.get("/", auth=WRONG).status_code == 401
+    answer = attacker.get("/", auth=RIGHT)
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert "try again in 1 s" in answer.text
+
+
+def test_nobody_waits_longer_than_sixteen_seconds(app, clock) -> None:
+    attacker = browser(app)
+    for _ in range(50):
+        attacker.get("/", auth=WRONG)
+        clock.now += LONGEST
+    attacker.get("/", auth=WRONG)
+    clock.now += LONGEST
+    assert attacker.get("/", auth=RIGHT).status_code == 200
+
+
+def test_guesses_from_one_address_do_not_keep_others_out(app) -> None:
+    attacker = browser(app)
+    for _ in range(50):
+        attacker.get("/", auth=WRONG)
+    assert browser(app, "10.0.0.2").get("/", auth=RIGHT).status_code == 200
+
+
+def test_a_browser_that_logged_in_stays_in_while_another_one_guesses_from_its_address(app) -> None:
+    rightful, attacker = browser(app), browser(app)
+    first = rightful.get("/", auth=RIGHT)
+    assert all(part in first.headers["set-cookie"] for part in (COOKIE, "HttpOnly", "SameSite=Strict"))
+    for _ in range(50):
+        attacker.get("/", auth=WRONG)
+    assert attacker.get("/", auth=RIGHT).status_code == 429
+    assert rightful.get("/", auth=RIGHT).status_code == 200
+
+
+def test_the_cookie_alone_opens_nothing_and_a_made_up_one_spares_nothing(app) -> None:
+    rightful, attacker = browser(app), browser(app)
+    rightful.get("/", auth=RIGHT)
+    assert rightful.get("/").status_code == 401
+    assert rightful.get("/", auth=WRONG).status_code == 401
+    attacker.cookies.set(COOKIE, "x" * 43)
+    for _ in range(FREE):
+        attacker.get("/", auth=WRONG)
+    assert attacker.get("/", auth=RIGHT).status_code == 429
+
+
+def test_a_login_and_a_long_pause_start_the_count_anew(app, clock) -> None:
+    person = browser(app)
+    for _ in range(3):
+        for _ in range(FREE - 1):
+            assert person.get("/", auth=WRONG).status_code == 401
+        assert person.get("/", auth=RIGHT).status_code == 200
+        person.cookies.clear()
+    for _ in range(50):
+        person.get("/", auth=WRONG)
+    clock.now += login.FORGOTTEN + 1
+    assert person.get("/", auth=WRONG).status_code == 401
+    assert person.get("/", auth=RIGHT).status_code == 200
+
+
+def test_the_addresses_of_one_ipv6_network_share_their_guesses(app) -> None:
+    for number in range(FREE):
+        browser(app, f"2001:db8::{number:x}").get("/", auth=WRONG)
+    assert browser(app, "2001:db8::ffff").get("/", auth=WRONG).status_code == 429
+    assert browser(app, "2001:db8:0:1::1").get("/", auth=RIGHT).status_code == 200
+
+
+def test_guesses_from_many_addresses_use_bounded_memory(app, monkeypatch) -> None:
+    monkeypatch.setattr(login, "ADDRESSES", 10)
+    for number in range(30):
+        browser(app, f"10.0.1.{number}").get("/", auth=WRONG)
+    assert len(app._guesses._counts) == 10
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Basic \xff\xfe",
+        b"Basic %%%",
+        b"Basic",
+        b"",
+        b"Bearer x",
+        "Basic é".encode(),
+        b"Basic " + b"A" * 60_000,
+        b"Basic " + base64.b64encode(b"\xff\x00:\xff"),
+    ],
+)
+def test_a_malformed_authorization_header_is_a_wrong_login(app, header) -> None:
+    answer = browser(app).get("/", headers={"Authorization": header})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Basic")
+
+
+def test_the_password_is_taken_from_the_environment(monkeypatch) -> None:
+    taken = []
+    monkeypatch.setattr("app.server.serve", lambda **given: taken.append(given["auth"]) or 0)
+    monkeypatch.setenv("SPECSCOPE_AUTH", "ada:from-the-environment")
+    for line in (["play"], ["play", "--auth", "ada:typed"]):
+        play.run(build_parser().parse_args(line))
+    monkeypatch.delenv("SPECSCOPE_AUTH")
+    play.run(build_parser().parse_args(["play"]))
+    assert taken == ["ada:from-the-environment", "ada:typed", None]
+    assert "SPECSCOPE_AUTH" in play_help()
+
+
+def play_help() -> str:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    play.add_arguments(parser)
+    return parser.format_help()
+
+
+@pytest.mark.parametrize("auth", ["", "ada", "ada:", ":x", "ada:\udcff"])
+def test_a_login_that_nobody_can_give_is_bad_usage(auth) -> None:
+    with pytest.raises(UsageError, match=r"--auth \(or SPECSCOPE_AUTH\) must be user:password"):
+        check_exposure("0.0.0.0", auth, unsafe=False)

@@ -1,0 +1,365 @@
+"""Attacks by requests: other sites, wrong names, malformed headers, large and slow bodies, half-open connections."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+from starlette.responses import PlainTextResponse
+
+from app import limits, page
+from app.guard import HEADERS, Boundary
+from app.limits import MAX_BODY, BoundedConnection, SmallBodies
+from app.routes import _download
+from app.server import bind, build_app, host_names
+from engine.errors import UsageError
+
+OWN = "http://127.0.0.1:7860"
+_numbers = itertools.count()
+
+
+def guarded(headers) -> bool:
+    return {name: headers.get(name) for name in HEADERS} == HEADERS
+
+
+# Other sites.
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://localhost:9999",
+        "http://127.0.0.1:9999",
+        "http://127.0.0.1",
+        "null",
+        "",
+        "http://[",
+        "http://[::1",
+        "http://127.0.0.1:7860@evil.example",
+        "http://127.0.0.1:7860.evil.example",
+    ],
+)
+def test_another_site_or_port_neither_reads_nor_writes(client, origin) -> None:
+    for method, path in (
+        ("GET", "/config"),
+        ("GET", "/"),
+        ("OPTIONS", "/config"),
+        ("GET", "/specscope/model"),
+    ):
+        asked = {"Origin": origin, "Access-Control-Request-Method": "GET"}
+        answer = client.request(method, path, headers=asked)
+        assert answer.status_code == 403, path
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert guarded(answer.headers)
+    for path in ("/gradio_api/queue/join", "/specscope/import"):
+        assert client.post(path, content=b"{}", headers={"Origin": origin}).status_code == 403
+
+
+def test_the_own_page_reads_and_writes(client) -> None:
+    own = {"Origin": OWN, "Sec-Fetch-Site": "same-origin"}
+    assert client.get("/config", headers=own).status_code == 200
+    assert client.post("/specscope/import", content=b"x", headers=own).status_code == 422
+
+
+@pytest.mark.parametrize("origin", ["cross-site", "same-site"])
+def test_a_script_picture_or_frame_of_another_site_is_refused_and_a_link_is_followed(client, origin) -> None:
+    for mode, kind in (
+        ("no-cors", "script"),
+        ("no-cors", "image"),
+        ("navigate", "iframe"),
+        ("cors", "empty"),
+    ):
+        asked = {"Sec-Fetch-Site": origin, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
+        assert client.get("/config", headers=asked).status_code == 403
+    link = {"Sec-Fetch-Site": origin, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get("/", headers=link).status_code == 200
+    assert client.post("/specscope/import", headers=link).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "[", "[::1", "", "a:b:c", "127.0.0.1:x"]
+)
+def test_another_name_of_the_server_is_refused(client, host) -> None:
+    answer = client.get("/config", headers={"Host": host})
+    assert answer.status_code == 400
+    assert guarded(answer.headers)
+
+
+def test_the_ipv6_loopback_address_answers_under_its_name(site) -> None:
+    assert "[::1]" in host_names("0:0:0:0:0:0:0:1")
+    with TestClient(build_app(site, host="::1"), base_url="http://[::1]:7860") as client:
+        assert client.get("/").status_code == 200
+        own = {"Origin": "http://[::1]:7860"}
+        assert client.post("/specscope/import", content=b"x", headers=own).status_code == 422
+        assert client.get("/", headers={"Host": "[::2]:7860"}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["\udcff", "a" * 100 + ".b", "x" * 5000, "", "..", "no such host"])
+def test_a_host_that_is_no_address_is_bad_usage(host) -> None:
+    with pytest.raises(UsageError, match=r"--host|cannot listen on"):
+        bind(host, 0)
+
+
+# Malformed requests.
+
+
+def test_a_failure_anywhere_is_answered_in_one_line_with_headers(capfd) -> None:
+    async def broken(scope, receive, send) -> None:
+        raise RuntimeError("a secret\nof \x1b[31mthe server")
+
+    async def broken_later(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError
+
+    answer = TestClient(Boundary(broken)).get("/")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert guarded(answer.headers)
+    assert guarded(TestClient(Boundary(broken_later)).get("/").headers)
+    written = capfd.readouterr().err
+    assert len(written.splitlines()) == 2
+    assert "\x1b" not in written
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"1" * 10_000,
+        b'{"fn_index":99999,"session_hash":"a","data":[]}',
+        b'{"fn_index":-1,"session_hash":"a","data":[]}',
+        b'{"fn_index":"x","session_hash":[],"data":{}}',
+        b'{"fn_index":21,"session_hash":"b","data":[1]}',
+        b'{"fn_index":21,"session_hash":"\\ud800","data":["\\ud800",null],"trigger_id":1e99}',
+    ],
+)
+def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, body) -> None:
+    answer = client.post("/gradio_api/queue/join", content=body, headers={"Content-Type": "application/json"})
+    if answer.status_code == 200:
+        client.get("/gradio_api/queue/data", params={"session_hash": "b"})
+    else:
+        assert 400 <= answer.status_code <= 500
+    assert guarded(answer.headers)
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_stored_run_with_a_japanese_name_is_downloaded() -> None:
+    answer = _download("x", "text/plain", 'specscope-実行"\r\n-1.json')
+    assert answer.headers["content-disposition"] == (
+        'attachment; filename="specscope-_____-1.json"; '
+        "filename*=UTF-8''specscope-%E5%AE%9F%E8%A1%8C___-1.json"
+    )
+
+
+# Large and slow bodies.
+
+
+def test_a_body_over_the_limit_is_refused_whether_its_size_is_declared_or_not(client) -> None:
+    too_much = b'{"data":["' + b"x" * MAX_BODY + b'"]}'
+    for path in ("/gradio_api/queue/join", "/gradio_api/upload", "/specscope/model", "/nowhere"):
+        for content in (too_much, (too_much[i : i + 2**16] for i in range(0, len(too_much), 2**16))):
+            answer = client.post(path, content=content)
+            assert answer.status_code in (404, 413), path
+            assert guarded(answer.headers)
+    assert client.post("/gradio_api/queue/join", content=too_much).status_code == 413
+
+
+def test_a_body_without_an_end_is_read_no_further_than_the_limit() -> None:
+    received = []
+
+    async def endless() -> dict:
+        received.append(1)
+        return {"type": "http.request", "body": b"x" * 2**16, "more_body": True}
+
+    answers = asyncio.run(exchange(endless))
+    assert answers[0]["status"] == 413
+    assert len(received) == MAX_BODY // 2**16 + 1
+
+
+def test_a_body_that_takes_too_long_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
+
+    async def silent() -> dict:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    answers = asyncio.run(exchange(silent))
+    assert answers[0]["status"] == 408
+    assert (b"connection", b"close") in answers[0]["headers"]
+
+
+async def exchange(receive) -> list[dict]:
+    """Send a request whose body `receive` gives; return the messages of the answer."""
+    answers: list[dict] = []
+
+    async def send(message) -> None:
+        answers.append(message)
+
+    async def app(scope, receive, send) -> None:
+        raise AssertionError("the request was handled")
+
+    scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
+    await SmallBodies(app, unlimited="/import")(scope, receive, send)
+    return answers
+
+
+# Connections, over a real socket.
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """Run a small application behind the playground's connections; yield its port."""
+    app = FastAPI()
+
+    @app.post("/size")
+    async def size(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(len(await request.body())))
+
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(
+        SmallBodies(app, unlimited=""),
+        http=BoundedConnection,
+        log_level="critical",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def post(port: int, body: bytes = b"abc") -> bytes:
+    """Send one request and return the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sender:
+        head = b"POST /size HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        sender.sendall(head % len(body) + body)
+        return b"".join(iter(lambda: sender.recv(4096), b""))
+
+
+def ended(peer: socket.socket) -> bool:
+    """Wait for the server to close a connection; False when it does not."""
+    peer.settimeout(30)
+    try:
+        while peer.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_half_open_requests_are_closed_and_others_are_answered(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 3)
+    with listening() as port:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        for number, peer in enumerate(silent):
+            peer.sendall((b"", b"POST /size HT", b"POST /size HTTP/1.1\r\nHost: x\r\nX-")[number % 3])
+        assert post(port).endswith(b"\r\n\r\n3")
+        assert all(map(ended, silent))
+        for peer in silent:
+            peer.close()
+
+
+def test_a_head_sent_byte_by_byte_is_closed_at_its_deadline(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.3)
+    with listening() as port, socket.create_connection(("127.0.0.1", port)) as peer:
+        begun, alive = time.monotonic(), True
+        while alive and time.monotonic() - begun < 60:
+            try:
+                peer.sendall(b"X")
+            except ConnectionError:
+                alive = False
+            time.sleep(0.02)
+        assert not alive
+
+
+def test_a_second_request_on_a_connection_has_a_deadline_too(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 2)
+    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        peer.sendall(b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+        assert peer.recv(4096).startswith(b"HTTP/1.1 200")
+        peer.sendall(b"POST /size")
+        assert ended(peer)
+
+
+def test_a_request_may_take_longer_than_its_head(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 2)
+    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        peer.sendall(b"POST /size HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\na")
+        time.sleep(2.5)
+        peer.sendall(b"bc")
+        assert b"".join(iter(lambda: peer.recv(4096), b"")).endswith(b"3")
+
+
+def test_connections_over_the_limit_are_closed_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS", 8)
+    with listening() as port:
+        peers = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(12)]
+        assert all(map(ended, peers[8:]))
+        for peer in peers:
+            peer.close()
+
+
+# What a visit keeps.
+
+
+def visit(client: TestClient, session: str, *, read: bool) -> str:
+    names = {handler.name: number for number, handler in page_of(client).fns.items()}
+    body = {"fn_index": names["refresh"], "session_hash": session, "data": ["", None]}
+    assert client.post("/gradio_api/queue/join", json=body).status_code == 200
+    return client.get("/gradio_api/queue/data", params={"session_hash": session}).text if read else ""
+
+
+def page_of(client: TestClient) -> page.Page:
+    app = client.app
+    while not isinstance(app, FastAPI):
+        app = app.app
+    return next(route.app for route in app.routes if hasattr(getattr(route, "app", None), "blocks")).blocks
+
+
+def test_a_visit_keeps_no_copy_of_the_page(client) -> None:
+    visit(client, "kept", read=True)
+    assert page_of(client).state_holder.session_data["kept"].config_values == {}
+
+
+def test_visits_are_forgotten_beyond_a_number(client, monkeypatch) -> None:
+    holder = page_of(client).state_holder
+    assert holder.capacity == page.VISITS
+    visit(client, "first", read=True)
+    monkeypatch.setattr(holder, "capacity", len(holder.session_data))
+    for number in range(holder.capacity):
+        visit(client, f"later{number}", read=True)
+    assert len(holder.session_data) == holder.capacity
+    assert "first" not in holder.session_data
+
+
+def test_a_visit_that_never_reads_its_answers_gets_no_more(client, monkeypatch) -> None:
+    monkeypatch.setattr(page, "UNREAD", 3)
+    for _ in range(6):
+        visit(client, "silent", read=False)
+    answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
+    assert "too many answers were not read yet" in answers
