@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.page import Page
 from app.runs import RunRequest
 from app.server import build_app
 from app.service import Service
@@ -29,6 +31,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def client(site: Service) -> Iterator[TestClient]:
     with TestClient(build_app(site), base_url=HOST) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def page(client: TestClient) -> Page:
+    """Return the page as the server has mounted it."""
+    app = client.app
+    while not isinstance(app, FastAPI):
+        app = app.app
+    return next(route.app.blocks for route in app.routes if hasattr(getattr(route, "app", None), "blocks"))
 
 
 @pytest.fixture

@@ -19,17 +19,12 @@ from gradio.context import LocalContext
 from gradio.utils import get_upload_folder
 
 from app import routes
-from app.page import Page, build_page, check_plain
+from app.page import Page, check_plain
 from engine.runtime.jsonl import write_jsonl
 
 SECRET = "secret-of-the-machine"
 FILE_DATA = {"_type": "gradio.FileData"}
 _sessions = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def page(site) -> Page:
-    return build_page(site)
 
 
 @pytest.fixture
@@ -105,7 +100,6 @@ def test_a_handler_that_returns_a_file_is_refused(page, outside, copied) -> None
                     value, next(iter(page.blocks.values())), postprocess=True
                 )
 
-    page.blocked_paths = ["/"]  # as the server mounts it
     asyncio.run(attack())
     assert copied == []
 
@@ -149,6 +143,18 @@ def test_the_device_without_an_end_does_not_hold_a_handler(client, page) -> None
         if handler.inputs:
             assert "takes no files" in call(client, number, shapes("/dev/zero")[:1] * len(handler.inputs))
     assert client.get("/config").status_code == 200
+
+
+def test_a_cluster_that_is_not_in_the_list_is_refused(client, page, tmp_path) -> None:
+    """The command line takes a profile's path; the page takes one of those listed."""
+    secret = tmp_path / "mine.toml"
+    secret.write_text(f'title = "{SECRET}"')
+    (number,) = [
+        n for n, fn in page.fns.items() if fn.targets and fn.inputs and fn.inputs[0].elem_id == "profile"
+    ]
+    answer = call(client, number, [str(secret)])
+    assert '"success":false' in answer
+    assert SECRET not in answer
 
 
 def test_deeply_nested_values_are_refused() -> None:

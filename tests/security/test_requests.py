@@ -16,9 +16,10 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.responses import PlainTextResponse
 
-from app import limits, page
+from app import limits
 from app.guard import HEADERS, Boundary
 from app.limits import MAX_BODY, BoundedConnection, SmallBodies
+from app.page import VISITS, Page
 from app.routes import _download
 from app.server import bind, build_app, host_names
 from engine.errors import UsageError
@@ -327,39 +328,32 @@ def test_connections_over_the_limit_are_closed_at_once(monkeypatch) -> None:
 # What a visit keeps.
 
 
-def visit(client: TestClient, session: str, *, read: bool) -> str:
-    names = {handler.name: number for number, handler in page_of(client).fns.items()}
+def visit(client: TestClient, page: Page, session: str, *, read: bool) -> str:
+    names = {handler.name: number for number, handler in page.fns.items()}
     body = {"fn_index": names["refresh"], "session_hash": session, "data": ["", None]}
     assert client.post("/gradio_api/queue/join", json=body).status_code == 200
     return client.get("/gradio_api/queue/data", params={"session_hash": session}).text if read else ""
 
 
-def page_of(client: TestClient) -> page.Page:
-    app = client.app
-    while not isinstance(app, FastAPI):
-        app = app.app
-    return next(route.app for route in app.routes if hasattr(getattr(route, "app", None), "blocks")).blocks
+def test_a_visit_keeps_no_copy_of_the_page(client, page) -> None:
+    visit(client, page, "kept", read=True)
+    assert page.state_holder.session_data["kept"].config_values == {}
 
 
-def test_a_visit_keeps_no_copy_of_the_page(client) -> None:
-    visit(client, "kept", read=True)
-    assert page_of(client).state_holder.session_data["kept"].config_values == {}
-
-
-def test_visits_are_forgotten_beyond_a_number(client, monkeypatch) -> None:
-    holder = page_of(client).state_holder
-    assert holder.capacity == page.VISITS
-    visit(client, "first", read=True)
+def test_visits_are_forgotten_beyond_a_number(client, page, monkeypatch) -> None:
+    holder = page.state_holder
+    assert holder.capacity == VISITS
+    visit(client, page, "first", read=True)
     monkeypatch.setattr(holder, "capacity", len(holder.session_data))
     for number in range(holder.capacity):
-        visit(client, f"later{number}", read=True)
+        visit(client, page, f"later{number}", read=True)
     assert len(holder.session_data) == holder.capacity
     assert "first" not in holder.session_data
 
 
-def test_a_visit_that_never_reads_its_answers_gets_no_more(client, monkeypatch) -> None:
-    monkeypatch.setattr(page, "UNREAD", 3)
+def test_a_visit_that_never_reads_its_answers_gets_no_more(client, page, monkeypatch) -> None:
+    monkeypatch.setattr("app.page.UNREAD", 3)
     for _ in range(6):
-        visit(client, "silent", read=False)
+        visit(client, page, "silent", read=False)
     answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
     assert "too many answers were not read yet" in answers

@@ -1,0 +1,40 @@
+"""The document on security says what the tests of attacks show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from app import limits, login, page, routes
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def test_every_test_that_the_document_names_exists() -> None:
+    files = (ROOT / "tests" / "security").glob("test_*.py")
+    known = {
+        name
+        for file in files
+        for name in re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)
+    }
+    named = re.findall(r"`(test_\w+)`", TEXT)
+    assert len(named) > 20
+    assert not set(named) - known
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    mb = 2**20
+    for words in (
+        f"at most {limits.MAX_BODY // mb} MB",
+        f"at most {routes.MAX_UPLOAD // mb} MB and {routes.UPLOAD_SECONDS:g} s",
+        f"at most {limits.BODY_SECONDS:g} s",
+        f"complete in {limits.HEAD_SECONDS:g} s",
+        f"at most {limits.CONNECTIONS}",
+        f"at most {page.VISITS:,}",
+        f"at most {page.UNREAD} unread",
+        f"at most {page.DEEPEST} levels",
+        f"after {login.FREE} wrong guesses",
+        f"then {login.LONGEST:g} s",
+    ):
+        assert words in TEXT, words
