@@ -57,7 +57,9 @@ def _download(runs: Sequence[LiveRun]) -> str:
     progress = next((run.progress for run in runs if run.progress is not None), None)
     if progress is None or not progress.file:
         return f"{WORDS['downloading']} Waiting for the hub to answer."
-    return f"{WORDS['downloading']} {progress.model}: {progress.percent}%. Other people's runs go on meanwhile."
+    return (
+        f"{WORDS['downloading']} {progress.model}: {progress.percent}%. Other people's runs go on meanwhile."
+    )
 
 
 def _ahead(runs: Sequence[LiveRun]) -> int:

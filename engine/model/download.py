@@ -21,7 +21,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from engine.errors import ModelError
 from engine.model.hub import ADVICE, ANSWER, megabytes, one_line
@@ -39,6 +44,8 @@ _WANTED = re.compile(r"[\w-][\w.+-]*\.(json|jinja)|model[\w.-]*\.safetensors|tok
 _INDEX = "model.safetensors.index.json"
 _LAST = "config.json"
 _COMMIT = re.compile("[0-9a-f]{40}")
+_WRITES = {"os.mkdir": (0,), "os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,)}
+"""Which arguments of an audit event are paths that the event creates or moves."""
 Say = Callable[..., None]
 
 
@@ -59,7 +66,9 @@ def needed(files: Sequence[tuple[str, Any]]) -> dict[str, int]:
     if _LAST not in sizes:
         raise ModelError("the hub's model has no config.json; choose a language model")
     if not any(name.endswith(".safetensors") for name in sizes):
-        pickles = [name for name, _ in files if PurePosixPath(name).suffix in (".bin", ".pt", ".pth", ".ckpt")]
+        pickles = [
+            name for name, _ in files if PurePosixPath(name).suffix in (".bin", ".pt", ".pth", ".ckpt")
+        ]
         why = f", only {pickles[0]}, which can run code and is not read" if pickles else ""
         raise ModelError(f"the hub's model has no safetensors{why}; choose a model that has")
     for name, size in sizes.items():
@@ -151,20 +160,18 @@ def confine(*folders: str) -> None:
             return
         whole = os.path.abspath(os.fsdecode(path))
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
-        if not any(real == root or real.startswith(root + os.sep) or root.startswith(real + os.sep) for root in roots):
+        if not any(
+            real == root or real.startswith(root + os.sep) or root.startswith(real + os.sep) for root in roots
+        ):
             raise ModelError(f"the hub's answer asks for writing {whole}, outside the cache of models")
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             check(args[0])
-        elif event == "os.mkdir":
-            check(args[0])
-        elif event in ("os.rename", "os.link"):
-            check(args[0])
-            check(args[1])
-        elif event == "os.symlink":
+        for place in _WRITES.get(event, ()):
+            check(args[place])
+        if event == "os.symlink":
             check(os.path.join(os.path.dirname(os.fsdecode(args[1])), os.fsdecode(args[0])))
-            check(args[1])
 
     sys.addaudithook(hook)
 
@@ -174,13 +181,14 @@ def reason(error: BaseException) -> str:
     if isinstance(error, ModelError):
         return str(error)
     hub = f"the hub ({constants.ENDPOINT})"
-    cause = error.__cause__ if isinstance(error, OSError) and error.__cause__ else error
+    cause = (error.__cause__ or error) if isinstance(error, LocalEntryNotFoundError) else error
     if isinstance(cause, GatedRepoError):
         return f"{hub} asks for an agreement first; accept it there, then set HF_TOKEN"
-    if isinstance(cause, RepositoryNotFoundError):
+    status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
+    if isinstance(cause, RepositoryNotFoundError) or status == 401:
         return f"{hub} has no such model, or only for a login; check the name, or set HF_TOKEN"
-    if isinstance(cause, HfHubHTTPError):
-        return f"{hub} answered {cause.response.status_code}; {ADVICE}"
+    if status:
+        return f"{hub} answered {status}; {ADVICE}"
     return f"{hub}: {one_line(f'{type(cause).__name__}: {cause}')[:200]}; {ADVICE}"
 
 

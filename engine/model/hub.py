@@ -69,16 +69,10 @@ def megabytes(size: int) -> str:
 
 def is_hub_id(model: str | os.PathLike[str]) -> bool:
     """Return whether a model is named by a hub id: `owner/name`, which is no path on this machine."""
-    return (
-        isinstance(model, str)
-        and _HUB_ID.fullmatch(model) is not None
-        and not os.path.exists(model)
-    )
+    return isinstance(model, str) and _HUB_ID.fullmatch(model) is not None and not os.path.exists(model)
 
 
-def resolve(
-    model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None
-) -> Path:
+def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
     """Return the directory of a model; a hub id is looked up in the local cache first, then downloaded.
 
     Args:
@@ -161,9 +155,7 @@ def _download(model: str, progress: Report, cancel: threading.Event) -> Path:
     return found
 
 
-def _follow(
-    model: str, lines: SimpleQueue[bytes | None], progress: Report, cancel: threading.Event
-) -> None:
+def _follow(model: str, lines: SimpleQueue[bytes | None], progress: Report, cancel: threading.Event) -> None:
     """Pass a download's progress on until it ends.
 
     Raises:
@@ -172,24 +164,27 @@ def _follow(
     """
     now = Progress(model)
     progress(now)
-    hub, deadline = "", float("inf")  # the clock starts when the process has started
+    hub, most, deadline = "", -1, float("inf")  # the clock starts when the process has started
     while not cancel.is_set():
         try:
             line = lines.get(timeout=0.05)
         except Empty:
-            if time.monotonic() > deadline:
-                raise ModelError(_late(hub, now)) from None
-            continue
+            line = b"{}"
         said: dict[str, Any] = json.loads(line) if line else {"error": f"the download broke off; {ADVICE}"}
         if "error" in said:
             raise ModelError(one_line(said["error"]))
         if "ended" in said:
             progress(replace(now, done=now.total))
             return
-        hub = said.pop("hub", hub)
-        now = replace(now, **said)
-        progress(now)
-        deadline = time.monotonic() + (STALL if now.file else ANSWER)
+        if "hub" in said:
+            hub, deadline = said.pop("hub"), time.monotonic() + ANSWER
+        if said:
+            before, now = now, replace(now, **said)
+            progress(now)
+            if now.done > most or now.file != before.file:  # bytes sent a second time are no progress
+                most, deadline = max(most, now.done), time.monotonic() + STALL
+        if time.monotonic() > deadline:
+            raise ModelError(_late(hub, now))
     raise RunCancelled(f"the download of {model} was stopped")
 
 

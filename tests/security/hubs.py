@@ -41,7 +41,9 @@ class Hub:
     drip: str = ""
     """Part of the paths that are answered byte by byte."""
     cut: int = 0
-    """Bytes after which the connection of a file is closed; 0 sends all."""
+    """Bytes of the weights after which the connection is closed; 0 sends all."""
+    cuts: float = float("inf")
+    """How often it is closed."""
     url: str = ""
     asked: list[str] = field(default_factory=list)
     """Method and path of all requests."""
@@ -52,9 +54,11 @@ class Hub:
     closing: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def wholly(self) -> list[str]:
-        """Names of the files that were sent."""
-        return [path.rsplit("/", 1)[1] for path in self.asked if path.startswith("GET") and "/resolve/" in path]
+    def sent(self) -> list[str]:
+        """Names of the files that were asked for."""
+        return [
+            path.rsplit("/", 1)[1] for path in self.asked if path.startswith("GET") and "/resolve/" in path
+        ]
 
 
 @contextlib.contextmanager
@@ -80,10 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         pass
 
-    def do_HEAD(self) -> None:  # noqa: N802 - the base class calls it so
+    def do_HEAD(self) -> None:
         self._answer(body=False)
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._answer(body=True)
 
     def _answer(self, *, body: bool) -> None:
@@ -100,10 +104,15 @@ class _Handler(BaseHTTPRequestHandler):
         name = path.rsplit("/", 1)[1]
         content = hub.files.get(name)
         if content is None or hub.status != 200:
-            self._send(hub.status if hub.status != 200 else 404, {}, b"")
+            self._send(hub.status if hub.status != 200 else 404, hub.headers, b"")
             return
         etag = hashlib.sha256(content).hexdigest()
-        self._send(200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, **hub.headers}, content if body else None, len(content))
+        self._send(
+            200,
+            {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, **hub.headers},
+            content if body else None,
+            len(content),
+        )
 
     def _list(self) -> None:
         hub = self.hub
@@ -114,9 +123,15 @@ class _Handler(BaseHTTPRequestHandler):
         if listed is None:
             listed = [{"rfilename": name, "size": len(content)} for name, content in hub.files.items()]
         rows = {"id": MODEL, "sha": COMMIT, "siblings": listed}
-        self._send(hub.status, {}, json.dumps(rows).encode() if hub.answer is None else hub.answer)
+        self._send(
+            hub.status,
+            hub.headers if hub.status != 200 else {},
+            json.dumps(rows).encode() if hub.answer is None else hub.answer,
+        )
 
-    def _send(self, status: int, headers: dict[str, str], content: bytes | None, length: int | None = None) -> None:
+    def _send(
+        self, status: int, headers: dict[str, str], content: bytes | None, length: int | None = None
+    ) -> None:
         size = len(content or b"") if length is None else length
         with contextlib.suppress(OSError):  # the client may be gone
             self.send_response(status)
@@ -133,7 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.reached.set()
                 if hub.closing.wait(0.02):
                     return
-        elif hub.cut and "/resolve/" in self.path:
+        elif hub.cut and hub.cuts > 0 and "model.safetensors" in self.path:
+            hub.cuts -= 1
             self.wfile.write(content[: hub.cut])
             self.close_connection = True
         else:
