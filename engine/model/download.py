@@ -35,7 +35,7 @@ CHUNK = 64 * 2**10
 """Bytes of a file that are read, counted and written at once."""
 SPARE = 2**30
 """Bytes of the disk that a download leaves free."""
-MEMORY = 4 * 2**30
+MEMORY = 2**30
 """Bytes of memory that the process may use: an answer without an end does not fill the machine's."""
 REFRESH = 0.1
 """Seconds between two lines of progress."""
@@ -189,6 +189,10 @@ def reason(error: BaseException) -> str:
         return f"{hub} has no such model, or only for a login; check the name, or set HF_TOKEN"
     if status:
         return f"{hub} answered {status}; {ADVICE}"
+    if isinstance(cause, MemoryError):
+        return f"{hub} sends more than fits in {megabytes(MEMORY)}; {ADVICE}"
+    if isinstance(cause, OSError) and cause.strerror:
+        return f"{cause.strerror}: {cause.filename or constants.HF_HUB_CACHE}; set HF_HOME to another folder"
     return f"{hub}: {one_line(f'{type(cause).__name__}: {cause}')[:200]}; {ADVICE}"
 
 

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from engine.errors import ModelError, RunCancelled
+from engine.files import parse_json, read_bytes
 
 ANSWER = 10.0
 """Seconds in which the hub must have listed a model's files, however slowly it sends the list."""
@@ -30,6 +31,8 @@ GRACE = 3.0
 """Seconds in which a download that is stopped removes its incomplete file."""
 ADVICE = "check the network, or give a directory"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+MOST_INDEX = 64 * 2**20
+"""Bytes of an index of shards."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -120,9 +123,9 @@ def cached(model: str) -> Path | None:
 def _weights(folder: Path) -> list[str]:
     """Return the names of the weight files that a model's directory must hold."""
     try:
-        names = json.loads((folder / _INDEX).read_text("utf-8"))["weight_map"].values()
+        names = parse_json(read_bytes(folder / _INDEX, MOST_INDEX))["weight_map"].values()
         return sorted({Path(name).name for name in names})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):  # the loader says what is wrong with it
         return [_WEIGHTS]
 
 

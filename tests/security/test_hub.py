@@ -67,6 +67,8 @@ def refused(model: str = MODEL) -> str:
 def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return why the download's process would give up, found without starting it."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    address = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     with pytest.raises(Exception) as error:  # noqa: PT011 - the library's own
         download.fetch(MODEL, lambda **_: None)
     message = download.reason(error.value)
@@ -279,6 +281,14 @@ def test_headers_cannot_make_it_write_outside_the_cache(
     refused()
     written = [path for path in tmp_path.rglob("*") if "escaped" in path.name and path.is_file()]
     assert written == []
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    assert re.fullmatch(
+        r"Not a directory: .*/file.*; set HF_HOME to another folder", reason(hub, monkeypatch)
+    )
 
 
 # -- stopping -----------------------------------------------------------------------------------------------------
