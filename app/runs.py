@@ -15,9 +15,10 @@ from engine.types import Limits, Sampling
 from traces.live import LiveLog
 
 if TYPE_CHECKING:
+    from engine.model.hub import Progress
     from engine.prompts import Prompt
 
-State = Literal["queued", "loading", "running", "done", "cancelled", "failed"]
+State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class LiveRun:
         self.state: State = "queued"
         self.position = 0
         """Place in the queue: 1 is the next one; 0 once it left the queue."""
+        self.progress: Progress | None = None
+        """How far the download of its models is; None without a download."""
         self.error = ""
         """Why it failed, in one line."""
         self.cause: BaseException | None = None
@@ -107,7 +110,7 @@ class LiveRun:
         return trace.footer
 
     def cancel(self) -> None:
-        """Ask for the end: at once while it waits or loads, within one forward while it runs."""
+        """Ask for the end: at once while it waits, downloads or loads, within one forward while it runs."""
         self.stopped.set()
         self._leave(self)
         with self._lock:
@@ -125,11 +128,17 @@ class LiveRun:
         self._log.append(event)
 
     def enter(self, state: State) -> bool:
-        """Go on to `loading` or `running`; False when it ended meanwhile."""
+        """Go on to `queued`, `loading` or `running`; False when it ended meanwhile."""
         with self._lock:
             if not self.ended:
                 self.state, self.position = state, 0
             return not self.ended
+
+    def show(self, progress: Progress) -> None:
+        """Take how far the download of its models is."""
+        with self._lock:
+            if self.enter("downloading"):
+                self.progress = progress
 
     def end(self, state: State, cause: BaseException | None = None) -> None:
         """Make `state` final; the first call wins."""

@@ -2,19 +2,22 @@
 
 The machine has one set of devices, and runs that share them would spoil each other's times, so one run executes at a
 time and the others wait in order of arrival; virtual runs do their token maths on the same cores and queue with them.
+A run whose models are still on the hub enters the queue when they have been downloaded (`app/downloads.py`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import engine
+from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
+from engine.model.hub import resolve
 from engine.runtime.events import Event, Header
 from engine.runtime.trace import Trace
 from traces.store import Store
@@ -50,40 +53,51 @@ class Service:
     Args:
         database: Where traces are stored; None keeps them in memory only.
         open_cluster: Opens a cluster from the arguments of `engine.open`.
+        find_model: Finds the directory of a hub model, or downloads it.
 
     Raises:
         StoreError: The database cannot be used.
     """
 
-    def __init__(self, database: Path | None, open_cluster: OpenCluster = engine.open) -> None:
+    def __init__(
+        self, database: Path | None, open_cluster: OpenCluster = engine.open, find_model: Resolve = resolve
+    ) -> None:
         self.store = Store(database) if database is not None else None
         self._open = open_cluster
         self._cluster: tuple[object, Cluster] | None = None
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
         self._queue: deque[LiveRun] = deque()
         self._changed = threading.Condition()
+        self._downloads = Downloads(self._enqueue, find_model)
         self._preparing = False
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="specscope-runs", daemon=True)
         self._thread.start()
 
     def start(self, request: RunRequest) -> LiveRun:
-        """Queue a run and return at once.
+        """Queue a run, once its models are on this machine, and return at once.
 
         Raises:
-            UsageError: The service was closed.
+            UsageError: The service was closed, or too many downloads go on.
         """
         run = LiveRun(request, self._leave)
         with self._changed:
             if self._closing:
                 raise UsageError("SpecScope is shutting down; start it again to run more")
+            if not self._downloads.take(run):
+                self._enqueue([run])
             self._runs[run.ticket] = run
-            if self._preparing and not self._queue:
-                run.enter("loading")  # nobody's run is before it, only its models
-            self._queue.append(run)
+        return run
+
+    def _enqueue(self, runs: Sequence[LiveRun]) -> None:
+        """Let runs wait for the devices."""
+        with self._changed:
+            for run in runs:
+                # Where nobody's run is before it, it waits for the models alone.
+                if run.enter("loading" if self._preparing and not self._queue else "queued"):
+                    self._queue.append(run)
             self._number()
             self._changed.notify()
-        return run
 
     def find(self, ticket: str) -> LiveRun | None:
         """Return the run of that ticket or run id, if it is still in memory."""
@@ -111,11 +125,13 @@ class Service:
             self._changed.notify()
         for run in runs:
             run.cancel()
+        self._downloads.close()
         self._thread.join()
         if self.store is not None:
             self.store.close()
 
     def _leave(self, run: LiveRun) -> None:
+        self._downloads.leave(run)
         with self._changed:
             with suppress(ValueError):
                 self._queue.remove(run)
@@ -204,7 +220,7 @@ class Service:
     def _cluster_for(self, request: RunRequest) -> Cluster:
         if self._cluster is None or self._cluster[0] != request.place:
             self._drop()
-            self._cluster = request.place, self._open(**dict(request.place))
+            self._cluster = request.place, self._open(**dict(request.place), download=False)
         return self._cluster[1]
 
     def _drop(self) -> None:

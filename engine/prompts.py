@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from engine.bounds import check_prompt, check_prompts, is_chat
 from engine.errors import UsageError
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer
@@ -23,8 +24,10 @@ def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple
         new: Tokens to generate after each of them.
 
     Raises:
-        UsageError: A prompt is empty, has an id that is no token, or leaves no room in the context.
+        UsageError: A prompt is empty, has an id that is no token, or leaves no room in the context; or the prompts are
+            too many.
     """
+    check_prompts(prompts)
     found = list[tuple[int, ...]]()
     for i, prompt in enumerate(prompts):
         try:
@@ -37,10 +40,15 @@ def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple
 
 
 def ids_of(pair: Pair, prompt: Prompt) -> list[int]:
-    """Return a prompt's token ids, unchecked, with what the chat template puts around it."""
+    """Return a prompt's token ids, with what the chat template puts around it.
+
+    Raises:
+        UsageError: It has more characters than a text that fits the context, so it was not tokenized; or it is no prompt.
+    """
+    check_prompt(prompt, pair.context)
     if isinstance(prompt, str):
         return pair.encode(prompt)
-    if prompt and isinstance(prompt[0], int):
+    if prompt and not is_chat(prompt):
         return [int(t) for t in prompt]  # pyright: ignore[reportArgumentType]
     return pair.encode_chat(prompt)  # pyright: ignore[reportArgumentType]
 
@@ -56,6 +64,8 @@ def shown(prompt: Prompt, pieces: Detokenizer) -> str:
 
 
 def _checked(pair: Pair, prompt: Prompt, vocab: int, new: int) -> tuple[int, ...]:
+    if prompt and not isinstance(prompt, str) and not is_chat(prompt):
+        pair.check_length(prompt, new)  # pyright: ignore[reportArgumentType]
     ids = ids_of(pair, prompt)
     if not ids:
         raise UsageError("the prompt is empty; type some text")

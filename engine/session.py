@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from engine.errors import UsageError
 from engine.execution import Execution, Request
 from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, find
+from engine.model.hub import Report, resolve, resolve_local
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer
 from engine.placement import Crew, Placement, place
@@ -257,6 +259,9 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     device: str = "auto",
     threads: int = 1,
     head: Places = None,
+    progress: Report | None = None,
+    cancel: threading.Event | None = None,
+    download: bool = True,
 ) -> Cluster:
     """Load a pair of models and return the cluster that runs methods on it.
 
@@ -274,14 +279,19 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
         head: Directories of drafting heads of the target, one or several: a method takes the first of its kind. Without any,
             those that come with the pair are used.
+        progress: Takes the state of a download, when a hub model is not in the cache.
+        cancel: Set it to stop a download.
+        download: Whether a hub model may be downloaded; if not, it must be in the cache.
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
-        ModelError: A model cannot be loaded.
+        ModelError: A model cannot be loaded or downloaded.
+        RunCancelled: `cancel` was set during a download.
     """
     drafters = _several(drafter)
     if target is not None:
-        chosen = Pair.of(str(target), *drafters)
+        found = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
+        chosen = Pair.of(str(target), *drafters, resolve=found)
     elif drafters:
         raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from engine.bounds import check_stops
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_range("max_new_tokens", self.max_new_tokens, 1)
+        check_stops(self.stop)
 
 
 @dataclass(frozen=True, slots=True)

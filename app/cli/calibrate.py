@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common
+from app.cli.waiting import DownloadBar
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,12 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, write the file, and say what came out."""
     _check(args)
+    from engine.model.hub import resolve
     from engine.model.pair import Pair
     from engine.simulate.calibrate import FULL, QUICK, calibrate
     from engine.simulate.profile import Profile, parse
     from engine.simulate.writing import profile_text
 
-    pair = Pair.of(args.target, args.drafter) if args.target else Pair.find(args.pair or "bundled")
+    with DownloadBar() as bar:
+        pair = (
+            Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
+            if args.target
+            else Pair.find(args.pair or "bundled")
+        )
     found = calibrate(pair, QUICK if args.quick else FULL, args.device, _tell)
     text = profile_text(found, args.output.stem)
     profile: Profile = parse(args.output.stem, text)  # what is written can be read

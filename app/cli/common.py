@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from app.cli.waiting import DownloadBar
 from engine.errors import UsageError
 from engine.types import Limits, Sampling
 
@@ -112,21 +113,23 @@ def limits_of(args: argparse.Namespace) -> Limits:
 
 
 def open_cluster(args: argparse.Namespace) -> Any:
-    """Open the cluster the options describe."""
+    """Open the cluster the options describe; a download of its models is shown on standard error."""
     import engine
 
     runtime = args.runtime or ("virtual" if args.profile else "local-process")
-    return engine.open(
-        args.pair,
-        target=args.target,
-        drafter=args.drafter,
-        runtime=runtime,
-        profile=args.profile,
-        profile_pair=args.profile_pair,
-        tokens=args.tokens,
-        device=args.device,
-        head=args.head,
-    )
+    with DownloadBar() as bar:
+        return engine.open(
+            args.pair,
+            target=args.target,
+            drafter=args.drafter,
+            runtime=runtime,
+            profile=args.profile,
+            profile_pair=args.profile_pair,
+            tokens=args.tokens,
+            device=args.device,
+            head=args.head,
+            progress=bar.show,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from app.cli import common
 from app.cli.run import open_store, parse_settings, recorded
+from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
 from engine.runtime.trace import Trace
@@ -109,12 +110,18 @@ def _fitting(
     fitting, skipped = list[common.PromptRow](), list[dict[str, Any]]()
     new, context = args.max_new_tokens, cluster.context
     for row in rows:
-        tokens = cluster.count(common.prompt_for(args, row))
+        prompt, about = common.prompt_for(args, row), {"line": row.line, "category": row.category}
+        try:
+            check_prompt(prompt, context)
+        except UsageError as error:  # so long that nobody counts its tokens
+            skipped.append({**about, "tokens": None, "reason": str(error)})
+            continue
+        tokens = cluster.count(prompt)
         if tokens + new <= context:
             fitting.append(row)
         else:
             reason = f"{tokens} tokens and {new} new ones are more than the context of {context}"
-            skipped.append({"line": row.line, "category": row.category, "tokens": tokens, "reason": reason})
+            skipped.append({**about, "tokens": tokens, "reason": reason})
     if not fitting:
         raise UsageError(
             f"no prompt of {args.prompt_file} fits; line {skipped[0]['line']}: {skipped[0]['reason']}; shorten the prompts "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.runtime.events import Event
 
 WORDS = {
+    "downloading": "downloading",
     "queued": "queued",
     "loading": "loading models",
     "running": "running",
@@ -64,7 +65,11 @@ class LivePane:
                 self._lossy = lossy(event)
 
     def _render(self, state: str, position: int) -> str:
-        shown = f"{WORDS[state]} · {ordinal(position)} in line" if position else WORDS[state]
+        shown, progress = WORDS[state], self.run.progress
+        if position:
+            shown += f" · {ordinal(position)} in line"
+        elif state == "downloading" and progress is not None and progress.file:
+            shown += f" · {progress.percent}%"
         message = self._message(state)
         kind = " ss-bad" if state == "failed" else ""
         says = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
@@ -90,6 +95,7 @@ class LivePane:
         if any(self._text.values()):
             return ""
         return {
+            "downloading": str(self.run.progress or ""),
             "queued": "Waits for the devices: runs that share them take turns.",
             "loading": "Starting the workers and loading the models.",
             "running": "Waiting for the first token.",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from app.runs import LiveRun
 
 WORDS = {
+    "downloading": "Downloading the models.",
     "queued": "Waiting for the devices.",
     "loading": "Starting the workers and loading the models. This is needed once.",
     "running": "Running.",
@@ -42,12 +43,23 @@ def _sentence(state: str, runs: Sequence[LiveRun]) -> str:
     ahead = _ahead(runs)
     if state == "queued" and ahead:
         return f"Waiting for the devices: {ahead} other run{'s' if ahead > 1 else ''} first."
+    if state == "downloading":
+        return _download(runs)
     if state == "failed" and all(run.state == "failed" for run in runs):
         return "Failed. Nothing was decoded." if not any(run.run_id for run in runs) else "Failed."
     measured = any(not run.request.profile for run in runs)
     if state in ("running", "loading") and measured and len(runs) > 1:
         return f"{WORDS[state]} Measured methods share the devices, so they run one after another."
     return WORDS[state]
+
+
+def _download(runs: Sequence[LiveRun]) -> str:
+    progress = next((run.progress for run in runs if run.progress is not None), None)
+    if progress is None or not progress.file:
+        return f"{WORDS['downloading']} Waiting for the hub to answer."
+    return (
+        f"{WORDS['downloading']} {progress.model}: {progress.percent}%. Other people's runs go on meanwhile."
+    )
 
 
 def _ahead(runs: Sequence[LiveRun]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.runs import RunRequest
+from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile
@@ -51,6 +52,7 @@ def make_requests(
     chosen = [key for key in listed() if key in (values["methods"] or ())]
     if not FEWEST <= len(chosen) <= MOST:
         raise FormError("methods", f"{len(chosen)} methods are chosen; choose {FEWEST} to {MOST} to compare")
+    _check_size(values, chosen, messages)
     sampling, limits = _sampling(values), _limits(values)
     place = {**_place(values), **_models(values)}
     return [
@@ -66,6 +68,25 @@ def make_requests(
         )
         for key in chosen
     ]
+
+
+def _check_size(
+    values: Mapping[str, Any], chosen: Sequence[str], messages: Sequence[Mapping[str, str]]
+) -> None:
+    """Refuse what no model here can read, before it waits in the queue; the context is checked when the models are open."""
+    try:
+        check_prompt(messages)
+    except UsageError as error:
+        raise FormError("prompt", error) from None
+    for key in chosen:
+        further = _further(key, values, messages)
+        size = sum(map(characters, further))
+        if len(further) >= MOST_PROMPTS or size > MOST_CHARACTERS:
+            raise FormError(
+                "methods",
+                f"{METHODS[key].title}: {len(further)} further prompts have {size} characters in all; there may be "
+                f"{MOST_PROMPTS - 1} with {MOST_CHARACTERS}",
+            )
 
 
 def further_prompts(typed: str | None) -> list[str]:

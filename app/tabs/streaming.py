@@ -27,7 +27,7 @@ class Frame:
     panes: dict[int, str] = field(default_factory=dict)
     """HTML of the panes that look different, by place."""
     state: str = "running"
-    """Of the turn as a whole: queued, loading, running, then done, cancelled or failed."""
+    """Of the turn as a whole: downloading, queued, loading, running, then done, cancelled or failed."""
     draw: bool = False
     """Whether the timeline should be drawn anew."""
     last: bool = False
@@ -35,7 +35,7 @@ class Frame:
 
 def turn_state(states: Sequence[str]) -> str:
     """Return the state of a turn from those of its runs."""
-    for going in ("running", "loading"):
+    for going in ("running", "loading", "downloading"):
         if going in states:
             return going
     if "queued" in states:

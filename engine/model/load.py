@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from engine.errors import ModelError
 from engine.model.decoder import Decoder
+from engine.model.hub import resolve
 from engine.model.shape import FAMILIES, Shape
 from engine.model.stage import layer_stages
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 _INDEX = "model.safetensors.index.json"
@@ -44,7 +41,6 @@ _LLAMA = {
     "tie_word_embeddings": bool,
 }
 """What a Llama config says, besides its rotation."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def load(
@@ -69,35 +65,6 @@ def load(
     checkpoint.check(shape.tensors())
     span = layer_stages(shape.layers, stage[1])[stage[0]]
     return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name, span)
-
-
-def resolve(model: str | Path) -> Path:
-    """Return the directory of a model; a hub id is looked up in the local cache first, then downloaded.
-
-    Raises:
-        ModelError: There is no such directory, or the hub has no such model or cannot be reached.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
-    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
-        raise ModelError(
-            f"{path}: there is no such directory; give a model directory or a hub id like owner/name"
-        )
-    try:
-        held = Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=True))
-        if any(held.glob("*.safetensors")):
-            return held
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(model, allow_patterns=_FILES))
-    except Exception as e:  # noqa: BLE001 - the library's network stack, and so its errors, differ by version
-        raise ModelError(
-            f"{model} is not a directory here and cannot be downloaded: {_first_line(e)}"
-        ) from None
 
 
 def read_config(directory: Path) -> Any:

@@ -12,11 +12,12 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, TokenizersBackend
 
 from engine.errors import ModelError, PairError, UsageError
-from engine.model.load import read_config, read_object, resolve
+from engine.model.hub import resolve
+from engine.model.load import read_config, read_object
 from engine.types import MOST_DRAFTERS, check_text, drafter_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
 """Pairs that come with SpecScope."""
@@ -74,8 +75,18 @@ class Pair:
         return replace(pair, heads_path=PAIRS / name / "heads")
 
     @classmethod
-    def of(cls, target: str | Path, *drafters: str | Path | None) -> Pair:
+    def of(
+        cls,
+        target: str | Path,
+        *drafters: str | Path | None,
+        resolve: Callable[[str | Path], Path] = resolve,
+    ) -> Pair:
         """Return a pair of model directories or hub ids; None is no drafter.
+
+        Args:
+            target: Directory or hub id.
+            drafters: Directories or hub ids.
+            resolve: Finds the directory of each.
 
         Raises:
             UsageError: There are more drafters than can race.

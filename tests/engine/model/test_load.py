@@ -8,12 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
-from engine.model import load as loading
-from engine.model.load import load, resolve
+from engine.model.load import load
 from engine.model.slots import Rows
 from tests.engine.model.tiny import reference, save
 
@@ -288,51 +286,3 @@ def test_wrong_shape_is_named(model):
 def test_integer_weights_are_refused(model):
     respoil(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
     assert "model.norm.weight is of type I8; supported are F64, F32, F16, BF16" in refused(model)
-
-
-def test_hub_id_comes_from_the_local_cache(source, monkeypatch):
-    asked = []
-
-    def snapshot(model, **options):
-        asked.append((model, options["local_files_only"]))
-        return str(source)
-
-    monkeypatch.setattr(
-        loading, "snapshot_download", lambda m, **o: snapshot(m, **{"local_files_only": False, **o})
-    )
-    assert resolve("owner/name") == source
-    assert asked == [("owner/name", True)]
-
-
-def test_hub_id_is_downloaded_when_not_cached(source, monkeypatch):
-    def snapshot(_model, allow_patterns, local_files_only=False):
-        if local_files_only:
-            raise LocalEntryNotFoundError("not cached")
-        assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in allow_patterns)
-        return str(source)
-
-    monkeypatch.setattr(loading, "snapshot_download", snapshot)
-    assert resolve("owner/name") == source
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError("no network\nat all"),
-        LocalEntryNotFoundError("offline"),
-        ConnectionError("refused"),
-        ValueError("bad id"),
-    ],
-)
-def test_hub_that_cannot_be_reached(error, monkeypatch):
-    def snapshot(_model, local_files_only=False, **_options):
-        raise LocalEntryNotFoundError("not cached") if local_files_only else error
-
-    monkeypatch.setattr(loading, "snapshot_download", snapshot)
-    assert refused("owner/name").startswith("owner/name is not a directory here and cannot be downloaded: ")
-
-
-def test_hub_model_without_safetensors(model, monkeypatch):
-    (model / WEIGHTS).rename(model / "pytorch_model.bin")
-    monkeypatch.setattr(loading, "snapshot_download", lambda *_, **__: str(model))
-    assert "convert them to safetensors" in refused("owner/name")

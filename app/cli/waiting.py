@@ -1,0 +1,41 @@
+"""What a command waits for: the download of a hub model, on standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.model.hub import Progress
+
+
+class DownloadBar:
+    """A progress bar for each model where standard error is a terminal, otherwise one line when its download begins."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._model = ""
+
+    def __enter__(self) -> DownloadBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, progress: Progress) -> None:
+        """Show how far a download is."""
+        if self._model != progress.model:
+            self._model = progress.model
+            sys.stderr.write(f"downloading {progress.model} from the hub; Ctrl-C stops the download\n")
+            sys.stderr.flush()
+            self.__exit__()
+            self._bar = None
+        if not progress.file or not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=progress.total, unit="B", unit_scale=True)
+        self._bar.set_description(progress.file, refresh=False)
+        self._bar.update(progress.done - self._bar.n)

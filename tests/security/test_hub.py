@@ -1,0 +1,372 @@
+"""Attacks by a hub, or by the network before it: none hangs, crashes, fills the disk or writes outside the cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from huggingface_hub import constants
+
+import engine.model.hub as hubs
+from app.main import main
+from engine.errors import ModelError, RunCancelled
+from engine.model import download
+from engine.model.download import needed
+from engine.model.hub import Progress, resolve, resolve_local
+from engine.model.pair import Pair
+from tests.security.hubs import COMMIT, FILES, MODEL, Hub, serving
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test an empty cache."""
+    folder = tmp_path / "home" / "hub"
+    for name in (
+        "HF_TOKEN",
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "http_proxy",
+        "HTTP_PROXY",
+        "ALL_PROXY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(folder.parent))
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub()) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+def refused(model: str = MODEL) -> str:
+    """Return the one line that a download ends with."""
+    with pytest.raises(ModelError) as error:
+        resolve(model)
+    message = str(error.value)
+    assert message.startswith(f"{model} is not a directory here and cannot be downloaded: ")
+    assert message.isprintable(), "one line, without anything that a terminal obeys"
+    return message
+
+
+def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return why the download's process would give up, found without starting it."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    address = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    with pytest.raises(Exception) as error:  # noqa: PT011 - the library's own
+        download.fetch(MODEL, lambda **_: None)
+    message = download.reason(error.value)
+    assert message.isprintable()
+    return message
+
+
+def incomplete(cache: Path) -> list[str]:
+    return [path.name for path in cache.rglob("*.incomplete")]
+
+
+# -- no answer, or not enough of one ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["hang", "drip"])
+def test_a_hub_that_never_answers_or_answers_byte_by_byte(hub: Hub, how: str, monkeypatch) -> None:
+    monkeypatch.setattr(hubs, "ANSWER", 1.0)
+    setattr(hub, how, "/api/")
+    message = refused()
+    assert f"the hub ({hub.url}) did not answer in 1 s; check the network, or give a directory" in message
+
+
+def test_a_hub_that_refuses_the_connection(hub: Hub, monkeypatch) -> None:
+    with serving(Hub()) as closed:
+        pass
+    monkeypatch.setenv("HF_ENDPOINT", closed.url)
+    assert re.search(r"127\.0\.0\.1.*ConnectError: .*refused; check the network", refused())
+
+
+@pytest.mark.parametrize("how", ["hang", "drip"])
+def test_a_file_that_stops_arriving(hub: Hub, how: str, cache: Path, monkeypatch) -> None:
+    monkeypatch.setattr(hubs, "STALL", 1.0)
+    setattr(hub, how, "model.safetensors")
+    assert "made no progress for 1 s, at " in refused()
+    assert incomplete(cache) == []
+    with pytest.raises(ModelError, match="no longer in the cache"):
+        resolve_local(MODEL)
+
+
+def test_a_connection_that_breaks_off_every_time(hub: Hub, cache: Path, monkeypatch) -> None:
+    monkeypatch.setattr(hubs, "STALL", 4.0)
+    hub.cut = 100_000
+    assert "made no progress for 4 s" in refused()
+    assert incomplete(cache) == []
+
+
+def test_a_connection_that_breaks_off_once_is_taken_up_again(hub: Hub) -> None:
+    hub.cut, hub.cuts = 100_000, 1
+    assert (resolve(MODEL) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+
+
+# -- a good hub, for comparison -----------------------------------------------------------------------------------
+
+
+def test_only_needed_files_are_downloaded_and_once(hub: Hub, cache: Path) -> None:
+    more = (
+        "pytorch_model.bin",
+        "modeling_evil.py",
+        "onnx/config.json",
+        "consolidated.safetensors",
+        "README.md",
+    )
+    hub.files |= dict.fromkeys(more, b"x")
+    seen: list[Progress] = []
+    folder = resolve(MODEL, seen.append)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert folder == cache / "models--someone--tiny" / "snapshots" / COMMIT
+    assert (seen[0].file, seen[0].total) == ("", 0)
+    assert (seen[-1].done, seen[-1].total) == (sum(map(len, FILES.values())),) * 2
+    assert hub.sent[-1] == "config.json", "what has it is complete"
+    before = len(hub.asked)
+    assert resolve(MODEL) == resolve_local(MODEL) == folder
+    assert len(hub.asked) == before, "the cache needs no network"
+    (folder / "tokenizer.json").unlink()
+    assert resolve(MODEL) == folder
+    assert hub.sent[len(FILES) :] == [], "the file itself was still there"
+    assert (folder / "tokenizer.json").read_bytes() == FILES["tokenizer.json"]
+
+
+def test_offline_mode_asks_nobody(hub: Hub, monkeypatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set; unset it, or give a directory" in refused()
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "model", ["~nobody-here/x", "no/such/path", "a/" + "b" * 5000, "a/b..c", "x\0/y", "a/.."]
+)
+def test_a_name_that_is_no_hub_id(hub: Hub, model: str) -> None:
+    with pytest.raises(ModelError) as error:
+        Pair.of(model)
+    assert "\n" not in str(error.value)
+    assert hub.asked == []
+
+
+# -- refusals and lies --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (
+            404,
+            {"X-Error-Code": "RepoNotFound"},
+            "has no such model, or only for a login; check the name, or set HF_TOKEN",
+        ),
+        (401, {}, "has no such model, or only for a login; check the name, or set HF_TOKEN"),
+        (
+            403,
+            {"X-Error-Code": "GatedRepo"},
+            "asks for an agreement first; accept it there, then set HF_TOKEN",
+        ),
+        (500, {"X-Error-Message": "\x1b[2J\x07boo"}, "answered 500; check the network, or give a directory"),
+    ],
+)
+def test_a_hub_that_says_no(
+    hub: Hub, status: int, headers: dict[str, str], message: str, monkeypatch
+) -> None:
+    hub.status, hub.headers = status, headers
+    assert message in reason(hub, monkeypatch)
+
+
+def test_a_redirect_to_another_host_gets_no_token(hub: Hub, monkeypatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with serving(Hub()) as elsewhere:
+        hub.location = f"{elsewhere.url}/api/models/{MODEL}"
+        resolve(MODEL)
+        assert elsewhere.asked == [f"GET /api/models/{MODEL}"]
+        assert elsewhere.tokens == [None]
+    assert set(hub.tokens) == {"Bearer hf_secret"}
+
+
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "{url}/api/models/someone/tiny"])
+def test_a_redirect_to_a_file_or_in_a_circle(hub: Hub, place: str, monkeypatch) -> None:
+    hub.location = place.format(url=hub.url)
+    assert reason(hub, monkeypatch).endswith("; check the network, or give a directory")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>\x1b[2J not JSON",
+        b"[" * 100_000,
+        b'{"id": "someone/tiny", "sha": "../../../../tmp", "siblings": []}',
+        b'{"id": "someone/tiny", "sha": "%s", "siblings": [{"rfilename": 5}, 7]}' % COMMIT.encode(),
+    ],
+    ids=["no JSON", "deep JSON", "a path as commit", "wrong types"],
+)
+def test_a_list_that_is_garbage(hub: Hub, answer: bytes, cache: Path, monkeypatch) -> None:
+    hub.answer = answer
+    reason(hub, monkeypatch)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.json", "/etc/x.json", "a/../../x.json", "..\\x.json", "", "x\0.json"]
+)
+def test_a_file_name_that_leaves_the_repository(name: str) -> None:
+    with pytest.raises(ModelError, match="which is no name in a repository"):
+        needed([(name, 1), *((name, 1) for name in FILES)])
+
+
+@pytest.mark.parametrize("size", [-1, None, True, 1.5, "9"])
+def test_a_size_that_is_no_size(size: object) -> None:
+    with pytest.raises(ModelError, match=r"the hub says that config.json has .* bytes"):
+        needed([(name, size if name == "config.json" else 1) for name in FILES])
+
+
+def test_a_repository_of_pickles_is_refused_before_anything_is_downloaded(hub: Hub, monkeypatch) -> None:
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x", "tokenizer.json": b"{}"}
+    assert "has no safetensors, only pytorch_model.bin, which can run code and is not read" in reason(
+        hub, monkeypatch
+    )
+    assert hub.sent == []
+
+
+def test_shards_are_taken_where_there_is_an_index(hub: Hub) -> None:
+    names = ["config.json", "model.safetensors", "model-1-of-2.safetensors", "model.safetensors.index.json"]
+    assert list(needed([(name, 1) for name in names])) == [*names[2:], "config.json"]
+
+
+def test_a_model_of_a_petabyte_is_refused_before_anything_is_downloaded(
+    hub: Hub, cache: Path, monkeypatch
+) -> None:
+    hub.listed = [{"rfilename": name, "size": 10**15 if name == WEIGHTS else 5} for name in FILES]
+    assert "it has 1000000.0 GB, the disk of" in reason(hub, monkeypatch)
+    assert hub.sent == []
+    assert not cache.exists()
+
+
+def test_a_file_that_is_longer_than_it_was_listed(hub: Hub, cache: Path) -> None:
+    hub.listed = [{"rfilename": name, "size": 70_000} for name in FILES]
+    assert "the hub sends more of model.safetensors than the 70000 bytes that it listed" in refused()
+    assert incomplete(cache) == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ETag": '"../../../../escaped"'},
+        {"ETag": '"/{outside}/escaped"'},
+        {"X-Repo-Commit": "../../../../escaped"},
+    ],
+    ids=["a path as ETag", "an absolute ETag", "a path as commit"],
+)
+def test_headers_cannot_make_it_write_outside_the_cache(
+    hub: Hub, headers: dict[str, str], tmp_path: Path
+) -> None:
+    hub.headers = {name: value.format(outside=str(tmp_path).strip("/")) for name, value in headers.items()}
+    refused()
+    written = [path for path in tmp_path.rglob("*") if "escaped" in path.name and path.is_file()]
+    assert written == []
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    assert re.fullmatch(
+        r"Not a directory: .*/file.*; set HF_HOME to another folder", reason(hub, monkeypatch)
+    )
+
+
+# -- stopping -----------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_download_leaves_nothing_half_usable(hub: Hub, cache: Path) -> None:
+    hub.hang, cancel = WEIGHTS, threading.Event()
+
+    def stop() -> None:
+        hub.reached.wait(60)
+        cancel.set()
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(RunCancelled):
+        resolve(MODEL, cancel=cancel)
+    assert hub.reached.is_set()
+    assert incomplete(cache) == []
+    with pytest.raises(ModelError):
+        resolve_local(MODEL)
+    hub.hang = ""
+    assert resolve(MODEL).is_dir()
+
+
+def test_a_killed_program_leaves_no_download_behind(hub: Hub) -> None:
+    hub.hang = "/api/"
+    code = f"from engine.model.hub import resolve; resolve({MODEL!r})"
+    program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    assert hub.reached.wait(60)
+    (download,) = psutil.Process(program.pid).children()
+    program.kill()
+    program.wait()
+    download.wait(30)
+
+
+def test_the_command_line_says_what_it_waits_for(hub: Hub, capsys, tmp_path: Path) -> None:
+    hub.status = 500
+    asked = [
+        "run",
+        "--method",
+        "autoregressive",
+        "--prompt",
+        "Hi",
+        "--target",
+        MODEL,
+        "--db",
+        str(tmp_path / "x.db"),
+    ]
+    assert main(asked) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"downloading {MODEL} from the hub; Ctrl-C stops the download"
+    assert lines[1].startswith(f"specscope: {MODEL} is not a directory here and cannot be downloaded: ")
+    assert len(lines) == 2
+
+
+def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_path: Path) -> None:
+    hub.hang = "/api/"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        hub.reached.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    asked = [
+        "run",
+        "--method",
+        "autoregressive",
+        "--prompt",
+        "Hi",
+        "--target",
+        MODEL,
+        "--db",
+        str(tmp_path / "x.db"),
+    ]
+    try:
+        assert main(asked) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.splitlines()[-1] == "specscope: stopped"
+    mine = psutil.Process(os.getpid()).children(recursive=True)
+    assert not [child for child in mine if "engine.model.download" in child.cmdline()]

@@ -1,0 +1,135 @@
+"""Attacks by prompts: too long, too many. All are refused before a tokenizer sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.main import main
+from app.tabs.plan import FormError, make_requests
+from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, PER_TOKEN
+from engine.errors import UsageError
+from engine.methods import METHODS
+from engine.model.pair import Pair
+from engine.prompts import encode, ids_of
+from engine.types import Limits
+
+HUGE = 4_000_000
+PAIR = Pair.find()
+TEXTS = {
+    "words": "Once upon a time. ",
+    "brackets": "[",
+    "spaces": " ",
+    "emoji": "\U0001f600",
+    "control": "\x07",
+}
+
+
+class Untouched:
+    """A tokenizer that must not be used."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the tokenizer was asked for {name}")
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("the tokenizer was called")
+
+
+GUARDED = replace(PAIR, tokenizer=Untouched())
+
+
+def refused(*prompts: Any) -> str:
+    with pytest.raises(UsageError) as error:
+        encode(GUARDED, prompts, PAIR.vocab_size, 16)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_prompt_of_4_mb_is_refused_before_it_is_tokenized(text: str) -> None:
+    prompt = (text * HUGE)[:HUGE]
+    want = f"the prompt has {HUGE} characters; it may have {PER_TOKEN * PAIR.context} with a context of {PAIR.context} tokens: "
+    assert refused(prompt) == want + "shorten it"
+    with pytest.raises(UsageError, match="characters"):
+        ids_of(GUARDED, prompt)
+
+
+def test_messages_that_are_too_long_together_are_refused() -> None:
+    system = {"role": "system", "content": "s" * 20_000}
+    assert f"{20_000 + 20_000} characters" in refused([system, {"role": "user", "content": "u" * 20_000}])
+
+
+def test_10_000_messages_are_refused() -> None:
+    chat = [{"role": ("user", "assistant")[i % 2], "content": "Hi"} for i in range(10_000)]
+    assert refused(chat) == f"the chat has 10000 messages; it may have {MOST_MESSAGES}: begin a new one"
+
+
+def test_a_prompt_of_4_million_token_ids_is_refused() -> None:
+    assert refused([5] * HUGE).startswith(f"the prompt has {HUGE} tokens; the context of bundled is ")
+
+
+def test_10_000_prompts_in_one_run_are_refused() -> None:
+    assert refused(*["Hi"] * 10_000) == f"10000 prompts were given; a run takes at most {MOST_PROMPTS}"
+
+
+def test_prompts_that_are_too_long_together_are_refused() -> None:
+    assert (
+        refused(*["x" * 30_000] * 200)
+        == "the prompts have 6000000 characters; a run takes at most 4000000 in all"
+    )
+
+
+def test_no_prompt_that_fits_the_context_is_refused_for_its_characters() -> None:
+    longest = max(len(PAIR.tokenizer.decode([token])) for token in range(PAIR.vocab_size))
+    assert longest == PER_TOKEN
+    text = " " * PER_TOKEN * (PAIR.context - 100) + "x"
+    assert len(ids_of(PAIR, text)) < PAIR.context
+
+
+def test_a_context_of_millions_of_tokens_still_has_a_limit() -> None:
+    wide = replace(GUARDED, context=10**9)
+    with pytest.raises(UsageError, match=f"it may have {MOST_CHARACTERS} with a context of"):
+        ids_of(wide, "x" * HUGE)
+
+
+@pytest.mark.parametrize("stops", [("x" * HUGE,), ("x",) * (MOST_STOPS + 1), ("x" * (LONGEST_STOP + 1),)])
+def test_stop_strings_that_are_too_long_or_too_many_are_refused(stops: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=r"stop strings? .*(it may have|takes at most)"):
+        Limits(stop=stops)
+    Limits(stop=("x" * LONGEST_STOP,) * MOST_STOPS)
+
+
+def test_a_reference_text_of_4_mb_is_refused() -> None:
+    with pytest.raises(UsageError, match="reference") as error:
+        METHODS["llma"].configure({"reference": "x" * HUGE})
+    assert len(str(error.value)) < 400
+
+
+def test_the_page_refuses_4_mb_before_it_queues_a_run() -> None:
+    with pytest.raises(
+        FormError, match=f"the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}"
+    ) as error:
+        make_requests(
+            {"methods": ["autoregressive", "pearl"]}, [{"role": "user", "content": "x" * HUGE}], "g"
+        )
+    assert error.value.where == "prompt"
+
+
+@pytest.mark.parametrize("typed", ["x" * HUGE, "x\n\n" * 10_000], ids=["long", "many"])
+def test_the_page_refuses_too_many_further_prompts(typed: str) -> None:
+    values = {"methods": ["autoregressive", "ems"], "ems.prompts": typed}
+    with pytest.raises(FormError, match=r"further prompts have .* there may be 999 with 1000000") as error:
+        make_requests(values, [{"role": "user", "content": "Hi"}], "g")
+    assert error.value.where == "methods"
+
+
+def test_the_command_line_refuses_a_file_of_4_mb_in_one_line(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("[" * HUGE)
+    asked = ["run", "--method", "autoregressive", "--runtime", "local-thread", "--db", str(tmp_path / "x.db")]
+    assert main([*asked, "--prompt-file", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"specscope: the prompt has {HUGE} characters; it may have ")
