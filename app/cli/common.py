@@ -115,7 +115,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
     """Open the cluster the options describe."""
     import engine
 
-    runtime = args.runtime or ("virtual" if args.profile else "local-process")
+    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
     return engine.open(
         args.pair,
         target=args.target,
