@@ -259,12 +259,12 @@ def _shards(index: Path) -> list[str]:
     raw = read_json(index, LONGEST_INDEX)
     names = raw.get("weight_map") if isinstance(raw, dict) else None
     shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
-    if not shards or any(Path(name).name != name for name in shards):
-        raise ModelError(f"{index}: weight_map must name the shards beside it")
     if len(shards) > MOST_SHARDS:
         raise ModelError(
             f"{index}: weight_map names {len(shards)} shards; there may be at most {MOST_SHARDS}"
         )
+    if not shards or any(Path(name).name != name for name in shards):
+        raise ModelError(f"{index}: weight_map must name the shards beside it")
     for name in shards:
         # os.path.isfile says no to a device, and to a name that no file can have.
         if not os.path.isfile(index.with_name(name)):
