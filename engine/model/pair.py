@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError
-from engine.model.fields import end_ids
+from engine.model.fields import end_ids, one_line
 from engine.model.load import read_config, read_object, resolve
 from engine.model.templates import RENDERER
 from engine.model.tokenizer import check_same, check_template, load_tokenizer
@@ -204,12 +204,17 @@ class Pair:
     def _ids(
         self, text: str, *, split_special_tokens: bool = False, add_special_tokens: bool = False
     ) -> list[int]:
-        return self.tokenizer(
-            text,
-            add_special_tokens=add_special_tokens,
-            split_special_tokens=split_special_tokens,
-            verbose=False,
-        ).input_ids
+        try:
+            return self.tokenizer(
+                text,
+                add_special_tokens=add_special_tokens,
+                split_special_tokens=split_special_tokens,
+                verbose=False,
+            ).input_ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as e:  # noqa: BLE001 - a panic of the tokenizer's Rust code is no Exception
+            raise ModelError(f"the tokenizer of {self.name} fails: {one_line(e)}") from None
 
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, TokenizersBackend
 
 from engine.errors import ModelError, PairError, UsageError
+from engine.files import parse_json
 from engine.model.fields import MOST_TOKENS, one_line
 from engine.model.load import read_config, read_object
 from engine.model.templates import LONGEST, RENDERER
@@ -19,6 +20,8 @@ LONGEST_VOCABULARY = 1 << 26
 """Bytes of a tokenizer's file."""
 _LONGEST_SETTINGS = 1 << 24
 """Bytes of a tokenizer_config.json."""
+_MOST_GROWTH = 64
+"""Times that a tokenizer may make a text longer before it looks for tokens."""
 _FOREIGN = ("auto_map", "gguf_file", "vocab", "merges", "tokenizer_object", "fast_tokenizer_files")
 """What in a tokenizer_config.json leads to code or to files elsewhere."""
 
@@ -53,6 +56,10 @@ def load_tokenizer(path: Path) -> Any:
             found = AutoTokenizer.from_pretrained(
                 path, config=config, trust_remote_code=False, local_files_only=True
             )
+        if (growth := _growth(found.backend_tokenizer.normalizer)) > _MOST_GROWTH:
+            raise ModelError(
+                f"{path}: its normalizer makes a text {growth} times as long; it may be {_MOST_GROWTH} times"
+            )
         found("Hi")
         return found
     except ModelError:
@@ -61,6 +68,18 @@ def load_tokenizer(path: Path) -> Any:
         raise
     except BaseException as e:  # noqa: BLE001 - whatever transformers finds wrong with it, and panics of the tokenizers' Rust code
         raise ModelError(f"{path}: its tokenizer cannot be loaded: {one_line(e)}") from None
+
+
+def _growth(normalizer: Any) -> int:
+    """Return how many times longer a normalizer's replacements may make a text; a long list of parts counts as well."""
+    state = parse_json(normalizer.__getstate__()) if normalizer is not None else {}
+    parts, times = [state], 1
+    for part in parts:
+        parts += part.get("normalizers", [])
+        times *= max(1, len(part.get("content", "")))
+        if times > _MOST_GROWTH:
+            break
+    return max(times, len(parts))
 
 
 def _is_token(key: str) -> bool:

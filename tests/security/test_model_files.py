@@ -75,7 +75,7 @@ def rope(**fields):
         ({"head_dim": 7}, "head_dim is 7; it must be even"),
         (
             {"head_dim": None, "num_attention_heads": 64, "num_key_value_heads": 1},
-            "head_dim is 0; it must be",
+            "config.json: ",
         ),
         ({"hidden_size": 10**12}, "hidden_size is 1000000000000; it must be a whole number, at least 1"),
         ({"hidden_size": 10**400}, "hidden_size is 1000000"),
@@ -304,6 +304,25 @@ def test_a_tokenizer_that_asks_for_code_or_for_files_elsewhere_is_refused(pair, 
     (pair / "evil.py").write_text("raise SystemExit('remote code ran')")
     edit(pair / "tokenizer_config.json", tokenizer_class=kind, **change)
     assert f"{next(iter(change))} leads to code or files elsewhere" in refused(lambda: Pair.of(pair))
+
+
+def sequence(count, text):
+    part = {"type": "Replace", "pattern": {"String": "a"}, "content": text}
+    return {"type": "Sequence", "normalizers": [part] * count}
+
+
+@pytest.mark.parametrize("normalizer", [sequence(40, "aa"), sequence(1, "a" * 100_000), sequence(3000, "b")])
+def test_a_tokenizer_that_turns_a_word_into_gigabytes_is_refused(pair, normalizer):
+    edit(pair / "tokenizer.json", normalizer=normalizer)
+    assert "its normalizer makes a text " in refused(lambda: Pair.of(pair))
+
+
+def test_a_tokenizer_whose_pattern_backtracks_without_end_is_refused_with_the_prompt(pair, capfd):
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    edit(pair / "tokenizer.json", pre_tokenizer=pattern)
+    opened = Pair.of(pair)
+    assert "the tokenizer of target fails" in refused(lambda: opened.encode("a" * 40 + "b"))
+    assert "retry-limit-in-match over" in capfd.readouterr().err  # the library prints its own account
 
 
 @pytest.mark.parametrize("ids", [{"1000000000000": {"content": "x"}}, {"x": {}}, {"-1": {}}, [5], "x"])
