@@ -116,7 +116,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
     """Open the cluster the options describe; a download of its models is shown on standard error."""
     import engine
 
-    runtime = args.runtime or ("virtual" if args.profile else "local-process")
+    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
     with DownloadBar() as bar:
         return engine.open(
             args.pair,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from engine.drafters.tree import Static
 from engine.errors import UsageError
+from engine.files import read_text
+from engine.model.fields import one_line
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
 """Where the trees are; a new file there is a new tree."""
 MOST_NODES = 64
 """Nodes of a tree: the target's forward has one row more."""
+_LONGEST = 1 << 20
+"""Bytes of a tree's file."""
 
 
 def trees() -> list[str]:
@@ -30,7 +35,7 @@ def tree(name: str) -> Static:
         return _read(Path(name))
     if name not in trees():
         raise UsageError(
-            f"there is no tree {name!r}; choose one of {', '.join(trees())}, or a path that ends in .toml"
+            f"there is no tree {reprlib.repr(name)}; choose one of {', '.join(trees())}, or a path that ends in .toml"
         )
     return _read(FOLDER / f"{name}.toml")
 
@@ -57,9 +62,9 @@ def within(name: str, levels: int, asked: int, what: str) -> Static:
 
 def _read(path: Path) -> Static:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"the tree {path} cannot be read: {error}") from None
+        document = tomllib.loads(read_text(path, _LONGEST))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the tree {path} cannot be read: {one_line(error)}") from None
     try:
         return parse(document.get("paths"))
     except UsageError as error:
@@ -76,21 +81,23 @@ def parse(paths: Any) -> Static:
         raise UsageError(
             "paths must be a list of nodes, each a list of ranks from 0, such as [[0], [1], [0, 0]]"
         )
+    if len(paths) > MOST_NODES:
+        raise UsageError(f"it has {len(paths)} nodes; there must be at least 1 and at most {MOST_NODES}")
     nodes: list[tuple[int, ...]] = [tuple(int(rank) for rank in path) for path in paths]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if len(nodes) > MOST_NODES:
-        raise UsageError(f"it has {len(nodes)} nodes; there must be at least 1 and at most {MOST_NODES}")
     there = set(nodes)
     if len(there) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
-        raise UsageError(f"{[*twice]} stands there twice; name each node once")
+        raise UsageError(f"{reprlib.repr([*twice])} stands there twice; name each node once")
     nodes.sort(key=lambda node: (len(node), node))
     for node in nodes:
         *elders, rank = node
         above = tuple(elders)
         if above and above not in there:
-            raise UsageError(f"{[*node]} has no parent; add {[*above]}")
+            raise UsageError(f"{reprlib.repr([*node])} has no parent; add {reprlib.repr([*above])}")
         if rank and (*above, rank - 1) not in there:
-            raise UsageError(f"{[*node]} has no elder sibling; add {[*above, rank - 1]}")
+            raise UsageError(
+                f"{reprlib.repr([*node])} has no elder sibling; add {reprlib.repr([*above, rank - 1])}"
+            )
     return Static(tuple(nodes))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import reprlib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, UsageError
+from engine.files import read_bytes
 from engine.heads.form import INDICES, LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
-from engine.model.load import FLOATS, PICKLES, Checkpoint, read_config, read_object, some
+from engine.model.fields import one_line
+from engine.model.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
+from engine.model.tokenizer import LONGEST_VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -104,7 +108,7 @@ def check_target(path: Path, config: HeadConfig, target: Path) -> None:
 def tokenizer_digest(target: Path) -> str | None:
     """Return the SHA-256 of a target's tokenizer.json; None where it has none."""
     path = target / "tokenizer.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return hashlib.sha256(read_bytes(path, LONGEST_VOCABULARY)).hexdigest() if path.is_file() else None
 
 
 def target_ids(d2t: Tensor) -> Tensor:
@@ -135,6 +139,7 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
         with _about(config):
             found = dataclasses.replace(found, config=found.config.beside(layers))
     _check_tensors(path, found, shapes, published=published)
+    weights.check_memory(found.config.tensors(), "cpu", torch.float32)
     for name in found.config.tensors():
         weights.check_type(found.names[name], ("I64",) if name in INDICES else FLOATS)
     if found.config.draft_vocab:
@@ -155,6 +160,8 @@ def _files(path: Path) -> list[Path]:
     """Return the files of a head's tensors: model.safetensors, or else all *.safetensors there are."""
     whole = path / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    if len(files) > MOST_SHARDS:
+        raise ModelError(f"{path} holds {len(files)} *.safetensors; there may be at most {MOST_SHARDS}")
     if files:
         return files
     if pickles := [file.name for pattern in PICKLES for file in sorted(path.glob(pattern))]:
@@ -168,14 +175,14 @@ def _files(path: Path) -> list[Path]:
 def _own(file: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     """Return what a head of SpecScope's own form says it is in its config."""
     if (version := raw["specscope_head"]) != VERSION:
-        raise ModelError(f"{file}: specscope_head is {version!r}; this version reads {VERSION}")
+        raise ModelError(f"{file}: specscope_head is {reprlib.repr(version)}; this version reads {VERSION}")
     fields = {field.name for field in dataclasses.fields(HeadConfig)}
     try:
         given: dict[str, Any] = {name: value for name, value in raw.items() if name in fields}
         given["features"] = tuple(given.get("features", (-1,)))
         config = HeadConfig(**given)
     except TypeError as error:
-        raise ModelError(f"{file} is no head's config ({error})") from None
+        raise ModelError(f"{file} is no head's config ({one_line(error)})") from None
     return Published(config, {name: name for name in shapes})
 
 

@@ -16,11 +16,13 @@ t, E its embedding, x_n the last known token. All states are read by the target'
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
+from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields, one_line
 from engine.model.shape import Shape
 
 SIDE = ("medusa", "hydra")
@@ -118,34 +120,44 @@ class HeadConfig:
             ModelError: A field is wrong; the message names it, its value and what it may be.
         """
         if self.kind not in KINDS:
-            raise ModelError(f"kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
-        side, least = self.kind in SIDE, {"hidden_size": 1, "vocab_size": 1, "draft_vocab": 0}
-        least |= {"heads": 1, "layers": 1} if side else {"masks": 0} if self.kind in PARALLEL else {}
-        if side and not self.own_lm_head:
-            least["vocab_size"] = 0
-        for name, low in least.items():
-            if type(value := getattr(self, name)) is not int or value < low:
-                raise ModelError(f"{name} is {value!r}; it must be a whole number of at least {low}")
-            if name in ("heads", "layers") and value > MOST:
-                raise ModelError(f"{name} is {value}; it must be at least 1 and at most {MOST}")
+            raise ModelError(f"kind is {reprlib.repr(self.kind)}; it must be one of {', '.join(KINDS)}")
+        side = self.kind in SIDE
+        ranges = {
+            "hidden_size": WHOLE["hidden_size"],
+            "vocab_size": (0 if side and not self.own_lm_head else 1, MOST_TOKENS),
+            "draft_vocab": (0, MOST_TOKENS),
+        }
+        ranges |= {"heads": (1, MOST), "layers": (1, MOST)} if side else {}
+        ranges |= {"masks": (0, MOST)} if self.kind in PARALLEL else {}
+        for name, (low, high) in ranges.items():
+            if type(value := getattr(self, name)) is not int or not low <= value <= high:
+                raise ModelError(
+                    f"{name} is {reprlib.repr(value)}; it must be a whole number, at least {low} and at most {high}"
+                )
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
-                raise ModelError(f"{name} is {value!r}; it must be true or false")
+                raise ModelError(f"{name} is {reprlib.repr(value)}; it must be true or false")
         target: Any = self.target
         if not isinstance(target, str):
-            raise ModelError(f"target is {target!r}; it must be the target's name")
+            raise ModelError(f"target is {reprlib.repr(target)}; it must be the target's name")
+        read = reprlib.repr(list(self.features))
         if self.kind != "eagle3" and self.features != (-1,):
-            raise ModelError(f"features is {list(self.features)}; supported is [-1], the target's last state")
-        if self.kind == "eagle3" and not all(type(i) is int and i >= 0 for i in self.features):
-            raise ModelError(f"features is {list(self.features)}; it must hold whole numbers of at least 0")
+            raise ModelError(f"features is {read}; supported is [-1], the target's last state")
+        layers = all(type(i) is int and 0 <= i <= MOST_LAYERS for i in self.features)
+        if self.kind == "eagle3" and not (layers and len(self.features) <= MOST):
+            raise ModelError(
+                f"features is {read}; it must hold at most {MOST} whole numbers, at least 0 and at most {MOST_LAYERS}"
+            )
         tokenizer: Any = self.tokenizer
         if not isinstance(tokenizer, str | None):
             raise ModelError(
-                f"tokenizer is {tokenizer!r}; it must be the SHA-256 of a tokenizer.json, or null"
+                f"tokenizer is {reprlib.repr(tokenizer)}; it must be the SHA-256 of a tokenizer.json, or null"
             )
         scale: Any = self.embedding_scale
-        if not isinstance(scale, int | float) or not 0 < scale < 1e6:
-            raise ModelError(f"embedding_scale is {scale!r}; it must be a number above 0")
+        if type(scale) not in (int, float) or not 0 < scale < 1e6:
+            raise ModelError(
+                f"embedding_scale is {reprlib.repr(scale)}; it must be a number above 0 and below 1e6"
+            )
         if not side:
             self.layer()
 
@@ -174,20 +186,14 @@ class HeadConfig:
         """
         given: Any = self.shape
         if not isinstance(given, dict):
-            raise ModelError(f"shape is {given!r}; it must hold the fields of a Llama config")
+            raise ModelError(f"shape is {reprlib.repr(given)}; it must hold the fields of a Llama config")
         if lacking := [name for name in LAYER if name not in self.shape]:
             raise ModelError(f"shape lacks {', '.join(lacking)}")
         if self.shape["hidden_size"] != self.hidden_size:
             raise ModelError(
-                f"hidden_size is {self.shape['hidden_size']} in shape, {self.hidden_size} above it; they must be the same"
+                f"hidden_size is {reprlib.repr(self.shape['hidden_size'])} in shape, {self.hidden_size} above it; they must be the same"
             )
         shape = layer_of(self.shape | {"vocab_size": self.vocab_size})
-        if shape.context < 1:
-            raise ModelError(
-                f"max_position_embeddings is {shape.context} in shape; it must be a whole number of at least 1"
-            )
-        if not 0 <= shape.eps < 1:
-            raise ModelError(f"rms_norm_eps is {shape.eps} in shape; it must be at least 0 and below 1")
         first, last = _NORMS.get(self.kind, (False, False))
         return replace(shape, input_norm=first, final_norm=last, qkv_bias=self.qkv_bias)
 
@@ -249,8 +255,9 @@ def layer_of(fields: dict[str, Any]) -> Shape:
     Raises:
         ModelError: A field is wrong or not supported.
     """
+    check_fields(fields, "shape")
     fixed: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-    given = fields | fixed
+    given = {name: fields[name] for name in READ if name in fields} | fixed
     try:
         from transformers import LlamaConfig  # takes a second, which only heads with a layer are worth
 
@@ -258,4 +265,4 @@ def layer_of(fields: dict[str, Any]) -> Shape:
     except ModelError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
-        raise ModelError(f"shape is wrong: {' '.join(str(e).split())[:300]}") from None
+        raise ModelError(f"shape is wrong: {one_line(e)}") from None

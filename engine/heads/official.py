@@ -16,21 +16,23 @@ Variants whose forwards are others (`_REFUSED`, `_FLAGS`) are recognised and ref
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
 from engine.heads.form import LAYER, HeadConfig, layer_of
+from engine.model.fields import READ, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
 Shapes = dict[str, tuple[int, ...]]
-_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
-_HYDRA = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(.+)")
-_HYDRA_HEAD = re.compile(r"hydra_lm_head\.(\d+)\.(?:(\d+)\.)?(weight|bias)")
+_BLOCK = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})\.linear\.weight")
+_HYDRA = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")
+_HYDRA_HEAD = re.compile(r"hydra_lm_head\.([0-9]{1,12})\.(?:([0-9]{1,12})\.)?(weight|bias)")
 _EAGLE_3 = ("midlayer.", "d2t", "t2d", "hidden_norm.")
 _REFUSED = {
     "prefix_embeding_layer": "a Hydra++ head ({}), which cannot be run yet; use Hydra's mlp heads",
@@ -47,7 +49,8 @@ _SHARED = re.compile(
     r"(model\.)?embed_tokens\.weight|lm_head\.weight|input_embed_fn\.weight|.*rotary_emb\.inv_freq"
 )
 """What the target lends to its head, and what old checkpoints hold besides."""
-_LABELS = ("model_type", "architectures", "auto_map", "torch_dtype", "dtype", "transformers_version")
+_LABELS = ("model_type", "architectures", "num_hidden_layers", "tokenizer_class")
+"""What such a config says of the whole model."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,10 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         ModelError: It is of a kind that is unknown or cannot be run, or its config lacks a size.
     """
     if bare := [name for name, shape in shapes.items() if not shape and not is_needless(name)]:
-        raise ModelError(f"{path}: {bare[0]} is a single number; no tensor of a head is one")
+        raise ModelError(f"{path}: {shown(bare[0])} is a single number; no tensor of a head is one")
     for name, (part, what) in product(shapes, _REFUSED.items()):
         if name.startswith(part):
-            raise ModelError(f"{path} is {what.format(name)}")
+            raise ModelError(f"{path} is {what.format(shown(name))}")
     readers: tuple[
         tuple[Callable[[str], object], Callable[[Path, Mapping[str, Any], Shapes], Published]], ...
     ] = (
@@ -87,7 +90,7 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     for fits, read in readers:
         if any(fits(name) for name in shapes):
             return read(path, raw, shapes)
-    some = ", ".join(sorted(shapes)[:3]) or "none"
+    some = ", ".join(map(shown, sorted(shapes)[:3])) or "none"
     raise ModelError(
         f"{path} is no drafting head that is known: its tensors are {some} ...; known are Medusa, Hydra, EAGLE and speculators"
     )
@@ -164,7 +167,7 @@ def _eagle3(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     width, vocab = layer["hidden_size"], layer["vocab_size"]
     if (wide := raw.get("target_hidden_size") or width) != width:
         raise ModelError(
-            f"{path / 'config.json'}: target_hidden_size is {wide}; it must be the head's own hidden_size, {width}"
+            f"{path / 'config.json'}: target_hidden_size is {reprlib.repr(wide)}; it must be the head's own hidden_size, {width}"
         )
     known = (shapes.get("lm_head.weight") or (0,))[0]
     config = HeadConfig(
@@ -201,7 +204,7 @@ def _states(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
                 or not all(type(i) is int and i + later >= 0 for i in ids)
             ):
                 raise ModelError(
-                    f"{path / 'config.json'}: {_LAYER_IDS} is {ids}; it must be a list of layers"
+                    f"{path / 'config.json'}: {_LAYER_IDS} is {reprlib.repr(ids)}; it must be a list of layers"
                 )
             return tuple(i + later for i in ids)
     return ()
@@ -212,21 +215,21 @@ def _layer(path: Path, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict
     sizes = raw.get("transformer_layer_config", raw)
     if not isinstance(sizes, dict):
         raise ModelError(
-            f"{path / 'config.json'}: transformer_layer_config is {sizes!r}; it must be an object"
+            f"{path / 'config.json'}: transformer_layer_config is {reprlib.repr(sizes)}; it must be an object"
         )
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    if missing := [name for name in needed if not isinstance(sizes.get(name), int)]:
+    if missing := [name for name in needed if sizes.get(name) is None]:
         raise ModelError(f"{path / 'config.json'} lacks {', '.join(missing)}, which an EAGLE head says there")
     if any(layers := [name for name in names if re.match(r"layers\.[1-9]", name)]):
-        raise ModelError(f"{path} has {layers[0]}: an EAGLE head has one decoder layer")
+        raise ModelError(f"{path} has {shown(layers[0])}: an EAGLE head has one decoder layer")
     kinds = sizes.get("layer_types") or []
     if not isinstance(kinds, list):
-        raise ModelError(f"{path / 'config.json'}: layer_types is {kinds!r}; it must be a list")
+        raise ModelError(f"{path / 'config.json'}: layer_types is {reprlib.repr(kinds)}; it must be a list")
     if "sliding_attention" in kinds:
         raise ModelError(
             f"{path / 'config.json'}: layer_types holds sliding_attention, which a head cannot have yet"
         )
-    fields = {name: value for name, value in sizes.items() if name not in (*_LABELS, "num_hidden_layers")}
+    fields = {name: sizes[name] for name in READ if name in sizes and name not in _LABELS}
     try:
         layer_of(fields)
     except ModelError as error:
@@ -241,7 +244,7 @@ def _vocab(path: Path, raw: Mapping[str, Any]) -> int:
     """Return the vocabulary that the config of a head without an LM head names; 0 where it does not."""
     if type(vocab := raw.get("vocab_size", 0)) is not int:
         raise ModelError(
-            f"{path / 'config.json'}: vocab_size is {vocab!r}; it must be a whole number of at least 0"
+            f"{path / 'config.json'}: vocab_size is {reprlib.repr(vocab)}; it must be a whole number of at least 0"
         )
     return vocab
 
@@ -256,5 +259,9 @@ def _target(raw: Mapping[str, Any]) -> str:
     speculators = raw.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     if isinstance(verifier, dict):
-        return str(verifier.get("name_or_path", ""))
-    return str(raw.get("base_model_name_or_path", ""))
+        return _name(verifier.get("name_or_path"))
+    return _name(raw.get("base_model_name_or_path"))
+
+
+def _name(value: Any) -> str:
+    return shown(value) if isinstance(value, str) else ""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import reprlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from engine.errors import ModelError
+from engine.errors import ModelError, UsageError
+from engine.files import parse_json, read_bytes
 from engine.model.decoder import Decoder
+from engine.model.fields import READ, check_fields, one_line, shown
 from engine.model.hub import resolve
 from engine.model.shape import FAMILIES, Shape
 from engine.model.stage import layer_stages
@@ -25,6 +30,11 @@ if TYPE_CHECKING:
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 _INDEX = "model.safetensors.index.json"
+MOST_SHARDS = 1000
+LONGEST_CONFIG = 1 << 20
+"""Bytes of a config.json."""
+LONGEST_INDEX = 1 << 24
+"""Bytes of an index, and of the header of a safetensors file."""
 _LLAMA = {
     "vocab_size": int,
     "hidden_size": int,
@@ -41,6 +51,8 @@ _LLAMA = {
     "tie_word_embeddings": bool,
 }
 """What a Llama config says, besides its rotation."""
+_TYPES = dict(zip(FAMILIES, ("llama", "mistral", "qwen2", "qwen3"), strict=True))
+"""The `model_type` of each architecture."""
 
 
 def load(
@@ -63,6 +75,7 @@ def load(
     shape = Shape.of(read_config(directory), directory / "config.json")
     checkpoint = Checkpoint(directory)
     checkpoint.check(shape.tensors())
+    checkpoint.check_memory(shape.tensors(), device, dtype)
     span = layer_stages(shape.layers, stage[1])[stage[0]]
     return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name, span)
 
@@ -79,14 +92,21 @@ def read_config(directory: Path) -> Any:
     family = families[0] if isinstance(families, list) and families else None
     if family not in FAMILIES:
         raise ModelError(
-            f"{path}: architecture {family} is not supported; supported are {', '.join(FAMILIES)}"
+            f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
         )
+    check_fields(raw, path)
+    kind = _TYPES[family]
+    if raw.get("model_type", kind) != kind:
+        raise ModelError(
+            f"{path}: model_type is {reprlib.repr(raw['model_type'])}; it must be {kind!r} for {family}"
+        )
+    fields = {name: raw[name] for name in READ if name in raw}
     if _says_all(raw):
-        return SimpleNamespace(**raw)
+        return SimpleNamespace(**fields)
     try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        return AutoConfig.for_model(kind, **{name: fields[name] for name in fields if name != "model_type"})
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
-        raise ModelError(f"{path}: {_first_line(e)}") from None
+        raise ModelError(f"{path}: {one_line(e)}") from None
 
 
 def _says_all(raw: Mapping[str, Any]) -> bool:
@@ -96,19 +116,19 @@ def _says_all(raw: Mapping[str, Any]) -> bool:
     """
     if raw["architectures"] != ["LlamaForCausalLM"] or raw.get("model_type") != "llama":
         return False
-    given = all(type(raw.get(key)) is kind for key, kind in _LLAMA.items())
+    given = "eos_token_id" in raw and all(type(raw.get(key)) is kind for key, kind in _LLAMA.items())
     rope: Any = raw.get("rope_parameters")
     plain = isinstance(rope, dict) and rope.keys() == {"rope_type", "rope_theta"}
     return given and plain and rope["rope_type"] == "default" and type(rope["rope_theta"]) is float
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return what a JSON file says; nothing when there is none.
+def read_object(path: Path, limit: int = LONGEST_CONFIG) -> dict[str, Any]:
+    """Return what a JSON file of at most `limit` bytes says; nothing when there is none.
 
     Raises:
         ModelError: It is not a JSON object.
     """
-    raw = read_json(path) if path.is_file() else {}
+    raw = read_json(path, limit) if os.path.lexists(path) else {}
     if not isinstance(raw, dict):
         raise ModelError(f"{path} is not a JSON object")
     return raw
@@ -170,6 +190,20 @@ class Checkpoint:
         if (kind := self._shards[path].get_slice(key).get_dtype()) not in kinds:
             raise ModelError(f"{path}: {key} is of type {kind}; supported are {', '.join(kinds)}")
 
+    def check_memory(
+        self, expected: Mapping[str, tuple[int, ...]], device: str | torch.device, dtype: torch.dtype
+    ) -> None:
+        """Check that tensors of these shapes fit this machine's memory at all.
+
+        Raises:
+            ModelError: They do not, as in a file that is mostly holes.
+        """
+        needed, there = sum(map(math.prod, expected.values())) * dtype.itemsize, psutil.virtual_memory().total
+        if torch.device(device).type == "cpu" and needed > there:
+            raise ModelError(
+                f"{self.directory}: the weights take {needed / 1e9:.1f} GB in memory; this machine has {there / 1e9:.1f} GB"
+            )
+
     def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return one tensor, copied out of its file."""
         return self._shards[self._where[key]].get_tensor(key).to(device, dtype, copy=True)
@@ -177,16 +211,8 @@ class Checkpoint:
     def _files(self) -> list[Path]:
         directory = self.directory
         index = directory / _INDEX
-        if index.is_file():
-            raw = read_json(index)
-            names = raw.get("weight_map") if isinstance(raw, dict) else None
-            shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
-            if not shards or any(Path(name).name != name for name in shards):
-                raise ModelError(f"{index}: weight_map must name the shards beside it")
-            for name in shards:
-                if not (directory / name).is_file():
-                    raise ModelError(f"{directory / name}: this shard is missing, {_INDEX} names it")
-            return [directory / name for name in shards]
+        if os.path.lexists(index):
+            return [directory / name for name in _shards(index)]
         if (directory / "model.safetensors").is_file():
             return [directory / "model.safetensors"]
         if pickles := [path.name for pattern in PICKLES for path in sorted(directory.glob(pattern))]:
@@ -197,27 +223,54 @@ class Checkpoint:
         raise ModelError(f"{directory}: there is no model.safetensors and no {_INDEX}")
 
 
+def _shards(index: Path) -> list[str]:
+    """Return the names of the shards that an index names, each a file beside it."""
+    raw = read_json(index, LONGEST_INDEX)
+    names = raw.get("weight_map") if isinstance(raw, dict) else None
+    shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
+    if len(shards) > MOST_SHARDS:
+        raise ModelError(
+            f"{index}: weight_map names {len(shards)} shards; there may be at most {MOST_SHARDS}"
+        )
+    if not shards or any(Path(name).name != name for name in shards):
+        raise ModelError(f"{index}: weight_map must name the shards beside it")
+    for name in shards:
+        # os.path.isfile says no to a device, and to a name that no file can have.
+        if not os.path.isfile(index.with_name(name)):
+            raise ModelError(f"{index.parent / shown(name)}: this shard is missing, {_INDEX} names it")
+    return shards
+
+
 def _open(path: Path) -> Any:
+    """Return an open safetensors file; its size and its header's are checked before the library reads them."""
     try:
+        if not path.is_file():
+            raise ModelError(f"{path} is not a regular file; give a safetensors file")
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > LONGEST_INDEX:
+            raise ModelError(
+                f"{path} is not a complete safetensors file: its header has {header} bytes; the limit is {LONGEST_INDEX}"
+            )
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as e:
-        raise ModelError(f"{path} is not a complete safetensors file: {_first_line(e)}") from None
+        raise ModelError(f"{path} is not a complete safetensors file: {one_line(e)}") from None
 
 
-def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+def read_json(path: Path, limit: int = LONGEST_CONFIG) -> Any:
+    """Return what a JSON file of at most `limit` bytes holds.
 
     Raises:
-        ModelError: It is missing or no JSON.
+        ModelError: It is missing, too large, no regular file or no JSON.
     """
+    if not os.path.lexists(path):
+        raise ModelError(f"{path} is missing; a model directory holds config.json and *.safetensors")
     try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path} is missing; a model directory holds config.json and *.safetensors"
-        ) from None
-    except (ValueError, OSError, RecursionError) as e:
-        raise ModelError(f"{path} is not valid JSON: {_first_line(e)}") from None
+        return parse_json(read_bytes(path, limit).decode("utf-8"))
+    except UsageError as e:
+        raise ModelError(str(e)) from None
+    except ValueError as e:
+        raise ModelError(f"{path} is not valid JSON: {one_line(e)}") from None
 
 
 def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
@@ -227,8 +280,4 @@ def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
 
 def some(keys: Sequence[str]) -> str:
     """Return the first of some names, and how many more there are."""
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return ", ".join(map(shown, keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

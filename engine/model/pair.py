@@ -8,12 +8,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-from transformers import AutoTokenizer, TokenizersBackend
-
 from engine.errors import ModelError, PairError, UsageError
+from engine.model.fields import end_ids, one_line
 from engine.model.hub import resolve
 from engine.model.load import read_config, read_object
+from engine.model.templates import RENDERER
+from engine.model.tokenizer import check_same, check_template, load_tokenizer
 from engine.types import MOST_DRAFTERS, check_text, drafter_key
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
 """Pairs that come with SpecScope."""
 ROLES = ("system", "user", "assistant")
-_PLACE = re.compile("\ue000([0-9]+)\ue001")
-"""Stands for the content of a message while a chat template is taken apart."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +101,21 @@ class Pair:
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
         paths = [target, *drafters]
         configs = [read_config(path) for path in paths]
-        tokenizers = [_tokenizer(path) for path in paths]
+        tokenizers = [load_tokenizer(path) for path in paths]
         for theirs in tokenizers[1:]:
-            _check_same(tokenizers[0], theirs)
-        largest = max(tokenizers[0].get_vocab().values())
+            check_same(tokenizers[0], theirs)
+        check_template(target, tokenizers[0])
+        largest = max(tokenizers[0].get_vocab().values(), default=-1)
+        if largest < 0:
+            raise ModelError(f"{target}: its tokenizer has no tokens")
         for path, config in zip(paths, configs, strict=True):
             if largest >= config.vocab_size:
                 raise PairError(
                     f"{path}: the tokenizer has id {largest}, the model only {config.vocab_size} ids"
                 )
-        ends = read_object(target / "generation_config.json").get("eos_token_id", configs[0].eos_token_id)
-        ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+        stored, file = read_object(target / "generation_config.json"), "generation_config.json"
+        if "eos_token_id" not in stored:
+            stored, file = {"eos_token_id": configs[0].eos_token_id}, "config.json"
         return cls(
             name=name,
             target_path=target,
@@ -122,7 +124,7 @@ class Pair:
             tokenizer=tokenizers[0],
             vocab_size=min(config.vocab_size for config in configs),
             context=min(config.max_position_embeddings for config in configs),
-            eos=tuple(int(token) for token in ends),
+            eos=end_ids(stored["eos_token_id"], target / file, configs[0].vocab_size),
         )
 
     def encode(self, text: str) -> list[int]:
@@ -165,7 +167,9 @@ class Pair:
         if self._special(ids) == self._special(self._ids(frame)):
             return ids
         parts: list[int] = []
-        for i, part in enumerate(_PLACE.split(frame)):  # template text and numbers of contents take turns
+        numbers = "|".join(map(str, range(len(contents))))
+        # Template text and numbers of contents take turns.
+        for i, part in enumerate(re.split(f"\ue000({numbers})\ue001", frame)):
             text = contents[int(part)] if i % 2 else part
             parts += self._ids(text, split_special_tokens=bool(i % 2)) if text else []
         return parts
@@ -200,19 +204,28 @@ class Pair:
             {"role": m["role"], "content": content} for m, content in zip(messages, contents, strict=True)
         ]
         try:
-            return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        except TemplateError as e:
+            return RENDERER.render(
+                self.tokenizer.get_chat_template(), chat, self.tokenizer.special_tokens_map
+            )
+        except UsageError as e:
             raise UsageError(f"the chat template of {self.name} refuses these messages: {e}") from None
+        except ModelError as e:
+            raise ModelError(f"the chat template of {self.name} fails: {e}") from None
 
     def _ids(
         self, text: str, *, split_special_tokens: bool = False, add_special_tokens: bool = False
     ) -> list[int]:
-        return self.tokenizer(
-            text,
-            add_special_tokens=add_special_tokens,
-            split_special_tokens=split_special_tokens,
-            verbose=False,
-        ).input_ids
+        try:
+            return self.tokenizer(
+                text,
+                add_special_tokens=add_special_tokens,
+                split_special_tokens=split_special_tokens,
+                verbose=False,
+            ).input_ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as e:  # noqa: BLE001 - a panic of the tokenizer's Rust code is no Exception
+            raise ModelError(f"the tokenizer of {self.name} fails: {one_line(e)}") from None
 
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder
@@ -224,43 +237,3 @@ def _checked(text: str | None) -> str:
         raise UsageError("the prompt is empty; write something")
     check_text("the prompt", text)
     return text
-
-
-def _tokenizer(path: Path) -> Any:
-    kind = AutoTokenizer
-    if read_object(path / "tokenizer_config.json").get("tokenizer_class") == TokenizersBackend.__name__:
-        kind = TokenizersBackend  # what Auto would find, a second later: it reads the model's config first
-    try:
-        return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it
-        raise ModelError(
-            f"{path}: its tokenizer cannot be loaded: {' '.join(str(e).split())[:300]}"
-        ) from None
-
-
-def _check_same(target: Any, drafter: Any) -> None:
-    """Compare two tokenizers' vocabularies and special tokens."""
-    ours, theirs = target.get_vocab(), drafter.get_vocab()
-    if ours != theirs:
-        if len(ours) != len(theirs):
-            raise PairError(
-                f"the target's tokenizer has {len(ours)} tokens, the drafter's {len(theirs)}; they must be the same"
-            )
-        by_id, other = ({i: token for token, i in vocab.items()} for vocab in (ours, theirs))
-        i = next(i for i in sorted(by_id.keys() | other.keys()) if by_id.get(i) != other.get(i))
-        raise PairError(
-            f"token {i} is {by_id.get(i)!r} in the target's tokenizer, {other.get(i)!r} in the drafter's; they must be the same"
-        )
-    marked, also = (
-        sorted(i for i, token in t.added_tokens_decoder.items() if token.special) for t in (target, drafter)
-    )
-    if marked != also:
-        i = min(set(marked) ^ set(also))
-        raise PairError(
-            f"token {i}, {target.convert_ids_to_tokens(i)!r}, is special in only one of the two tokenizers; they must be the same"
-        )
-    for role in ("bos_token", "eos_token"):
-        if getattr(target, role) != getattr(drafter, role):
-            raise PairError(
-                f"{role} is {getattr(target, role)!r} in the target's tokenizer, {getattr(drafter, role)!r} in the drafter's; they must be the same"
-            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelError
+from engine.model.fields import WHOLE, check_fields, check_rotation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,19 +64,26 @@ class Shape:
         Raises:
             ModelError: The architecture or one of its options is not supported.
         """
+        check_fields(vars(config), path)
         family = (config.architectures or ["none"])[0]
         if family not in FAMILIES:
             raise ModelError(
-                f"{path}: architecture {family} is not supported; supported are {', '.join(FAMILIES)}"
+                f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
             )
         if config.hidden_act != "silu":
-            raise ModelError(f"{path}: hidden_act {config.hidden_act} is not supported; supported is silu")
+            raise ModelError(
+                f"{path}: hidden_act {reprlib.repr(config.hidden_act)} is not supported; supported is silu"
+            )
         if getattr(config, "quantization_config", None):
             raise ModelError(f"{path}: quantized weights are not supported; use the unquantized model")
         if config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads):
             raise ModelError(
                 f"{path}: num_key_value_heads is {config.num_key_value_heads}; it must divide the "
                 f"{config.num_attention_heads} attention heads"
+            )
+        if (size := _head_dim(config)) % 2 or size < 2:
+            raise ModelError(
+                f"{path}: head_dim is {size}; it must be even, at least 2 and at most {WHOLE['head_dim'][1]}"
             )
         frequencies, rope_scale = _rotary(config, path)
         biased = bool(getattr(config, "attention_bias", False))
@@ -92,7 +102,7 @@ class Shape:
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
             qk_norm=family == "Qwen3ForCausalLM",
             tied=bool(config.tie_word_embeddings),
-            windows=_windows(config),
+            windows=_windows(config, path),
             frequencies=frequencies,
             rope_scale=rope_scale,
         )
@@ -134,10 +144,14 @@ def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
+def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
     """A model with layer types has its window in the sliding layers only; one without (Mistral) in all."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    if len(kinds) != config.num_hidden_layers:
+        raise ModelError(
+            f"{path}: layer_types has {len(kinds)} entries; num_hidden_layers is {config.num_hidden_layers}"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -145,7 +159,10 @@ def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
     parameters = config.rope_parameters
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:
-        raise ModelError(f"{path}: rope_type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
+        raise ModelError(
+            f"{path}: rope_type {reprlib.repr(kind)} is not supported; supported are {', '.join(ROPE_TYPES)}"
+        )
+    check_rotation(parameters, path)
     if kind != "default":
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     else:
@@ -154,4 +171,6 @@ def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
         scale = 1.0
     if 2 * len(frequencies) != _head_dim(config):
         raise ModelError(f"{path}: only a part of each head is rotated, which is not supported")
+    if not (frequencies.isfinite().all() and math.isfinite(scale)):
+        raise ModelError(f"{path}: rope_parameters give a rotation that is not finite")
     return tuple(frequencies.tolist()), float(scale)

@@ -8,6 +8,7 @@ with noise must not promise that more work takes less time than was ever seen. N
 
 from __future__ import annotations
 
+import reprlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from typing import Any
 from engine.errors import UsageError
 
 Axis = tuple[float, ...]
+MOST_POINTS = 10_000
+MOST_ROWS = 1 << 27
+"""Largest value on an axis."""
+_SHORTEST, _LONGEST = 1e-3, 1e9
+"""Microseconds of a forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +46,18 @@ class Grid:
         Raises:
             UsageError: A point is no four numbers in range, appears twice, or is missing from the grid.
         """
+        if len(points) > MOST_POINTS:
+            raise UsageError(f"there are {len(points)} points; there may be at most {MOST_POINTS}")
         times: dict[tuple[float, float, float], float] = {}
         for point in points:
             rows, context, batch, us = _point(point)
             if (rows, context, batch) in times:
-                raise UsageError(f"{point} is measured twice")
+                raise UsageError(f"{reprlib.repr(point)} is measured twice")
             times[rows, context, batch] = us
         rows, contexts, batches = (tuple(sorted({key[i] for key in times})) for i in range(3))
-        if missing := sorted(set(product(rows, contexts, batches)) - set(times)):
-            raise UsageError(f"there is no time for rows, context, batch = {list(missing[0])}")
+        missing = next((key for key in product(rows, contexts, batches) if key not in times), None)
+        if missing is not None:
+            raise UsageError(f"there is no time for rows, context, batch = {list(missing)}")
         return cls(rows, contexts, batches, times)
 
     def __call__(self, rows: float, context: float, batch: float) -> float:
@@ -71,10 +80,16 @@ class Grid:
 def _point(point: Any) -> tuple[float, float, float, float]:
     numbers = point if isinstance(point, list) else []
     if len(numbers) != 4 or not all(type(n) in (int, float) for n in numbers):
-        raise UsageError(f"{point} is no point; it must be [rows, context, batch, microseconds]")
+        raise UsageError(
+            f"{reprlib.repr(point)} is no point; it must be [rows, context, batch, microseconds]"
+        )
     rows, context, batch, us = numbers
-    if rows < 1 or context < 0 or batch < 1 or not 0 < us < float("inf"):
-        raise UsageError(f"{point} is out of range; rows, batch and time must be above 0")
+    placed = 1 <= rows <= MOST_ROWS and 0 <= context <= MOST_ROWS and 1 <= batch <= MOST_ROWS
+    if not placed or not _SHORTEST <= us <= _LONGEST:
+        raise UsageError(
+            f"{reprlib.repr(point)} is out of range; rows and batch must be at least 1, context at least 0, all at most "
+            f"{MOST_ROWS}, and the time at least {_SHORTEST:g} and at most {_LONGEST:g} microseconds"
+        )
     return rows, context, batch, us
 
 

@@ -6,6 +6,7 @@ A file either says which model lives on which device (`[[devices]]`, one drafter
 
 from __future__ import annotations
 
+import reprlib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
+from engine.files import read_text
+from engine.model.fields import one_line
 from engine.runtime.events import Device
 from engine.simulate.latency import Latency
 from engine.simulate.measured import Grid
-from engine.simulate.records import keys, record, records, value
+from engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
 from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Hardware, Model
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 """Where the profiles are; a new file there is a new profile."""
+_LONGEST = 1 << 22
+"""Bytes of a profile's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class Profile:
             return cls.read(Path(name))
         if name not in (known := profiles()):
             raise UsageError(
-                f"there is no profile {name!r}; choose one of {', '.join(known)}, or a path that ends in .toml"
+                f"there is no profile {reprlib.repr(name)}; choose one of {', '.join(known)}, or a path that ends in .toml"
             )
         return cls.read(FOLDER / f"{name}.toml")
 
@@ -125,12 +130,13 @@ class Profile:
         Raises:
             UsageError: The file cannot be read; the message names it and the key.
         """
+        text = read_text(path, _LONGEST)
         try:
-            return parse(path.stem, path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"the profile {path} cannot be read: {error}") from None
+            return parse(path.stem, text)
         except UsageError as error:
             raise UsageError(f"the profile {path} is wrong: {error}") from None
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of thousands of digits
+            raise UsageError(f"the profile {path} cannot be read: {one_line(error)}") from None
 
     def latency(self, pair: str | None = None) -> Latency:
         """Return the times of a pair; of the default one unless another is named.
@@ -141,7 +147,7 @@ class Profile:
         key = pair or self.default
         if key not in self.latencies:
             raise UsageError(
-                f"the profile {self.name} has no pair {key!r}; choose one of {', '.join(self.pairs)}"
+                f"the profile {self.name} has no pair {reprlib.repr(key)}; choose one of {', '.join(self.pairs)}"
             )
         return self.latencies[key]
 
@@ -164,13 +170,13 @@ def parse(stem: str, text: str) -> Profile:
     keys(document, tables | texts, "", tables | texts | {"devices", "gpus"})
     head = {key: value(document[key], str, key) for key in texts}
     if head["name"] != stem:
-        raise UsageError(f"name is {head['name']!r}; it must be the file's, {stem!r}")
+        raise UsageError(f"name is {reprlib.repr(head['name'])}; it must be the file's, {stem!r}")
     hardware = record(Hardware, value(document["hardware"], dict, "hardware"), "hardware.")
     step = record(_Step, value(document["step"], dict, "step"), "step.")
     shapes, pairs = records(_Shape, document, "models"), records(Pair, document, "pairs")
     places, gpus = _places(document)
     if head["default"] not in pairs:
-        raise UsageError(f"default is {head['default']!r}; choose one of {', '.join(pairs)}")
+        raise UsageError(f"default is {reprlib.repr(head['default'])}; choose one of {', '.join(pairs)}")
     models = {name: _model(name, shape) for name, shape in shapes.items()}
     latencies = {
         name: _latency(name, pair, models, hardware, step, len(gpus)) for name, pair in pairs.items()
@@ -194,22 +200,31 @@ def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]
     if "gpus" in document:
         return [], _listed(document["gpus"])
     rows = value(document["devices"], list, "devices")
-    places = [record(_Place, row, f"devices.{i}.") for i, row in enumerate(rows)]
+    if len(rows) > 2:
+        raise UsageError(f"devices has {len(rows)} tables; there must be one drafter and one target")
+    places = [record(_Place, value(row, dict, f"devices.{i}"), f"devices.{i}.") for i, row in enumerate(rows)]
     roles = sorted(place.role for place in places)
     if roles not in (["drafter", "target"], ["target"]):
         raise UsageError(
             f"devices have the roles {', '.join(roles)}; there must be one drafter and one target"
         )
-    return places, tuple(_names(places))
+    return places, _different(list(_names(places)))
 
 
 def _listed(gpus: Any) -> tuple[str, ...]:
     """Return the names of plain GPUs: a number of them, or a list of names where they are not GPUs but cores."""
     if not isinstance(gpus, list):
         return tuple(f"gpu{i}" for i in range(value(gpus, int, "gpus")))
-    names = [value(name, str, f"gpus.{i}") for i, name in enumerate(value(gpus, list, "gpus"))]
+    if len(gpus) > MOST_GPUS:
+        raise UsageError(f"gpus has {len(gpus)} names; there may be at most {MOST_GPUS}")
+    return _different([value(name, str, f"gpus.{i}") for i, name in enumerate(value(gpus, list, "gpus"))])
+
+
+def _different(names: list[str]) -> tuple[str, ...]:
+    for name in names:
+        check_name(name, "gpus")
     if len(set(names)) < len(names):
-        raise UsageError(f"gpus is {names}; each name may appear once")
+        raise UsageError(f"gpus is {reprlib.repr(names)}; each name may appear once")
     return tuple(names)
 
 
@@ -224,7 +239,9 @@ def _names(places: list[_Place]) -> Iterator[str]:
 def _model(name: str, shape: _Shape) -> Model:
     for key, choices in (("dtype", tuple(ELEMENT_BYTES)), ("split", SPLITS)):
         if (chosen := getattr(shape, key)) not in choices:
-            raise UsageError(f"models.{name}.{key} is {chosen!r}; choose one of {', '.join(choices)}")
+            raise UsageError(
+                f"models.{name}.{key} is {reprlib.repr(chosen)}; choose one of {', '.join(choices)}"
+            )
     grid = None
     if shape.measured is not None:
         try:
@@ -244,7 +261,7 @@ def _latency(
     def resolve(role: str, name: str, taken: int | None, speed: float | None) -> Model:
         where = f"pairs.{key}.{role}"
         if name not in models:
-            raise UsageError(f"{where} is {name!r}; choose one of {', '.join(models)}")
+            raise UsageError(f"{where} is {reprlib.repr(name)}; choose one of {', '.join(models)}")
         model = models[name]
         model = replace(model, gpus=taken or model.gpus, speed=speed or model.speed)
         if not model.speed:

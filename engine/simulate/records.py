@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from engine.errors import UsageError
+from engine.model.fields import WHOLE, shown
 
 Record = TypeVar("Record")
 Table = Mapping[str, Any]
+MOST_GPUS = 1024
+MOST_TABLES = 100
+"""Tables of one kind, such as models."""
+_LONGEST_TEXT = 1000
+_GPUS, _SPEED, _RATE, _TIME = (1, MOST_GPUS), (1e-3, 1e9), (1e-3, 1e9), (0, 1e6)
+RANGES: dict[str, tuple[float, float]] = {
+    "gpus": _GPUS,
+    "target_gpus": _GPUS,
+    "drafter_gpus": _GPUS,
+    "layers": WHOLE["num_hidden_layers"],
+    "dim": WHOLE["hidden_size"],
+    "ffn": WHOLE["intermediate_size"],
+    "kv_heads": WHOLE["num_key_value_heads"],
+    "vocab": WHOLE["vocab_size"],
+    "head_dim": WHOLE["head_dim"],
+    "speed": _SPEED,
+    "target_speed": _SPEED,
+    "drafter_speed": _SPEED,
+    "bandwidth_gb_s": _RATE,
+    "link_gb_s": _RATE,
+    "peak_tflops": _RATE,
+    "collective_us": (1e-3, 1e9),
+    "communicate_ms": _TIME,
+    "sample_ms": _TIME,
+    "move_ms": _TIME,
+}
+"""Least and largest value of each number, by its key: every time that follows from them is finite."""
 
 
 def record(kind: type[Record], table: Table, where: str) -> Record:
@@ -33,6 +62,10 @@ def record(kind: type[Record], table: Table, where: str) -> Record:
 def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
     """Return the dataclasses of a table of tables, by name."""
     rows = value(document[key], dict, key)
+    if len(rows) > MOST_TABLES:
+        raise UsageError(f"{key} has {len(rows)} tables; there may be at most {MOST_TABLES}")
+    for name in rows:
+        check_name(name, key)
     return {
         name: record(kind, value(row, dict, f"{key}.{name}"), f"{key}.{name}.") for name, row in rows.items()
     }
@@ -43,21 +76,35 @@ def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
     if missing := sorted(needed - set(table)):
         raise UsageError(f"{where}{missing[0]} is missing")
     if unknown := sorted(set(table) - known):
-        raise UsageError(f"{where}{unknown[0]} is not a key; those there are: {', '.join(sorted(known))}")
+        raise UsageError(
+            f"{where}{shown(unknown[0])} is not a key; those there are: {', '.join(sorted(known))}"
+        )
 
 
 def value(found: Any, kind: type[Any], where: str) -> Any:
-    """Return a value of the file once it is of its type, a number above 0 (a `_ms` may be 0), and not empty."""
+    """Return a value of the file once it is of its type, in its range (`RANGES`), and not empty."""
     wanted = (int, float) if kind is float else kind
     if not isinstance(found, wanted) or (isinstance(found, bool) and kind is not bool):
-        raise UsageError(f"{where} is {found!r}; it must be of type {kind.__name__}")
-    if isinstance(found, (int, float)) and kind is not bool:
-        nothing = found == 0 and where.endswith("_ms")
-        if not (nothing or 0 < found < float("inf")):
-            raise UsageError(f"{where} is {found}; it must be more than 0")
+        raise UsageError(f"{where} is {reprlib.repr(found)}; it must be of type {kind.__name__}")
+    if kind in (int, float):
+        low, high = RANGES[where.rpartition(".")[2]]
+        if not low <= found <= high:
+            raise UsageError(
+                f"{where} is {reprlib.repr(found)}; it must be at least {low:g} and at most {high:g}"
+            )
     if found in ("", [], {}):
         raise UsageError(f"{where} is empty")
+    if isinstance(found, str) and len(found) > _LONGEST_TEXT:
+        raise UsageError(f"{where} has {len(found)} characters; there may be at most {_LONGEST_TEXT}")
     return found
+
+
+def check_name(name: str, where: str) -> None:
+    """Raise UsageError unless a name that messages will hold is one line and not too long."""
+    if not name or shown(name) != name:
+        raise UsageError(
+            f"{where} has the name {reprlib.repr(name)}; it must be one line that is not too long"
+        )
 
 
 def _plain(hint: Any) -> Any:

@@ -132,18 +132,18 @@ def test_config_without_architecture(model, content):
 def test_unsupported_architecture(model):
     edit(model / "config.json", lambda c: c.update(architectures=["GPT2LMHeadModel"], model_type="gpt2"))
     message = refused(model)
-    assert "config.json: architecture GPT2LMHeadModel is not supported" in message
+    assert "config.json: architecture 'GPT2LMHeadModel' is not supported" in message
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in message
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights are not supported"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_type dynamic is not supported; supported are default, linear, llama3, yarn",
+            "rope_type 'dynamic' is not supported; supported are default, linear, llama3, yarn",
         ),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},

@@ -1,0 +1,75 @@
+"""Documents with one odd value, and the one property all of them must have."""
+
+from __future__ import annotations
+
+import copy
+import math
+import resource
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from engine.errors import SpecScopeError
+
+BOUNDED = settings(max_examples=30, deadline=None, derandomize=True, database=None)
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2, 3, 5, 7, -64, 1 << 31, 1 << 63, 10**9, 10**12, 10**400),
+    *(0.5, 1.0, -1e-6, 1e308, math.nan, math.inf, -math.inf),
+    *("", "x", "0", "x\ny" * 500, "\ud800", "\x1b[31m", "../x", "/dev/zero", "\x00"),
+    *([], {}, [[]], [0], [-1], ["x"], [10**12], [1] * 200, {"x": 1}, {"factor": "x"}),
+)
+"""Values that a field does not expect; some are right where they land."""
+_GROWTH = 1 << 20
+"""KiB that the process may grow in a suite: the models in it are tiny."""
+
+
+def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in a document; of a list, those of its first three."""
+    if isinstance(document, dict):
+        parts = list(document.items())
+    else:
+        parts = list(enumerate(document[:3])) if isinstance(document, list) else []
+    return [path for key, part in parts for path in ((*at, key), *places(part, (*at, key)))]
+
+
+def changed(document: Any, place: tuple[Any, ...], value: Any, *, drop: bool = False) -> Any:
+    """Return a copy with another value in a place, or without the place."""
+    whole = copy.deepcopy(document)
+    part = whole
+    for key in place[:-1]:
+        part = part[key]
+    if drop:
+        del part[place[-1]]
+    else:
+        part[place[-1]] = value
+    return whole
+
+
+def spoiled(document: Any, values: tuple[Any, ...] = ODD) -> st.SearchStrategy[Any]:
+    """Return documents with one value replaced or dropped."""
+    return st.builds(
+        lambda place, value, drop: changed(document, place, value, drop=drop),
+        st.sampled_from(places(document)),
+        st.sampled_from(values),
+        st.sampled_from([False] * 5 + [True]),
+    )
+
+
+def works_or_says_why(call: Callable[[], object]) -> None:
+    """Check that a call returns, or raises an error of SpecScope's whose text is one line of bearable length."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        call()
+    except SpecScopeError as error:
+        one_line(str(error))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _GROWTH
+
+
+def one_line(message: str) -> str:
+    """Return a message once it is one line that a person can read."""
+    assert message.isprintable()
+    assert message.strip()
+    assert len(message) < 1500
+    return message

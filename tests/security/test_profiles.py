@@ -1,0 +1,188 @@
+"""Attacks by a latency profile: counts, times and names out of any range."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from engine.simulate.measured import Grid
+from engine.simulate.profile import FOLDER, Profile
+from tests.security.odd import BOUNDED, one_line, works_or_says_why
+
+TEXTS = {
+    name: (FOLDER / f"{name}.toml").read_text("utf-8") for name in ("pearl-3xA100", "8xA100", "A100-OPT")
+}
+VALUES = (
+    *(
+        "0",
+        "-1",
+        "1",
+        "3",
+        "1_000_000_000",
+        "9" * 30,
+        "9" * 5000,
+        "1e308",
+        "1e-308",
+        "-1e-9",
+        "nan",
+        "inf",
+        "0.5",
+    ),
+    *(
+        '""',
+        '"x"',
+        '"x\\ny"',
+        '"\\u001b[2J"',
+        f'"{"x" * 5000}"',
+        "true",
+        "[]",
+        "[1]",
+        '["a", "a"]',
+        "{}",
+        "{x = 1}",
+    ),
+    *("[" * 5000, "2026-01-01", '"""a\nb"""'),
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes a profile's file and returns its name."""
+
+    def write(content: str, stem: str) -> str:
+        path = tmp_path / f"{stem}.toml"
+        path.write_text(content, "utf-8")
+        return str(path)
+
+    return write
+
+
+def refused(name: str) -> str:
+    with pytest.raises(UsageError) as error:
+        Profile.load(name)
+    return one_line(str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("stem", "old", "new", "message"),
+    [
+        (
+            "8xA100",
+            "gpus = 8",
+            "gpus = 1_000_000_000",
+            "gpus is 1000000000; it must be at least 1 and at most 1024",
+        ),
+        ("8xA100", "gpus = 8", "gpus = 0", "gpus is 0; it must be at least 1 and at most 1024"),
+        ("8xA100", "gpus = 8", 'gpus = ["a", "a"]', "gpus is ['a', 'a']; each name may appear once"),
+        ("8xA100", "gpus = 8", f"gpus = [{'1,' * 2000}]", "gpus has 2000 names; there may be at most 1024"),
+        ("8xA100", "gpus = 8", 'gpus = ["a\\nb"]', "gpus has the name 'a\\nb'; it must be one line"),
+        (
+            "pearl-3xA100",
+            "gpus = 2",
+            "gpus = 1_000_000_000",
+            "devices.1.gpus is 1000000000; it must be at least 1",
+        ),
+        ("pearl-3xA100", 'name = "gpu0"', 'name = "a"\nlabel = 5', "cannot be read"),
+        ("pearl-3xA100", "speed = 49.34", "speed = 1e308", "speed is 1e+308; it must be at least 0.001"),
+        ("pearl-3xA100", "speed = 49.34", "speed = nan", "speed is nan; it must be at least 0.001"),
+        ("pearl-3xA100", "layers = 32", f"layers = {'9' * 40}", "layers is 99999999"),
+        ("pearl-3xA100", "dim = 4096", "dim = 1_000_000_000_000", "dim is 1000000000000; it must be"),
+        ("pearl-3xA100", "= 2039", "= 1e-300", "bandwidth_gb_s is 1e-300; it must be at least 0.001"),
+        (
+            "pearl-3xA100",
+            "communicate_ms = 0.2",
+            "communicate_ms = 1e300",
+            "communicate_ms is 1e+300; it must be",
+        ),
+        (
+            "pearl-3xA100",
+            "communicate_ms = 0.2",
+            "communicate_ms = -0.2",
+            "communicate_ms is -0.2; it must be",
+        ),
+        ("pearl-3xA100", '"codellama-7b"]', '"a\\nb"]', "models has the name 'a\\nb'; it must be one line"),
+        ("pearl-3xA100", "layers = 32", f"layers = {'9' * 5000}", "cannot be read"),
+        ("pearl-3xA100", "layers = 32", "layers = " + "[" * 50_000, "cannot be read"),
+    ],
+)
+def test_a_number_or_name_that_no_cluster_has_is_refused_by_its_range(written, stem, old, new, message):
+    assert old in TEXTS[stem]
+    assert message in refused(written(TEXTS[stem].replace(old, new, 1), stem))
+
+
+def test_devices_that_are_no_tables_are_refused(written):
+    text = TEXTS["8xA100"].replace("gpus = 8", "devices = [1, 2]", 1)
+    assert "devices.0 is 1; it must be of type dict" in refused(written(text, "8xA100"))
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "/dev/stdin", "pipe", "directory", "nothing", "large"])
+def test_a_device_pipe_or_directory_as_a_profile_is_refused(tmp_path, kind):
+    path = tmp_path / "x.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "large":
+        path.touch()
+        os.truncate(path, 1 << 33)
+    elif kind != "nothing":
+        path.symlink_to(kind)
+    assert str(path) in refused(str(path))
+
+
+@pytest.mark.parametrize("name", ["", " ", "/dev/zero", "..", "x\ny" * 1000, "\x1b[2J", "8XA100"])
+def test_a_name_that_is_no_profile_is_refused_with_those_there_are(name):
+    assert "choose one of 8xA100, A100-OPT, pearl-3xA100" in refused(name)
+
+
+def test_a_grid_with_a_million_gaps_is_refused_at_its_first():
+    points = [[1 + i, i, 1 + i, 1.0] for i in range(9000)]
+    with pytest.raises(UsageError, match="there is no time for rows, context, batch = "):
+        Grid.of(points)
+    with pytest.raises(UsageError, match="there are 20000 points; there may be at most 10000"):
+        Grid.of([[1, 0, 1, 1.0]] * 20_000)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        [1, 0, 1, math.nan],
+        [1, 0, 1, 1e-300],
+        [1, 0, 1, 1e300],
+        [math.inf, 0, 1, 1.0],
+        [10**400, 0, 1, 1.0],
+        [math.nan, 0, 1, 1.0],
+        [1] * 9000,
+    ],
+)
+def test_a_measured_point_out_of_range_is_refused(point):
+    with pytest.raises(UsageError) as error:
+        Grid.of([point])
+    one_line(str(error.value))
+
+
+def lines(stem: str) -> list[str]:
+    return [line for line in TEXTS[stem].splitlines() if " = " in line and not line.startswith("#")]
+
+
+@BOUNDED
+@given(data=st.data())
+def test_any_one_line_of_a_profile_may_be_odd(tmp_path_factory, data):
+    stem = data.draw(st.sampled_from(sorted(TEXTS)))
+    line = data.draw(st.sampled_from(lines(stem)))
+    value = data.draw(st.sampled_from(VALUES))
+    key = line.split(" = ")[0]
+    path = tmp_path_factory.getbasetemp() / f"{stem}.toml"
+    path.write_text(TEXTS[stem].replace(line, f"{key} = {value}", 1), "utf-8")
+
+    def ask():
+        for latency in Profile.load(str(path)).latencies.values():
+            assert math.isfinite(latency.target.forward_us(latency.hardware, 4, 1000))
+            assert math.isfinite(latency.c)
+
+    works_or_says_why(ask)
