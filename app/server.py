@@ -75,6 +75,11 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
         theme=build_theme(),
         head=head(),
     )
+    return protect(app, host, auth)
+
+
+def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
+    """Return an application behind everything that guards it, for the address that it will listen on."""
     # Read from below: the last one sees a request first. Added to the app itself, they would miss its own failures.
     guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
     guarded = SameOrigin(KnownRoutes(guarded))
