@@ -73,7 +73,7 @@ def explained(path: Path) -> Generator[None]:
     """Turn what the database or the file system says inside into a StoreError."""
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise explain(error, path) from error
 
 
@@ -97,6 +97,8 @@ def moved(path: Path) -> StoreError:
 def is_damage(error: BaseException) -> bool:
     """Return whether the database found its own file, or a text in it, to be broken."""
     cause = getattr(error, "orig", None) or error
+    if isinstance(cause, UnicodeDecodeError):  # the database quotes a broken name
+        return True
     name: str = getattr(cause, "sqlite_errorname", "")
     return name.startswith("SQLITE_CORRUPT") or str(cause).startswith("Could not decode to UTF-8")
 
@@ -185,7 +187,7 @@ def _open(path: Path, how: str) -> sqlite3.Connection:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         connection.close()
         raise
     return connection

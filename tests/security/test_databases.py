@@ -301,3 +301,10 @@ def test_a_database_of_an_older_version_is_read_after_an_upgrade(path):
         connection.execute("ALTER TABLE run DROP COLUMN lossless")
     done = command("export", SOUND, "--db", str(path))
     assert (done.code, json.loads(done.out.partition("\n")[0])["lossless"]) == (0, True)
+
+
+def test_a_broken_name_that_the_database_quotes_in_its_error_is_one_line(path):
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE piece", b"CREATE TABL\xc5 piece"))
+    for readonly in (True, False):
+        with pytest.raises(StoreError, match=r"is damaged; move it away"):
+            Store(path, readonly=readonly)
