@@ -20,11 +20,10 @@ MOST = 2000
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse whose complaints are one line, with long words cut."""
+    """Argparse whose complaints are one line."""
 
     def error(self, message: str) -> NoReturn:
-        short = re.sub(r"\S{100,}", lambda word: f"{word[0][:40]}…", " ".join(message.split()))
-        self.exit(2, f"specscope: {short[:MOST]}; see {self.prog} --help\n")
+        self.exit(2, f"specscope: {_one_line(message)}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,9 +95,14 @@ def _fail(error: BaseException, message: str, code: int) -> int:
     _drop_output()
     if os.environ.get("SPECSCOPE_DEBUG") == "1":
         traceback.print_exception(error)
-    line = " ".join(message.split())
-    print(f"specscope: {line if len(line) <= MOST else line[:MOST] + '…'}", file=sys.stderr)
+    print(f"specscope: {_one_line(message)}", file=sys.stderr)
     return code
+
+
+def _one_line(message: str) -> str:
+    """Return a message as one line of bounded length, with very long words cut."""
+    line = re.sub(r"\S{300,}", lambda word: f"{word[0][:200]}…", " ".join(message.split()))
+    return line if len(line) <= MOST else f"{line[:MOST]}…"
 
 
 if __name__ == "__main__":

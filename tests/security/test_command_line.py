@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import shown
+from engine.errors import UsageError, shown
 from tests.security.commands import command, is_one_line, use_models
 from tests.traces.samples import sample_trace
 from traces.store import Store
@@ -108,6 +108,14 @@ def test_a_value_of_5000_digits_is_cut_in_the_message(argv):
     done = command(*ASKED, *argv)
     assert (done.code, is_one_line(done.err)) == (2, True), done.err[:200]
     assert len(done.err) < 500
+
+
+def test_a_message_of_a_whole_file_is_cut_to_one_line(monkeypatch):
+    def refuse(*_, **__):
+        raise UsageError("x" * 10**6 + "\n" + "y z\n" * 10**5)
+
+    use_models(monkeypatch, refuse)
+    assert command(*ASKED).failed(2, "xxx… y z y z")
 
 
 def test_a_value_is_shown_in_one_short_line():
