@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from app.cli import COMMANDS
-from engine.errors import SpecScopeError, UsageError
+from engine.errors import SpecScopeError, UsageError, shown
+from engine.types import check_text
+
+MOST = 2000
+"""Characters of an error's line at most."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Argparse whose complaints are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"specscope: {message}; see {self.prog} --help\n")
+        self.exit(2, f"specscope: {_one_line(message)}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,23 +42,67 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; exit code 0, 1 for a failed run, 2 for bad usage. Errors are one line on stderr."""
-    args = build_parser().parse_args(argv)
     try:
-        return args.command(args)
+        _use_utf8()
+        args = build_parser().parse_args(argv)
+        _check_arguments(args)
+        code = args.command(args)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
-        print(f"specscope: {error}", file=sys.stderr)
-        return 2
+        return _fail(error, str(error), 2)
     except SpecScopeError as error:
-        print(f"specscope: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("specscope: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
+        return _fail(error, str(error), 1)
+    except KeyboardInterrupt as error:
+        return _fail(error, "stopped", 130)
+    except BrokenPipeError:  # who read the output wants no more of it
+        _drop_output()
         return 1
     except OSError as error:
-        print(f"specscope: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
-        return 1
+        return _fail(error, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
+    except Exception as error:  # noqa: BLE001 - the last resort: a traceback tells a person nothing
+        return _fail(error, f"internal error: {type(error).__name__}: {error}; please report it", 1)
+
+
+def _use_utf8() -> None:
+    """Print UTF-8 whatever the locale is, as files are written; what UTF-8 cannot hold is escaped."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Check that the texts are valid Unicode: bytes of another encoding arrive as halves of characters."""
+    for value in vars(args).values():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                check_text(f"the argument {shown(text)}", text)
+
+
+def _drop_output() -> None:
+    """Forget what cannot be printed: Python would try again at its end, and fail with an error of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _fail(error: BaseException, message: str, code: int) -> int:
+    """Print an error as one line, after its traceback where SPECSCOPE_DEBUG is 1; return the exit code."""
+    _drop_output()
+    if os.environ.get("SPECSCOPE_DEBUG") == "1":
+        traceback.print_exception(error)
+    print(f"specscope: {_one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _one_line(message: str) -> str:
+    """Return a message as one line of bounded length, with very long words cut."""
+    line = re.sub(r"\S{300,}", lambda word: f"{word[0][:200]}…", " ".join(message.split()))
+    return line if len(line) <= MOST else f"{line[:MOST]}…"
 
 
 if __name__ == "__main__":

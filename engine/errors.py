@@ -8,6 +8,8 @@ SpecScopeError
 ├── RunCancelled        the person asked the run to stop
 ├── Deadlock            virtual time: every task waits and no timer is set
 └── StoreError          the trace database cannot be used
+    ├── StoreMissing    there is none to be read
+    └── StoreOutdated   it is of an older version, and was opened for reading only
 """
 
 
@@ -41,3 +43,22 @@ class Deadlock(SpecScopeError):  # noqa: N818
 
 class StoreError(SpecScopeError):
     """The trace database is locked, read-only, foreign or full."""
+
+
+class StoreMissing(StoreError):  # noqa: N818
+    """There is no trace database, and it was to be opened for reading only."""
+
+
+class StoreOutdated(StoreError):  # noqa: N818 - a state, like WorkerDied
+    """The trace database is of an older version, and was opened for reading only."""
+
+
+def shown(value: object) -> str:
+    """Return how a value reads in a message: its `repr`, cut to 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of over 4,300 digits"
+    except RecursionError:
+        return f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"

@@ -58,12 +58,17 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: The text is not JSON, or nests deeper than Python's parser can follow.
+        ValueError: The text is not JSON, nests deeper than Python's parser can follow, or has a number that is
+            too long for it.
     """
     try:
         return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
     except RecursionError:
         raise ValueError("the JSON nests too deeply") from None
+    except ValueError:  # Python reads no whole number of more than 4,300 digits
+        raise ValueError("a number in the JSON has more than 4,300 digits") from None
 
 
 @contextlib.contextmanager
@@ -90,5 +95,7 @@ def replacing(path: Path) -> Generator[IO[str]]:
         if path.exists():
             part.chmod(stat.S_IMODE(path.stat().st_mode))
         part.replace(path)
+    except OSError as error:  # name the file that was asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)

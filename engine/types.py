@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from engine.bounds import check_stops
-from engine.errors import UsageError
+from engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,10 +31,14 @@ def check_range(
     """Raise UsageError unless low <= value <= high (low < value with `above`; no upper bound when high is None)."""
     too_low = value <= low if above else value < low
     if value != value or too_low or (high is not None and value > high):
-        bounds = f"more than {low:g}" if above else f"at least {low:g}"
-        raise UsageError(
-            f"{name} is {value:g}; it must be {bounds}" + ("" if high is None else f" and at most {high:g}")
-        )
+        bounds = f"more than {number(low)}" if above else f"at least {number(low)}"
+        most = "" if high is None else f" and at most {number(high)}"
+        raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}")
+
+
+def number(value: float) -> str:
+    """Return how a number reads in a message: every digit of a whole one, up to a limit."""
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 def check_text(name: str, text: str) -> None:
@@ -97,6 +101,12 @@ class Limits:
     def __post_init__(self) -> None:
         check_range("max_new_tokens", self.max_new_tokens, 1)
         check_stops(self.stop)
+        for i, text in enumerate(self.stop):
+            if not text:
+                raise UsageError(
+                    f"stop text {i + 1} of {len(self.stop)} is empty; leave it out, or give a character"
+                )
+            check_text("a stop text", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from engine.errors import StoreError
+from engine.errors import StoreError, StoreMissing, StoreOutdated, UsageError, shown
 from traces.schema import APPLICATION_ID, REVISION, dump
 
 if TYPE_CHECKING:
@@ -27,21 +27,29 @@ BUSY_MS = 5000
 
 
 def default_path() -> Path:
-    """Return the database used unless another is given: SPECSCOPE_DB, else traces.db in the user's data folder."""
-    if chosen := os.environ.get("SPECSCOPE_DB"):
-        return Path(chosen).expanduser()
+    """Return the database used unless another is given: SPECSCOPE_DB, else traces.db in the user's data folder.
+
+    Raises:
+        UsageError: The path names a home folder that does not exist.
+    """
+    chosen = os.environ.get("SPECSCOPE_DB") or ""
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "specscope" / "traces.db"
+    try:
+        return Path(chosen).expanduser() if chosen else Path(data).expanduser() / "specscope" / "traces.db"
+    except RuntimeError:
+        raise UsageError(
+            f"there is no home folder for {shown(chosen or data)}; set SPECSCOPE_DB to a whole path"
+        ) from None
 
 
 def open_engine(path: Path, *, readonly: bool) -> Engine:
     """Return an engine on the file; unless `readonly`, make or migrate the file when it must be.
 
     Raises:
-        StoreError: It is missing, locked, read-only, not a SpecScope database, or of a newer version.
+        StoreError: It is missing, locked, read-only, damaged, not a SpecScope database, or of a newer version.
     """
-    if readonly and not path.exists():
-        raise StoreError(f"there is no trace database at {path}; run a method first, or set SPECSCOPE_DB")
+    with explained(path):
+        _check_file(path, readonly=readonly)
     engine = create_engine(
         "sqlite://", creator=lambda: _connect(path, readonly), poolclass=QueuePool, json_serializer=dump
     )
@@ -50,7 +58,7 @@ def open_engine(path: Path, *, readonly: bool) -> Engine:
             if readonly:
                 with engine.connect() as connection:
                     if not _current(connection, path):
-                        raise StoreError(f"{path} is of an older version; open it once without readonly")
+                        raise StoreOutdated(f"{path} is of an older version; open it once without readonly")
             else:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _prepare(engine, path)
@@ -65,8 +73,34 @@ def explained(path: Path) -> Generator[None]:
     """Turn what the database or the file system says inside into a StoreError."""
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise explain(error, path) from error
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one of its name; None when there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def moved(path: Path) -> StoreError:
+    """Return the error to show when a file is no longer there under its name."""
+    return StoreError(
+        f"{path} was deleted, moved or replaced while it was open; what was written since is lost: "
+        "run it again with a file that stays"
+    )
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether the database found its own file, or a text in it, to be broken."""
+    cause = getattr(error, "orig", None) or error
+    if isinstance(cause, UnicodeDecodeError):  # the database quotes a broken name
+        return True
+    name: str = getattr(cause, "sqlite_errorname", "")
+    return name.startswith("SQLITE_CORRUPT") or str(cause).startswith("Could not decode to UTF-8")
 
 
 def explain(error: BaseException, path: Path) -> StoreError:
@@ -78,6 +112,7 @@ def explain(error: BaseException, path: Path) -> StoreError:
     texts = {
         "SQLITE_BUSY": locked,
         "SQLITE_LOCKED": locked,
+        "SQLITE_READONLY_DBMOVED": str(moved(path)),
         "SQLITE_READONLY": f"{path} is read-only; make the file and its folder writable, {elsewhere}",
         "SQLITE_CANTOPEN": f"{path} cannot be opened; check that its folder exists and may be used, {elsewhere}",
         "SQLITE_FULL": f"the disk that holds {path} is full; free some space, {elsewhere}",
@@ -90,9 +125,45 @@ def explain(error: BaseException, path: Path) -> StoreError:
     for code in (name, "_".join(name.split("_")[:2])):
         if code in texts:
             return StoreError(texts[code])
+    if is_damage(error):
+        return StoreError(texts["SQLITE_CORRUPT"])
     if isinstance(cause, OSError):
         return StoreError(f"{path} cannot be used ({cause.strerror}); check its folder, {elsewhere}")
     return StoreError(f"the trace database failed: {' '.join(str(cause).split())}")
+
+
+def _check_file(path: Path, *, readonly: bool) -> None:
+    """Check that a path is that of a regular file, or of none that may be made.
+
+    Raises:
+        StoreError: It is something else, missing, or its log is all that is left of it.
+    """
+    logged = _logged(path)  # asked first: a log is younger than its database
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        if readonly:
+            raise StoreMissing(
+                f"there is no trace database at {path}; run a method first, or set SPECSCOPE_DB"
+            ) from None
+        if logged:
+            raise StoreError(
+                f"{path} is missing, but its log {path}-wal is there; bring the database back, or move the log away"
+            ) from None
+    except ValueError as error:  # a NUL in the name
+        raise StoreError(f"{shown(str(path))} cannot be a trace database ({error}); name a file") from None
+    else:
+        if not stat.S_ISREG(kind):
+            what = "a folder" if stat.S_ISDIR(kind) else "no regular file"
+            raise StoreError(f"{path} is {what}; name the file of a trace database")
+
+
+def _logged(path: Path) -> int:
+    """Return the bytes in a database's write-ahead log."""
+    try:
+        return Path(f"{path}-wal").stat().st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
@@ -102,20 +173,21 @@ def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
         return _open(path, "mode=ro")
     except sqlite3.OperationalError as error:
         barred = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
-        if not barred or path.with_name(path.name + "-wal").exists():
+        if not barred or _logged(path):
             raise
         # In a folder where nothing can be written SQLite cannot put its lock file; but then nobody else writes either.
         return _open(path, "mode=ro&immutable=1")
 
 
 def _open(path: Path, how: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.absolute()))}?{how}"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_MS / 1000, check_same_thread=False)
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_MS / 1000, check_same_thread=False
+    )
     try:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         connection.close()
         raise
     return connection
@@ -130,14 +202,18 @@ def _current(connection: Connection, path: Path) -> bool:
     (application,) = connection.exec_driver_sql("PRAGMA application_id").one()
     (tables,) = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").one()
     if not tables and application in (0, APPLICATION_ID):
-        return False
+        return False  # empty
     if application != APPLICATION_ID:
         raise StoreError(
             f"{path} is a database of another program; move it away, or set SPECSCOPE_DB to another file"
         )
-    (revision,) = connection.exec_driver_sql("SELECT version_num FROM alembic_version").one()
+    (revision,) = connection.exec_driver_sql("SELECT min(version_num) FROM alembic_version").one()
     if revision == REVISION:
         return True
+    if not isinstance(revision, str):
+        raise StoreError(
+            f"{path} is damaged; move it away or restore a copy, or set SPECSCOPE_DB to another file"
+        )
     from traces import migrations  # Alembic takes 0.2 s to import, and most files are current
 
     if not migrations.known(revision):

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sqlalchemy import String, and_, func, or_, select, type_coerce
+from sqlalchemy import LargeBinary, String, and_, cast, func, or_, select, type_coerce
+from sqlalchemy.exc import DatabaseError
 
-from engine.errors import UsageError
+from engine.errors import SpecScopeError, StoreError, UsageError, shown
+from engine.runtime.checking import check_types
 from engine.runtime.events import Commit, Device, Footer, Header, Span, Status
 from engine.runtime.trace import Trace
 from traces import recorder, schema
+from traces.checks import check
+from traces.database import is_damage
 from traces.schema import RUN
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from sqlalchemy import ColumnElement, Connection, Row
 
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
 _FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
 _SPAN = schema.ROWS[Span]
 _TOKEN = schema.ROWS[Commit]
+_RAW_ID = cast(RUN.c.run_id, LargeBinary)
+"""A run's id as bytes, which are read even where they are no text."""
 
 
 class Summary(NamedTuple):
     """A stored run without its rows."""
 
     header: Header
-    status: Status
+    """Of a damaged run: its id, and nothing else."""
+    status: Status | Literal["damaged"]
     tokens: int
     seconds: float | None
     """From the run's start to its end; None until it has ended."""
@@ -73,14 +83,41 @@ def page(
     live = set(recorded(connection))
     where = _filter(query, method, status, live)
     total = connection.scalar(select(func.count()).select_from(RUN).where(where)) or 0
-    tokens = select(func.count()).where(_TOKEN.c.run == RUN.c.id).scalar_subquery()
-    found = select(RUN.c.id, tokens.label("tokens"), *_HEADER, *_FOOTER).where(where)
-    found = found.order_by(RUN.c.created.desc(), RUN.c.id.desc()).offset(offset).limit(limit)
-    return [_summary(row, row.id in live) for row in connection.execute(found)], total
+    found = select(RUN.c.id).where(where).order_by(RUN.c.created.desc(), RUN.c.id.desc())
+    keys = connection.scalars(found.offset(offset).limit(limit)).all()
+    return [_summary(connection, key, key in live) for key in keys], total
 
 
 def load(connection: Connection, run_id: str) -> Trace:
     """Return the trace of a run; see `Store.load`."""
+    with _undamaged(run_id):
+        trace = _read(connection, run_id)
+        check(trace)
+    return trace
+
+
+@contextmanager
+def _undamaged(run_id: str) -> Generator[None]:
+    """Turn what a damaged value raises into a StoreError that names the run."""
+    try:
+        yield
+    except SpecScopeError:
+        raise
+    except DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise _damaged(run_id, error.orig or error) from error
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise _damaged(run_id, error) from error
+
+
+def _damaged(run_id: str, error: BaseException) -> StoreError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    cut = text if len(text) <= 100 else f"{text[:100]}…"
+    return StoreError(f"run {run_id} is damaged ({cut}); delete it, or restore a copy of the database")
+
+
+def _read(connection: Connection, run_id: str) -> Trace:
     row = find(connection, run_id, *_HEADER, *_FOOTER)
     trace = Trace(_header(row))
     for kind, table in schema.ROWS.items():
@@ -88,10 +125,9 @@ def load(connection: Connection, run_id: str) -> Trace:
         found = select(*columns).where(table.c.run == row.id).order_by(table.c.number)
         for values in connection.execute(found).all():
             trace.add(kind(*values))
-    if row.footer_status is not None:
-        trace.footer = Footer(**{f.name: getattr(row, f"footer_{f.name}") for f in fields(Footer)})
-    elif row.id not in recorded(connection):
-        trace.footer = _incomplete(trace)
+    trace.footer = _footer(row)
+    if trace.footer is None and row.id not in recorded(connection):
+        trace.footer = trace.cut_short()
     return trace
 
 
@@ -121,16 +157,18 @@ def spans_window(connection: Connection, run_id: str, start: int, end: int, bins
 
 def recorded(connection: Connection) -> dict[int, str]:
     """Return {key: id} of the runs that some living process is recording."""
-    columns = (RUN.c.id, RUN.c.run_id, RUN.c.owner_pid, RUN.c.owner_start)
-    unfinished = connection.execute(select(*columns).where(RUN.c.status.is_(None)))
-    return {key: run_id for key, run_id, *owner in unfinished if recorder.is_recording(run_id, *owner)}
+    columns = (RUN.c.id, _RAW_ID, RUN.c.owner_pid, RUN.c.owner_start)
+    owned = (func.typeof(RUN.c.owner_pid) == "integer", func.typeof(RUN.c.owner_start) == "real")
+    unfinished = connection.execute(select(*columns).where(RUN.c.status.is_(None), *owned))
+    named = [(key, _text(raw), owner) for key, raw, *owner in unfinished]
+    return {key: run_id for key, run_id, owner in named if recorder.is_recording(run_id, *owner)}
 
 
 def find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
     """Return the key (`id`) of a run and some of its columns; raise UsageError when there is no such run."""
     row = connection.execute(select(RUN.c.id, *columns).where(RUN.c.run_id == run_id)).first()
     if row is None:
-        raise UsageError(f"there is no run {run_id!r} in the trace database; the history lists its runs")
+        raise UsageError(f"there is no run {shown(run_id)} in the trace database; the history lists its runs")
     return row
 
 
@@ -153,24 +191,51 @@ def _filter(query: str, method: str, status: str, live: set[int]) -> ColumnEleme
     return and_(*parts)
 
 
-def _incomplete(trace: Trace) -> Footer:
-    """Return the footer of a run that ended without one: the text so far, and the time of its last span."""
-    texts = [""] * len(trace.header.prompts)
-    for commit in trace.commits:
-        if commit.sequence < len(texts):
-            texts[commit.sequence] += commit.text
-    last = max((s.end for s in trace.spans), default=0)
-    return Footer("incomplete", ("",) * len(texts), tuple(texts), last, "the run ended without a footer")
-
-
 def _header(row: Row[Any]) -> Header:
     values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(Header)}
     values["devices"] = tuple(Device(**d) for d in values["devices"])
     return Header(**values)
 
 
-def _summary(row: Row[Any], live: bool) -> Summary:
-    status = row.footer_status or ("running" if live else "incomplete")
-    seconds = None if row.footer_time is None else row.footer_time / 1e9
-    text = row.footer_texts[0] if row.footer_texts else ""
-    return Summary(_header(row), status, row.tokens, seconds, text, row.footer_error or "")
+def _footer(row: Row[Any]) -> Footer | None:
+    if row.footer_status is None:
+        return None
+    return Footer(**{f.name: getattr(row, f"footer_{f.name}") for f in fields(Footer)})
+
+
+def _summary(connection: Connection, key: int, live: bool) -> Summary:
+    run_id = _id_of(connection, key)
+    try:
+        with _undamaged(run_id):
+            return _sound_summary(connection, key, live)
+    except StoreError as error:
+        nothing = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")
+        return Summary(nothing, "damaged", 0, None, "", str(error))
+
+
+def _sound_summary(connection: Connection, key: int, live: bool) -> Summary:
+    tokens = select(func.count()).where(_TOKEN.c.run == key).scalar_subquery()
+    found = select(tokens.label("tokens"), *_HEADER, *_FOOTER).where(RUN.c.id == key)
+    row = connection.execute(found).one()
+    header, footer = _header(row), _footer(row)
+    check_types([header])
+    check_types(header.devices)
+    if footer is None:
+        return Summary(header, "running" if live else "incomplete", row.tokens, None, "", "")
+    check_types([footer])
+    text = footer.texts[0] if footer.texts else ""
+    return Summary(header, footer.status, row.tokens, footer.time / 1e9, text, footer.error)
+
+
+def _id_of(connection: Connection, key: int) -> str:
+    """Return the id of a run, even of one whose id is no text; its key where the id cannot be read."""
+    try:
+        return _text(connection.scalar(select(_RAW_ID).where(RUN.c.id == key)))
+    except DatabaseError as error:
+        if not is_damage(error):
+            raise
+        return f"row {key}"
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "replace")

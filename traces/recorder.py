@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 from engine.errors import SpecScopeError, StoreError
 from engine.runtime.events import Footer, Header, Row
 from traces import schema
-from traces.database import explain
+from traces.database import explain, identity, moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,6 +97,7 @@ class Writer:
         self.queue: SimpleQueue[_Item] = SimpleQueue()
         self._engine = engine
         self._path = path
+        self._file = identity(path)
         self._soon = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
@@ -186,14 +187,23 @@ class Writer:
         try:
             with self._engine.begin() as connection:
                 insert_rows(connection, recorder.key, events, recorder.numbers)
+            self._check_file()
+        except SpecScopeError as error:
+            recorder.error = StoreError(str(error))
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             # Whoever adds or closes next is told.
             recorder.error = explain(error, self._path)
+
+    def _check_file(self) -> None:
+        """Raise StoreError when the file that this thread writes is no longer the one of its name."""
+        if identity(self._path) != self._file:
+            raise moved(self._path)
 
     def _work(self, job: _Job) -> None:
         try:
             with self._engine.begin() as connection:
                 result = job.work(connection)
+            self._check_file()
         except SpecScopeError as error:
             job.result.set_exception(error)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
@@ -259,6 +269,6 @@ def is_recording(run_id: str, owner_pid: int | None, owner_start: float | None) 
         return run_id in _recording
     try:
         started = psutil.Process(owner_pid).create_time()
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # gone, or no process id at all
         return False
     return abs(started - owner_start) < 10  # clocks are set by a few seconds; ids return after far longer

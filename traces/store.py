@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete
 
 from engine.errors import StoreError, UsageError
 from traces import database, queries
@@ -90,12 +90,8 @@ class Store:
                 raise UsageError(
                     f"run {', '.join(sorted(running))} is still running; stop it before deleting it"
                 )
-            keys = [
-                key for key, run_id in connection.execute(select(RUN.c.id, RUN.c.run_id)) if run_id in wanted
-            ]
-            for key in keys:
-                connection.execute(delete(RUN).where(RUN.c.id == key))
-            return len(keys)
+            gone = [connection.execute(delete(RUN).where(RUN.c.run_id == run_id)) for run_id in wanted]
+            return sum(result.rowcount for result in gone)
 
         return self._writing().call(work)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli import common
 from engine.errors import UsageError
+from engine.files import replacing
 
 if TYPE_CHECKING:
     from app.bench.plan import Plan
@@ -77,8 +78,8 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.output and not args.heads:
         raise UsageError(f"the chart {args.output} is that of --heads; give both, or neither")
-    if args.output and not args.output.absolute().parent.is_dir():
-        raise UsageError(f"the chart {args.output} would lie in a folder that is not there; make it first")
+    if args.output:
+        common.check_output(args.output)
 
 
 @contextlib.contextmanager
@@ -120,7 +121,8 @@ def _heads(args: argparse.Namespace, plan: Plan) -> int:
     with _progress() as note:
         report = groups.measure(args.heads, plan, note, args.profile)
     if args.output:
-        args.output.write_text(report.chart(), encoding="utf-8")
+        with replacing(args.output) as file:
+            file.write(report.chart())
     if args.json:
         common.print_json(report.to_dict() | {"quick": args.quick})
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli import common
 from app.cli.waiting import DownloadBar
 from engine.errors import UsageError
+from engine.files import replacing
 
 if TYPE_CHECKING:
     from engine.simulate.calibrate import Calibration, Times
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     found = calibrate(pair, QUICK if args.quick else FULL, args.device, _tell)
     text = profile_text(found, args.output.stem)
     profile: Profile = parse(args.output.stem, text)  # what is written can be read
-    args.output.write_text(text, encoding="utf-8")
+    with replacing(args.output) as file:
+        file.write(text)
     if args.json:
         common.print_json(_result(args.output, found, profile.latency().c))
         return 0
@@ -75,8 +77,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             f"the output is {args.output}; it must end in .toml, which is how a profile is found"
         )
-    if not args.output.parent.is_dir():
-        raise UsageError(f"there is no folder {args.output.parent}; make it first")
+    common.check_output(args.output)
 
 
 def _tell(line: str) -> None:

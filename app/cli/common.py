@@ -6,14 +6,18 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.cli.waiting import DownloadBar
-from engine.errors import UsageError
-from engine.types import Limits, Sampling
+from engine.errors import StoreMissing, StoreOutdated, UsageError, shown
+from engine.files import parse_json, read_text
+from engine.types import Limits, Sampling, check_range, check_text
+
+if TYPE_CHECKING:
+    from traces.store import Store
 
 MAX_PROMPT_FILE = 64 * 2**20
 
@@ -26,6 +30,44 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_database(parser: argparse.ArgumentParser) -> None:
     """Add --db."""
     parser.add_argument("--db", type=Path, metavar="FILE", help="trace database (default: the user's own)")
+
+
+def open_store(args: argparse.Namespace) -> Store:
+    """Open the trace database the options name."""
+    from traces.store import Store, default_path
+
+    return Store(args.db if args.db is not None else default_path())
+
+
+def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
+    """Open the trace database for reading stored runs; one of an older version is brought up to date first.
+
+    Raises:
+        UsageError: There is no database, so there are no such runs.
+        StoreError: It cannot be read.
+    """
+    from traces.store import Store, default_path
+
+    path = args.db if args.db is not None else default_path()
+    try:
+        return Store(path, readonly=True)
+    except StoreMissing as error:
+        raise UsageError(f"there is no run {', '.join(map(shown, runs[:3]))}: {error}") from None
+    except StoreOutdated:
+        Store(path).close()
+        return Store(path, readonly=True)
+
+
+def check_output(path: Path) -> None:
+    """Check that a file can lie at a path, before work is done for it.
+
+    Raises:
+        UsageError: It is a folder, or lies in one that is not there.
+    """
+    if path.is_dir():
+        raise UsageError(f"the output {path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"the output {path} would lie in a folder that is not there; make it first")
 
 
 def add_generation(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +139,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
 
 
-def sampling_of(args: argparse.Namespace) -> Sampling:
-    """Return the sampling options, checked."""
-    return Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
+    """Return the sampling options, checked for so many prompts, each of which has a seed of its own."""
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    seeded(sampling, prompts - 1)
+    return sampling
 
 
 def seeded(sampling: Sampling, prompt: int) -> Sampling:
@@ -148,46 +192,48 @@ def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
     Raises:
         UsageError: The file cannot be read or holds no prompt; the message names line and reason.
     """
-    rows = [PromptRow(args.prompt)] if args.prompt is not None else read_prompts(args.prompt_file)
     if args.limit is not None:
-        if args.limit < 1:
-            raise UsageError(f"--limit is {args.limit}; it must be at least 1")
-        rows = spread(rows, args.limit)
-    return rows
+        check_range("--limit", args.limit, 1)
+    if args.prompt is None:
+        rows = read_prompts(args.prompt_file)
+    elif not args.prompt:
+        raise UsageError("the prompt is empty; type some text")
+    else:
+        rows = [PromptRow(args.prompt)]
+    return rows if args.limit is None else spread(rows, args.limit)
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
     """Read a prompt file: text (one prompt), or .jsonl with one of turns, prompt, question, text in each row."""
-    try:
-        if path.stat().st_size > MAX_PROMPT_FILE:
-            raise UsageError(
-                f"{path} has {path.stat().st_size} bytes; a prompt file may have {MAX_PROMPT_FILE}"
-            )
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+    content = read_text(path, MAX_PROMPT_FILE)
     if path.suffix != ".jsonl":
         rows = [PromptRow(content.strip())]
     else:
-        rows = [_row(path, n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
-    if not rows or not any(r.text for r in rows):
+        # Only "\n" ends a line: JSON texts may hold other line ends of Unicode.
+        rows = [_row(path, n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if not any(row.text for row in rows):
         raise UsageError(f"{path} holds no prompt")
+    for row in rows:
+        if not row.text:
+            raise UsageError(f"{path} line {row.line} has an empty prompt; type some text")
+        check_text(f"{path} line {row.line}", row.text)
     return rows
 
 
 def _row(path: Path, number: int, line: str) -> PromptRow:
     try:
-        row = json.loads(line)
-    except ValueError:
-        raise UsageError(f"{path} line {number} is not JSON") from None
+        row = parse_json(line)
+    except ValueError as error:
+        raise UsageError(f"{path} line {number} is not JSON ({error})") from None
+    category = row.get("category", "") if isinstance(row, dict) else ""
+    if not isinstance(category, str | int):
+        raise UsageError(f"{path} line {number} has category {shown(category)}; it must be a text")
     for key in ("turns", "prompt", "question", "text"):
         value = row.get(key) if isinstance(row, dict) else None
         if isinstance(value, list) and value:
             value = value[0]
         if isinstance(value, str):
-            return PromptRow(value, str(row.get("category", "")), number)
+            return PromptRow(value, str(category), number)
     raise UsageError(f"{path} line {number} has none of turns, prompt, question, text")
 
 

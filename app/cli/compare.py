@@ -14,7 +14,7 @@ import uuid
 from typing import Any
 
 from app.cli import common
-from app.cli.run import open_store, parse_settings, recorded
+from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
@@ -46,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
     configs = parse_settings(args.fields, keys)
     for key, config in configs.items():
         find(key).configure(config)
-    sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
+    limits, rows = common.limits_of(args), common.prompts_of(args)
+    sampling = common.sampling_of(args, len(rows))
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(open_store(args))
+        store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
         if args.methods == "all":
             keys, left_out = able(keys, cluster)

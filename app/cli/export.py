@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from app.cli import common
-from app.cli.run import open_store
+from engine.files import replacing
 from engine.runtime.jsonl import write_jsonl
 from engine.runtime.trace import Trace
 
@@ -27,12 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    with contextlib.closing(open_store(args)) as store:
+    if args.output is not None:
+        common.check_output(args.output)
+    with contextlib.closing(common.open_stored(args, [args.run_id])) as store:
         trace = store.load(args.run_id)
     if args.output is None:
         write(trace, args.format, args.table, sys.stdout)
         return 0
-    with args.output.open("w", encoding="utf-8", newline="") as file:
+    with replacing(args.output) as file:
         write(trace, args.format, args.table, file)
     size = args.output.stat().st_size
     if args.json:

@@ -7,7 +7,6 @@ import contextlib
 from pathlib import Path
 
 from app.cli import common
-from app.cli.run import open_store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from traces.export.jsonl import read_file
 
     trace = read_file(args.file)
-    with contextlib.closing(open_store(args)) as store:
+    with contextlib.closing(common.open_store(args)) as store:
         store.insert(trace)
     if args.json:
         common.print_json(

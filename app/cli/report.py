@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from app.cli import common
-from app.cli.run import open_store
+from engine.files import replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +24,13 @@ def run(args: argparse.Namespace) -> int:
     """Write it."""
     from traces.export.report import render_report
 
-    with contextlib.closing(open_store(args)) as store:
+    common.check_output(args.output)
+    with contextlib.closing(common.open_stored(args, args.runs)) as store:
         names = [n for name in args.runs for n in (store.group(name) if args.compared else [name])]
         found = [store.load(name) for name in dict.fromkeys(names)]
     page = render_report(found, redact_prompt=args.redact_prompt)
-    args.output.write_text(page, encoding="utf-8")
+    with replacing(args.output) as file:
+        file.write(page)
     size = args.output.stat().st_size
     if args.json:
         common.print_json({"file": str(args.output), "bytes": size, "runs": [t.header.run_id for t in found]})

@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 from app.cli import common
-from engine.errors import UsageError
+from engine.errors import UsageError, shown
 from engine.methods import find
 from engine.runtime.trace import Trace
 
@@ -35,15 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; every run is stored."""
-    config = parse_fields(args.fields)
-    method = find(args.method)
-    if args.head and not method.layout(method.configure(config)).head:
+    config, method = parse_fields(args.fields), find(args.method)
+    cfg = method.configure(config)  # a wrong setting is refused before anything is opened
+    if args.head and not method.layout(cfg).head:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head")
-    sampling, limits, rows = common.sampling_of(args), common.limits_of(args), common.prompts_of(args)
+    limits, rows = common.limits_of(args), common.prompts_of(args)
+    sampling = common.sampling_of(args, len(rows))
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(open_store(args))
+        store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
         prompts = [common.prompt_for(args, row) for row in rows]
         for i, part in enumerate(batches_of(args.method, prompts)):
@@ -72,7 +73,7 @@ def parse_fields(fields: list[str]) -> dict[str, Any]:
     for text in fields:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set {text!r} is not FIELD=VALUE")
+            raise UsageError(f"--set {shown(text)} is not FIELD=VALUE")
         parsed[name] = value
     return parsed
 
@@ -83,16 +84,10 @@ def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, An
     for name, value in parse_fields(fields).items():
         key, _, field = name.partition(".")
         if key not in keys or not field:
-            raise UsageError(f"--set {name}={value} is not METHOD.FIELD=VALUE of a method that is compared")
+            given = shown(f"{name}={value}").strip("'")
+            raise UsageError(f"--set {given} is not METHOD.FIELD=VALUE of a method that is compared")
         parsed[key][field] = value
     return parsed
-
-
-def open_store(args: argparse.Namespace) -> Any:
-    """Open the trace database the options name."""
-    from traces.store import Store, default_path
-
-    return Store(args.db or default_path())
 
 
 def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options: dict[str, Any]) -> Trace:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.runtime.trace import Trace
     from traces.store import Summary
 
-KINDS = {"failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
+KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
 HEAD = (
     '<span class="ss-sr">Select</span>',
     "When (UTC)",

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, UsageError
-from engine.files import read_bytes
+from engine.files import read_bytes, replacing
 from engine.heads.form import INDICES, LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
 from engine.model.fields import one_line
@@ -78,7 +78,8 @@ def check_head(path: Path, target: Path | None = None) -> HeadConfig:
 def write_head(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write a head: its config, and its tensors, numbers in bf16; the tensors come last and whole."""
     content = {"specscope_head": VERSION} | dataclasses.asdict(config)
-    (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(content, indent=1) + "\n")
     part = folder / "model.safetensors.part"
     kinds = {name: torch.int64 if name in INDICES else torch.bfloat16 for name in tensors}
     save_file({name: t.detach().to("cpu", kinds[name]).contiguous() for name, t in tensors.items()}, part)

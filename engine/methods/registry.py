@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
-from engine.errors import UsageError
-from engine.types import Layout, check_range, check_text
+from engine.errors import UsageError, shown
+from engine.types import Layout, check_range, check_text, number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +135,7 @@ class Setting:
         """
         value = self._convert(value)
         if self.choices and value not in self.choices:
-            raise UsageError(f"{self.name} is {value!r}; choose one of {', '.join(self.choices)}")
+            raise UsageError(f"{self.name} is {shown(value)}; choose one of {', '.join(self.choices)}")
         if self.free_text:
             self._check_text(value)
         if self.low is not None and not (self.auto and value == 0):
@@ -150,7 +150,7 @@ class Setting:
         check_text(self.name, text)
 
     def _convert(self, value: Any) -> Any:
-        wrong = UsageError(f"{self.name} is {value!r}; it must be {self._wanted()}")
+        wrong = UsageError(f"{self.name} is {shown(value)}; it must be {self._wanted()}")
         if self.type is bool:
             named = {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}
             if isinstance(value, bool):
@@ -176,7 +176,7 @@ class Setting:
         """Return what a value must be, in words."""
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
         bounds = [
-            f"{side} {bound:g}"
+            f"{side} {number(bound)}"
             for side, bound in (("at least", self.low), ("at most", self.high))
             if bound is not None and self.type in (int, float)
         ]
@@ -227,7 +227,7 @@ class Method:
         for name in values:
             if name not in known:
                 fields = f"its fields are {', '.join(known)}" if known else "it has no fields"
-                raise UsageError(f"{self.key} has no field {name!r}; {fields}")
+                raise UsageError(f"{self.key} has no field {shown(name)}; {fields}")
         return self.Config(**{name: known[name].parse(value) for name, value in values.items()})
 
 
@@ -281,5 +281,5 @@ def find(key: str) -> Method:
         UsageError: There is none; the message lists those there are.
     """
     if key not in METHODS:
-        raise UsageError(f"there is no method {key!r}; choose one of {', '.join(sorted(METHODS))}")
+        raise UsageError(f"there is no method {shown(key)}; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[key]

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import IO, Any, get_args
 
+from engine.errors import shown
+from engine.files import parse_json
+from engine.runtime.checking import check_types
 from engine.runtime.events import SCHEMA, Device, Event, Footer, Header, Row
 from engine.runtime.trace import Trace
 
@@ -29,23 +32,59 @@ def from_json(line: str) -> Event:
     Raises:
         ValueError: The line is not JSON, of unknown kind, of a newer schema, or its fields are not the expected ones.
     """
-    row = json.loads(line)
-    kind = _TYPES.get(row.pop("event", "")) if isinstance(row, dict) else None
+    row = _parse(line)
+    tag = row.pop("event", None) if isinstance(row, dict) else None
+    kind = _TYPES.get(tag) if isinstance(tag, str) else None
     if kind is None:
-        raise ValueError(f"not a trace event: {line[:60]!r}")
-    if row.get("schema", SCHEMA) > SCHEMA:
-        raise ValueError(
-            f"the trace has schema {row['schema']}, this SpecScope reads up to {SCHEMA}; please update"
-        )
-    expected = {f.name for f in fields(kind)}
-    if unknown := set(row) - expected:
-        raise ValueError(f"a {kind.tag} has no field {', '.join(sorted(unknown))}")
-    if "devices" in row:
-        row["devices"] = [Device(**d) for d in row["devices"]]
+        raise ValueError(f"not a trace event: {shown(line)}")
+    schema = row.get("schema", SCHEMA)
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ValueError(f"the trace has schema {schema}, this SpecScope reads up to {SCHEMA}; please update")
+    _check_names(kind, kind.tag, row)
     try:
-        return kind(**{k: _frozen(v) for k, v in row.items()})
+        event = kind(**{k: _devices(v) if k == "devices" else _frozen(v) for k, v in row.items()})
     except TypeError as e:
         raise ValueError(f"a {kind.tag} is incomplete: {e}") from None
+    except RecursionError:
+        raise ValueError(f"a {kind.tag} nests too deeply") from None
+    check_types([event])
+    return event
+
+
+def _parse(line: str) -> Any:
+    try:
+        return parse_json(line)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{e.msg} at character {e.pos + 1}") from None
+
+
+def _check_names(kind: type[Any], name: str, row: dict[str, Any]) -> None:
+    """Raise ValueError when a row has a field that its kind has not."""
+    if unknown := sorted(set(row) - {f.name for f in fields(kind)}):
+        first = unknown[0] if unknown[0].isidentifier() and len(unknown[0]) <= 60 else shown(unknown[0])
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ValueError(f"a {name} has no field {first}{more}")
+
+
+def _devices(rows: Any) -> tuple[Device, ...]:
+    """Return the devices of a header.
+
+    Raises:
+        ValueError: The rows are no list of devices.
+    """
+    if not isinstance(rows, list):
+        raise ValueError(f"devices of a header is {shown(rows)}")
+    found = list[Device]()
+    for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"a device is {shown(row)}")
+        _check_names(Device, "device", row)
+        try:
+            found.append(Device(**row))
+        except TypeError as e:
+            raise ValueError(f"a device is incomplete: {e}") from None
+    check_types(found)
+    return tuple(found)
 
 
 def _frozen(value: Any) -> Any:
@@ -70,15 +109,10 @@ def read_jsonl(lines: Iterable[str]) -> Trace:
             if line.strip():
                 try:
                     yield from_json(line)
-                except (ValueError, TypeError) as e:
+                except ValueError as e:
                     raise ValueError(f"line {number}: {e}") from None
 
     trace = Trace.of(parse())
     if trace.footer is None:
-        last = max((s.end for s in trace.spans), default=0)
-        texts = tuple(
-            "".join(c.text for c in trace.commits if c.sequence == i)
-            for i in range(len(trace.header.prompts))
-        )
-        trace.footer = Footer("incomplete", ("",) * len(texts), texts, last, "the run ended without a footer")
+        trace.footer = trace.cut_short()
     return trace

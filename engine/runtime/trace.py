@@ -101,6 +101,16 @@ class Trace:
         if self.footer is not None:
             yield self.footer
 
+    def cut_short(self) -> Footer:
+        """Return the footer of a run that ended without one: the text so far, and the end of its last span."""
+        parts: list[list[str]] = [[] for _ in self.header.prompts]
+        for commit in self.commits:
+            if 0 <= commit.sequence < len(parts):
+                parts[commit.sequence].append(commit.text)
+        texts = tuple(map("".join, parts))
+        last = max((s.end for s in self.spans), default=0)
+        return Footer("incomplete", ("",) * len(texts), texts, last, "the run ended without a footer")
+
     @property
     def status(self) -> Status:
         """How the run ended; `running` without a footer."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
+from engine.files import replacing
 from engine.training.bar import Bar, cancel_on_interrupt
 from engine.training.options import (
     HEADS,
@@ -190,7 +191,8 @@ def _train_heads(args: argparse.Namespace) -> int:
     pair, folder = _find_pair(args.pair)
     output = args.output or folder / FOLDER / CARD
     text = make_heads_card(pair, folder, settings)
-    output.write_text(text, encoding="utf-8")
+    with replacing(output) as file:
+        file.write(text)
     sys.stdout.write(f"wrote {output}\n")
     return 0
 
@@ -241,6 +243,7 @@ def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output:
 
     torch.set_num_threads(1)
     text = make_card(pair, {} if folder is None else read_facts(folder), settings)
-    output.write_text(text, encoding="utf-8")
+    with replacing(output) as file:
+        file.write(text)
     sys.stdout.write(f"wrote {output}\n")
     return 0

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError
-from engine.heads.form import PARALLEL
+from engine.errors import UsageError, shown
 from engine.methods.registry import setting
 from engine.types import check_range
 
@@ -205,6 +204,8 @@ class HeadOptions(Recipe):
     answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)
 
     def __post_init__(self) -> None:
+        from engine.heads.form import PARALLEL  # imports torch, which most commands do not need
+
         Recipe.__post_init__(self)
         if self.kind not in HEADS:
             raise UsageError(f"kind is {self.kind!r}; choose one of {', '.join(HEADS)}")
@@ -247,9 +248,9 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     low, high = field.metadata.get("low"), field.metadata.get("high")
     choices = field.metadata.get("choices", ())
     if choices and value not in choices:
-        raise UsageError(f"{field.name} is {value!r}; choose one of {', '.join(choices)}")
+        raise UsageError(f"{field.name} is {shown(value)}; choose one of {', '.join(choices)}")
     if low is None:
         return
     if isinstance(field.default, int) and not isinstance(value, int):
-        raise UsageError(f"{field.name} is {value!r}; it must be a whole number")
+        raise UsageError(f"{field.name} is {shown(value)}; it must be a whole number")
     check_range(field.name, value, low, high)

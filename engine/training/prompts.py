@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from engine.errors import UsageError
+from engine.files import parse_json, read_text
 from engine.training.data import find_sources, is_held_out, read_documents
 from engine.training.tokenizer import ROLES, split_chat
+
+MOST_BYTES = 64 * 2**20
+"""Largest file of prompts that is read."""
 
 
 def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count: int) -> list[str]:
@@ -32,10 +35,11 @@ def read_prompts(path: Path, count: int) -> list[str]:
     Raises:
         UsageError: The file is missing or of another form.
     """
+    lines = read_text(path, MOST_BYTES).split("\n")
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [parse_json(line) for line in lines if line.strip()]
         prompts = [str(row["turns"][0] if "turns" in row else row["prompt"]) for row in rows]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise UsageError(
             f"{path} is not a list of prompts ({error}); each line is JSON with turns or prompt"
         ) from None

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from engine.errors import RunCancelled, UsageError
+from engine.files import replacing
 from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Corpus
@@ -212,7 +213,8 @@ def trim_log(path: Path, phases: tuple[Phase, ...], state: State) -> None:
         return
     order = {phase.name: index for index, phase in enumerate(phases)}
     kept = [r for r in read_log(path) if (order[r["phase"]], r["step"]) <= (state.phase, state.step)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    with replacing(path) as file:
+        file.writelines(json.dumps(row) + "\n" for row in kept)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -223,7 +225,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
     """Write what the card says of a training."""
-    (out / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    with replacing(out / FACTS) as file:
+        file.write(json.dumps(facts, indent=1) + "\n")
 
 
 def phase_facts(phase: Phase, state: State, losses: list[float]) -> dict[str, Any]:

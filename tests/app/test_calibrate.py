@@ -64,7 +64,7 @@ def test_json_holds_every_cell(capsys, models, tmp_path: Path):
     ("argv", "message"),
     [
         (["-o", "x.json"], "the output is x.json; it must end in .toml"),
-        (["-o", "/nowhere/at/all/x.toml"], "there is no folder /nowhere/at/all; make it first"),
+        (["-o", "/nowhere/at/all/x.toml"], "would lie in a folder that is not there; make it first"),
         (["--drafter", "d"], "a drafter (d) without a target"),
         (["--target", "t", "--pair", "bundled"], "both --pair bundled and --target t; give one of them"),
         (["--pair", "none"], "there is no pair 'none'; choose one of bundled"),

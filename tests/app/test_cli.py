@@ -123,7 +123,7 @@ def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
     assert len(figures["runs"]) == 1
     file.write_text('{"prompt": "Hello"}\n{"prompt": ""}', encoding="utf-8")
     code, _, err = call(capsys, "run", "--method", "ems", *common)
-    assert (code, err.count("prompt 1 of 2 (counted from 0): the prompt is empty")) == (2, 1)
+    assert (code, err.count("prompts.jsonl line 2 has an empty prompt")) == (2, 1)
 
 
 def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):

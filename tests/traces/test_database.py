@@ -176,7 +176,7 @@ def test_a_path_that_cannot_be_used(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be used"):
         Store(tmp_path / "file" / "traces.db")
-    with pytest.raises(StoreError, match="cannot be opened; check that its folder"):
+    with pytest.raises(StoreError, match="is a folder; name the file of a trace database"):
         Store(tmp_path)
 
 

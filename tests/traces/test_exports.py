@@ -112,12 +112,12 @@ def test_what_is_no_trace_at_all(tmp_path, content):
 
 
 def test_files_that_cannot_be_used(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
         read_file(tmp_path / "nothing")
     with pytest.raises(UsageError, match="cannot be written"):
         write_file(sample_trace(), tmp_path / "no" / "folder")
     write_file(sample_trace(), tmp_path / "trace.jsonl")
-    with pytest.raises(UsageError, match="may have at most 1,000"):
+    with pytest.raises(UsageError, match="the limit is 1000"):
         read_file(tmp_path / "trace.jsonl", max_bytes=1000)
 
 

@@ -120,7 +120,7 @@ def test_rows_are_written_and_read_again(tmp_path, trace):
     [
         ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         ({"window": (("a",),)}, "window of a pooled is"),
-        ({"model": "nobody"}, "model of a pool is 'nobody'"),
+        ({"model": "nobody"}, "model of a pooled is 'nobody'; it must be one of target, drafter"),
         ({"size": -1}, "a pool holds -1 n-grams"),
         ({"tried": ((),)}, "an n-gram without tokens"),
     ],

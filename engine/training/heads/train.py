@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UsageError
+from engine.files import replacing
 from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
 from engine.heads.form import LAYERED, PARALLEL, SUMMED, HeadConfig
 from engine.model.load import Checkpoint, load, read_config
@@ -112,7 +113,8 @@ def train_head(
     write_head(out, head_config(options, target, shape, scale), head.fold())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
     _write_facts(options, state, phase, corpus, tokens)
-    (out / PLOT).write_text(training_curves(out), encoding="utf-8")
+    with replacing(out / PLOT) as file:
+        file.write(training_curves(out))
     return out
 
 

@@ -1,0 +1,67 @@
+"""Any list of arguments: the real parser and the real commands, over models that cost nothing."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.cli import bench, calibrate, play, train
+from tests.security.commands import Models, command, is_one_line, use_models
+from tests.traces.samples import sample_trace
+from traces.store import Store
+
+WORDS = ("play", "run", "compare", "methods", "report", "export", "import", "bench", "calibrate", "nap")
+SENSIBLE = (
+    ("run", "--method", "pearl", "--prompt", "x"),
+    ("run", "--method", "autoregressive", "--prompt-file", "prompts.jsonl"),
+    ("compare", "--methods", "pearl", "--prompt-file", "prompts.jsonl"),
+    ("export", "sample-speculative"),
+    ("report", "sample-speculative"),
+)
+RUN = ("--method", "--methods", "--set", "--prompt", "--prompt-file", "--limit", "--system", "--head", "--no")
+SAMPLING = ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--stop")
+PLACE = ("--runtime", "--profile", "--db", "--json", "--host", "--port", "--auth", "--unsafe", "--heads")
+FILES = ("--format", "--table", "-o", "--output", "--compared", "--redact-prompt", "--quick", "--placements")
+FLAGS = RUN + SAMPLING + PLACE + FILES
+ODD = ("", "-1", "0", "3", "1e999", "nan", "9" * 5000, "x" * 5000, "\udcff", "a\nb", "%s{}", "--", "~nouser")
+NAMES = ("pearl", "all", "pearl,dsi", "gamma=3", "pearl.gamma=3", "gamma=x", "sample-speculative", "csv")
+PATHS = (
+    "prompts.jsonl",
+    "folder",
+    "own.db",
+    "/dev/zero",
+    "/dev/null",
+    "missing/x.html",
+    "out.toml",
+    "/proc/self/mem",
+)
+
+
+def test_any_list_of_arguments_ends_with_a_code_and_at_most_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
+    use_models(monkeypatch, Models())
+    for module in (play, train):
+        monkeypatch.setattr(module, "run", lambda _: 0)
+    for module in (bench, calibrate):
+        monkeypatch.setattr(module, "run", lambda args, check=module._check: check(args) or 0)
+    (tmp_path / "prompts.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    with Store(tmp_path / "own.db") as store:
+        store.insert(sample_trace())
+    texts = st.text(max_size=8).map(lambda text: text.replace("\0", ""))
+    values = st.sampled_from(ODD + NAMES + PATHS) | texts
+    options = (
+        st.tuples(st.sampled_from(FLAGS), values) | st.tuples(values) | st.tuples(st.sampled_from(FLAGS))
+    )
+    starts = st.sampled_from(SENSIBLE) | st.tuples(st.sampled_from(WORDS)) | st.just(())
+
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(starts, st.lists(options, max_size=4))
+    def attack(start, rest):
+        done = command(*start, *(part for each in rest for part in each))
+        assert done.code in (0, 1, 2), done
+        assert (done.err != "") == (done.code != 0), done
+        assert not done.err or is_one_line(done.err), done.err
+
+    attack()

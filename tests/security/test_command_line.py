@@ -1,0 +1,210 @@
+"""Attacks on the command line: bad values, bad bytes, closed and full outputs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import UsageError, shown
+from tests.security.commands import command, is_one_line, use_models
+from tests.traces.samples import sample_trace
+from traces.store import Store
+
+ROOT = Path(__file__).parents[2]
+ASKED = ("run", "--method", "pearl", "--prompt", "x")
+DIGITS = "9" * 5000
+
+
+@pytest.fixture(autouse=True)
+def _no_models(monkeypatch, tmp_path):
+    """Refuse to open models: what is wrong must be found before."""
+
+    def refuse(*_, **__):
+        raise AssertionError("models were opened")
+
+    use_models(monkeypatch, refuse)
+    monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
+
+
+def process(*argv, env=None, **streams):
+    """Run `specscope` in a process of its own; arguments may be bytes."""
+    return subprocess.run(
+        [sys.executable, "-m", "app.main", *argv],
+        cwd=ROOT,
+        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | (env or {}),
+        timeout=240,
+        check=False,
+        **streams,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--set", "gamma=abc"], "gamma is 'abc'; it must be a whole number of at least 1 and at most 32"),
+        (["--set", "gamma=99"], "gamma is 99"),
+        (["--set", "depth=1"], "no field 'depth'"),
+        (["--set", "gamma"], "--set 'gamma' is not FIELD=VALUE"),
+        (["--method", "none"], "there is no method 'none'"),
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--temperature", "1e999"], "temperature is inf"),
+        (["--top-p", "2"], "top_p is 2"),
+        (["--top-k", "-1"], "top_k is -1"),
+        (["--seed", "-1"], "seed is -1; it must be at least 0 and at most 9223372036854775807"),
+        (["--seed", str(2**63)], "seed is 9223372036854775808; it must"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--limit", "0"], "--limit is 0; it must be at least 1"),
+        (["--stop", ""], "stop text 1 of 1 is empty"),
+        (["--head", "somewhere"], "uses no drafting head"),
+        (["--prompt", ""], "the prompt is empty"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_setting_is_refused_before_models_open(argv, message):
+    assert command(*ASKED, *argv).failed(2, message)
+
+
+def test_a_wrong_setting_of_a_compared_method_is_refused_before_models_open():
+    done = command("compare", "--methods", "pearl", "--prompt", "x", "--set", "pearl.gamma=abc")
+    assert done.failed(2, "gamma is 'abc'")
+
+
+def test_a_seed_that_leaves_the_range_with_the_last_prompt_is_refused(tmp_path):
+    file = tmp_path / "two.jsonl"
+    file.write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    argv = ["run", "--method", "pearl", "--prompt-file", str(file), "--seed", str(2**63 - 1)]
+    assert command(*argv).failed(2, "seed is 9223372036854775808")
+
+
+def test_no_command_waits_for_libraries_before_its_arguments_are_checked():
+    code = (
+        "import app.main, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=240)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--seed", DIGITS],
+        ["--top-k", DIGITS],
+        ["--temperature", DIGITS],
+        ["--set", f"gamma={DIGITS}"],
+        ["--set", DIGITS],
+        ["--set", f"{DIGITS}=1"],
+        ["--method", DIGITS],
+        ["--max-new-tokens", f"-{DIGITS}"],
+        ["--limit", DIGITS],
+        ["--no-such-option", DIGITS],
+    ],
+    ids=lambda argv: argv[0] + argv[1][:9],
+)
+def test_a_value_of_5000_digits_is_cut_in_the_message(argv):
+    done = command(*ASKED, *argv)
+    assert (done.code, is_one_line(done.err)) == (2, True), done.err[:200]
+    assert len(done.err) < 500
+
+
+def test_a_message_of_a_whole_file_is_cut_to_one_line(monkeypatch):
+    def refuse(*_, **__):
+        raise UsageError("x" * 10**6 + "\n" + "y z\n" * 10**5)
+
+    use_models(monkeypatch, refuse)
+    assert command(*ASKED).failed(2, "xxx… y z y z")
+
+
+def test_a_value_is_shown_in_one_short_line():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (10**5000, -(10**5000), "x" * 5000, deep, None, float("nan"), "a\nb"):
+        assert 0 < len(shown(value)) < 100
+        assert "\n" not in shown(value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [*ASKED, "--stop", b"\xff"],
+        [*ASKED, "--prompt", b"a\xffb"],
+        [*ASKED, "--method", b"\xff"],
+        [*ASKED, "--pair", b"\xff"],
+        [*ASKED, "--target", b"\xff"],
+        [*ASKED, "--set", b"gamma=\xff"],
+        ["--host", b"\xff"],
+        ["--auth", b"me:\xff"],
+        ["export", b"\xff"],
+        [b"\xff"],
+    ],
+    ids=lambda argv: repr(argv[-2:]),
+)
+def test_bytes_that_are_not_utf8_are_refused_in_any_argument(argv):
+    done = command(*map(os.fsdecode, argv))
+    assert done.code == 2
+    assert is_one_line(done.err)
+
+
+def test_a_database_path_that_is_not_utf8_works(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.db")
+    with Store(path) as store:
+        store.insert(sample_trace())
+    assert command("export", "sample-pearl", "--db", path).failed(2, "there is no run 'sample-pearl'")
+    assert command("export", "sample-speculative", "--db", path).code == 0
+
+
+@pytest.mark.parametrize("variable", ["SPECSCOPE_DB", "XDG_DATA_HOME"])
+def test_a_home_folder_that_does_not_exist_is_one_line(monkeypatch, variable):
+    monkeypatch.delenv("SPECSCOPE_DB")
+    monkeypatch.setenv(variable, "~nouser/x.db")
+    assert command("export", "x").failed(2, "there is no home folder for '~nouser/x.db'")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stored") / "traces.db"
+    with Store(path) as store:
+        store.insert(sample_trace())
+    return path
+
+
+def test_an_ascii_terminal_gets_utf8(stored):
+    argv = ["export", "sample-speculative", "--db", str(stored)]
+    done = process(*argv, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "猫" in done.stdout.decode("utf-8")
+
+
+def test_a_full_standard_output_is_one_line(stored):
+    with open("/dev/full", "wb") as full:
+        done = process(
+            "export", "sample-speculative", "--db", str(stored), stdout=full, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, is_one_line(done.stderr.decode())) == (1, True)
+    assert b"No space left" in done.stderr
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(stored):
+    read, write = os.pipe()
+    os.close(read)
+    done = process("export", "sample-speculative", "--db", str(stored), stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_fault_of_specscope_itself_is_one_line_with_its_traceback_on_request(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("of all things")
+
+    use_models(monkeypatch, broken)
+    assert command(*ASKED) == (
+        1,
+        "",
+        "specscope: internal error: ZeroDivisionError: of all things; please report it\n",
+    )
+    monkeypatch.setenv("SPECSCOPE_DEBUG", "1")
+    assert "Traceback" in command(*ASKED).err

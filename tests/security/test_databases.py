@@ -1,0 +1,310 @@
+"""Attacks on the trace database: damaged values and bytes, files that are none, and a file that goes away."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.render.history import runs_table
+from engine.errors import SpecScopeError, StoreError
+from tests.security.commands import Models, command, use_models
+from tests.traces.samples import sample_events, sample_trace
+from tests.traces.test_database import nobody
+from traces import database, schema
+from traces.export.jsonl import write_file
+from traces.export.perfetto import write_perfetto
+from traces.export.report import render_report
+from traces.export.tables import write_csv
+from traces.store import Store
+
+KINDS = ("speculative", "llma", "pearl")
+SOUND = "sample-pearl"
+HURT = "sample-speculative"
+
+
+def make(path):
+    with Store(path) as store:
+        for kind in KINDS:
+            store.insert(sample_trace(kind))
+    return path
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("original") / "traces.db")
+
+
+@pytest.fixture
+def path(original, tmp_path):
+    return Path(shutil.copy(original, tmp_path / "traces.db"))
+
+
+def hurt(path, table, column, value):
+    """Put a value into a column of one run's rows, as no SpecScope would."""
+    with closing(sqlite3.connect(path)) as connection:
+        key = "run_id = ?" if table == "run" else "run = (SELECT id FROM run WHERE run_id = ?)"
+        with connection:
+            connection.execute("PRAGMA synchronous=OFF")
+            connection.execute(f'UPDATE "{table}" SET "{column}" = {value} WHERE {key}', (HURT,))
+
+
+def columns():
+    tables = [schema.RUN, *schema.ROWS.values()]
+    own = ("id", "run", "number", "group", "owner_pid", "owner_start")
+    return [
+        (t.name, c.name, c.nullable) for t in tables for c in t.c if c.name not in own or t is not schema.RUN
+    ]
+
+
+VALUES = ("x'ff'", "CAST(x'ff' AS TEXT)", "'['", "'{}'", "'\\ud800'", "9e999", "-7", "NULL")
+
+
+def use(store, run_id):
+    """Do with a stored run what the commands and the page do."""
+    trace = store.load(run_id)
+    write_csv(trace, "decisions", io.StringIO())
+    write_perfetto(trace, io.StringIO())
+    assert render_report([trace])
+    store.spans_window(run_id, 0, 10**9)
+    return store.group(run_id)
+
+
+def test_a_damaged_value_in_any_column_leaves_the_list_and_the_other_runs_readable(path):
+    healthy = path.read_bytes()
+    found = set()
+    for number, (table, column, nullable) in enumerate(columns()):
+        if column in ("run", "number") or (table == "run" and column == "run_id"):
+            continue
+        value = VALUES[number % (len(VALUES) - 1 + nullable)]
+        path.write_bytes(healthy)
+        hurt(path, table, column, value)
+        with Store(path, readonly=True) as store:
+            rows, total = store.runs()
+            assert (len(rows), total) == (3, 3), (table, column, value)
+            states = {row.header.run_id: row for row in rows}
+            assert states[SOUND].status == "done"
+            assert store.load(SOUND) == sample_trace("pearl")
+            page = runs_table(rows, total, 0, 20)
+            assert HURT in page
+            try:
+                store.load(HURT)
+            except StoreError as error:
+                found.add((table, str(error)))
+            if states[HURT].status == "damaged":
+                assert "damaged" in page
+    lines = [line for _, line in found]
+    assert len(lines) > 30
+    assert all(line.startswith(f"run {HURT} is damaged (") and "\n" not in line for line in lines)
+    assert {table for table, _ in found} >= {"run", "span", "decision", "token", "round", "piece"}
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("run", "config", "'{'"),
+        ("run", "title", "CAST(x'ff' AS TEXT)"),
+        ("token", "text", "CAST(x'ff' AS TEXT)"),
+    ],
+)
+def test_a_damaged_run_is_one_line_for_a_command_and_can_be_deleted(path, table, column, value):
+    hurt(path, table, column, value)
+    db = ("--db", str(path))
+    assert command("export", HURT, *db).failed(1, f"run {HURT} is damaged")
+    assert command("report", HURT, SOUND, "-o", str(path.with_name("r.html")), *db).failed(1, "is damaged")
+    assert not path.with_name("r.html").exists()
+    assert command("export", SOUND, *db).code == 0
+    with Store(path) as store:
+        assert store.delete([HURT]) == 1
+        assert [row.status for row in store.runs()[0]] == ["done", "done"]
+
+
+@pytest.mark.parametrize("value", ["x'ff'", "CAST(x'ff' AS TEXT)", "''", "7"])
+def test_a_damaged_id_or_owner_hides_nothing(path, value):
+    for column in ("owner_pid", "owner_start", "status"):
+        hurt(path, "run", column, value if column != "status" else "NULL")
+    hurt(path, "run", "run_id", value)
+    with Store(path) as store:
+        rows, total = store.runs()
+        assert (len(rows), total) == (3, 3)
+        assert runs_table(rows, total, 0, 20)
+        assert store.load(SOUND) == sample_trace("pearl")
+        assert store.delete([SOUND]) == 1
+
+
+@st.composite
+def damages(draw):
+    """Return a function that flips, zeroes or cuts bytes of a database's file."""
+    place, length = draw(st.floats(0, 1)), draw(st.sampled_from([1, 1, 8, 100, 4096]))
+    way, count = draw(st.sampled_from(["flip", "flip", "zero", "cut"])), draw(st.integers(1, 8))
+    mask = draw(st.integers(1, 255))
+
+    def damage(content: bytes) -> bytes:
+        data, at = bytearray(content), int(place * (len(content) - 1))
+        if way == "cut":
+            return bytes(data[:at])
+        for n in range(count):
+            start = (at + n * 7919) % len(data)
+            part = data[start : start + length]
+            data[start : start + length] = (
+                bytes(len(part)) if way == "zero" else bytes(b ^ mask for b in part)
+            )
+        return bytes(data)
+
+    return damage
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(damages())
+def test_any_bytes_of_the_file_may_be_wrong(original, damage):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "traces.db"
+        path.write_bytes(damage(original.read_bytes()))
+        for attempt in (read_all, write_all):
+            try:
+                attempt(path)
+            except SpecScopeError as error:
+                told = str(error)
+            else:
+                told = ""
+            assert "\n" not in told
+            assert len(told) < 500
+
+
+def read_all(path):
+    with Store(path, readonly=True) as store:
+        refused = list[str]()
+        rows, _ = store.runs()
+        runs_table(rows, len(rows), 0, 20)
+        store.runs("cat", "pearl", "done")
+        for row in rows:
+            try:
+                use(store, row.header.run_id)
+            except StoreError as error:
+                refused.append(str(error))
+    assert all("\n" not in line for line in refused)
+
+
+def write_all(path):
+    with Store(path) as store:
+        store.insert(replace(sample_trace(), header=replace(sample_trace().header, run_id="new")))
+        assert store.load("new").status == "done"
+        store.delete(["new", SOUND])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "is a folder"),
+        ("pipe", "is no regular file"),
+        ("/dev/zero", "is no regular file"),
+        ("/dev/null", "is no regular file"),
+        ("text.db", "is not a SpecScope database"),
+        ("other.db", "is a database of another program"),
+        ("lost.db", "but its log"),
+        ("text.db/x.db", "cannot be used"),
+        ("x" * 300, "cannot be used (File name too long)"),
+    ],
+)
+def test_what_is_no_trace_database_is_one_line(tmp_path, name, message):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text.db").write_text("dear diary, " * 100)
+    (tmp_path / "lost.db-wal").write_bytes(b"rows that nobody has")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        connection.execute("CREATE TABLE invoices (id)")
+    file = tmp_path / "trace.jsonl"
+    write_file(sample_trace(), file)
+    assert command("import", str(file), "--db", str(tmp_path / name)).failed(1, message)
+    assert (tmp_path / "lost.db-wal").read_bytes() == b"rows that nobody has"
+
+
+def test_an_empty_file_becomes_a_database_when_a_run_is_read(tmp_path):
+    (tmp_path / "empty.db").touch()
+    assert command("export", "x", "--db", str(tmp_path / "empty.db")).failed(2, "there is no run 'x'")
+
+
+def test_a_missing_database_is_not_made_by_a_command_that_reads(tmp_path):
+    done = command("export", "x", "--db", str(tmp_path / "none.db"))
+    assert done.failed(2, "there is no run 'x': there is no trace database at")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_locked_database_is_one_line(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_MS", 50)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA journal_mode=DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        assert command("export", SOUND, "--db", str(path)).failed(1, "is locked by another program")
+        other.rollback()
+
+
+def test_export_and_report_work_on_a_read_only_database_in_a_read_only_folder(original):
+    folder = Path(tempfile.mkdtemp())  # apart from pytest's folder, which only its owner may enter
+    try:
+        path = Path(shutil.copy(original, folder / "traces.db"))
+        path.chmod(0o444)
+        folder.chmod(0o555)
+        with nobody():
+            assert command("export", SOUND, "--db", str(path)).code == 0
+            assert command("report", SOUND, "-o", "/dev/null", "--db", str(path)).code == 0
+        assert [file.name for file in folder.iterdir()] == ["traces.db"]
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
+def test_a_database_that_goes_away_in_mid_run_fails_the_run(path, fate):
+    header, *events = sample_events("autoregressive")
+    with Store(path) as store:
+        recorder = store.record(replace(header, run_id="new"))
+        recorder.add(events[0])
+        match fate:
+            case "deleted":
+                path.unlink()
+            case "moved":
+                path.rename(path.with_name("elsewhere.db"))
+            case _:
+                make(path.with_name("other.db")).replace(path)
+        with pytest.raises(StoreError, match="was deleted, moved or replaced while it was open"):
+            recorder.close()
+
+
+def test_a_database_deleted_in_mid_run_is_exit_code_1(tmp_path, monkeypatch):
+    path = tmp_path / "traces.db"
+
+    class Deleting(Models):
+        def run(self, method, *prompts, listener, **options):
+            trace = super().run(method, *prompts, listener=listener, **options)
+            path.unlink()
+            return trace
+
+    use_models(monkeypatch, Deleting())
+    done = command("run", "--method", "pearl", "--prompt", "x", "--db", str(path), "--json")
+    assert done.failed(1, str(path), "was deleted")
+
+
+def test_a_database_of_an_older_version_is_read_after_an_upgrade(path):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+        connection.execute("ALTER TABLE run DROP COLUMN lossless")
+    done = command("export", SOUND, "--db", str(path))
+    assert (done.code, json.loads(done.out.partition("\n")[0])["lossless"]) == (0, True)
+
+
+def test_a_broken_name_that_the_database_quotes_in_its_error_is_one_line(path):
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE piece", b"CREATE TABL\xc5 piece"))
+    for readonly in (True, False):
+        with pytest.raises(StoreError, match=r"is damaged; move it away"):
+            Store(path, readonly=readonly)

@@ -1,0 +1,231 @@
+"""Attacks on the importer: files that are no trace, wrong types, and mutations of a valid one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from engine.runtime.jsonl import to_json
+from engine.runtime.trace import Trace
+from tests.security.commands import command
+from tests.traces.samples import sample_trace
+from traces.export.jsonl import read_file
+from traces.export.perfetto import to_perfetto
+from traces.store import Store
+from traces.view import view_model
+
+LINES = tuple(to_json(event) for event in sample_trace("llma").events())
+EVENTS = (
+    "header",
+    "piece",
+    "span",
+    "round",
+    "decision",
+    "commit",
+    "document",
+    "copied",
+    "occupancy",
+    "footer",
+)
+
+
+def changed(event: str, footer: bool = True, **fields: object) -> list[str]:
+    """Return the lines of a sample in which the first event of a kind has other fields."""
+    lines = list(LINES if footer else LINES[:-1])
+    at = next(i for i, line in enumerate(lines) if json.loads(line)["event"] == event)
+    lines[at] = json.dumps({**json.loads(lines[at]), **fields})
+    return lines
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Return a function that imports a file, and checks that a refused one makes no database."""
+
+    def attempt(content: bytes):
+        file, db = tmp_path / "attack.jsonl", tmp_path / "traces.db"
+        file.write_bytes(content)
+        done = command("import", str(file), "--db", str(db))
+        assert db.exists() == (done.code == 0)
+        return done
+
+    return attempt
+
+
+@pytest.mark.parametrize("footer", [True, False], ids=["", "without a footer"])
+@pytest.mark.parametrize(
+    ("event", "field", "value"),
+    [
+        ("header", "prompts", 5),
+        ("header", "prompts", ["a", 5]),
+        ("header", "prompt_ids", [["x"]]),
+        ("header", "devices", 5),
+        ("header", "devices", ["gpu0"]),
+        ("header", "devices", [{}]),
+        ("header", "devices", [{"name": [], "role": "target", "label": "", "kind": ""}]),
+        ("header", "devices", [{"x" * 5000: 1}]),
+        ("header", "schema", "x"),
+        ("header", "schema", None),
+        ("header", "lossless", "yes"),
+        ("header", "config", {"a": 10**4000}),
+        ("span", "end", "x"),
+        ("span", "end", 10**4000),
+        ("span", "device", {}),
+        ("span", "kind", []),
+        ("commit", "text", 5),
+        ("piece", "token", {}),
+        ("piece", "text", "\ud800"),
+        ("decision", "p", 10**400),
+        ("decision", "top_p", [[1]]),
+        ("occupancy", "busy", "x"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(imported, event, field, value, footer):
+    done = imported("\n".join(changed(event, footer, **{field: value})).encode())
+    assert done.failed(2, "is not a SpecScope trace: ")
+    assert len(done.err) < 400
+    assert event in done.err or "device" in done.err
+
+
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [("span", "model"), ("span", "outcome"), ("round", "mode"), ("decision", "rule"), ("commit", "origin")],
+)
+def test_a_text_outside_its_closed_set_is_bad_input_and_no_failure_of_the_database(imported, event, field):
+    done = imported("\n".join(changed(event, **{field: "dance"})).encode())
+    assert done.failed(2, f"{field} of a {event} is 'dance'; it must be one of ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n\n",
+        b"[" * 100_000,
+        b'{"event":"header","config":' + b'{"a":' * 900 + b"1" + b"}" * 901,
+        b'{"event":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"event":["header"]}',
+        b"9" * 5000,
+        b"\xff\xfe\x00",
+        b"\x00" * 1000,
+        b"{}",
+        b"null",
+        b'{"event":"span"}',
+        LINES[1].encode(),
+        "\n".join([LINES[0], LINES[0]]).encode(),
+        b'{"' + b"x" * 5000 + b'":1,"event":"span"}',
+    ],
+    ids=range(15),
+)
+def test_a_file_that_is_no_trace_is_one_line(imported, content):
+    assert imported(content).failed(2, "is not a SpecScope trace: ")
+
+
+def test_nesting_deeper_than_a_page_can_show_is_refused(imported):
+    deep: object = 1
+    for _ in range(40):
+        deep = {"a": deep}
+    assert imported("\n".join(changed("header", config=deep)).encode()).failed(2, "config of a header")
+
+
+def test_a_raw_line_separator_of_unicode_in_a_text_is_kept(imported):
+    lines = changed("commit", text="a")
+    lines = [line.replace('"text": "a"', '"text": "a\u2028\u2029\x85b"') for line in lines]
+    assert imported("\r\n".join(lines).encode()).code == 0
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem", "pipe", "folder", "missing", "x" * 5000])
+def test_only_a_regular_file_is_imported(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    done = command("import", str(tmp_path / name), "--db", str(tmp_path / "traces.db"))
+    assert done.code == 2
+    assert "cannot read" in done.err or "not a regular file" in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "traces.db").exists()
+
+
+odd = st.sampled_from(
+    [None, True, -1, 2**63, 10**30, 0.5, "", "x" * 3000, [], {}, [[]], {"a": []}, ["a"], "\ud800"]
+)
+plain = odd | st.integers(-3, 99) | st.text(max_size=4)
+
+
+@st.composite
+def attacks(draw):
+    """Return the bytes of a sample's file, changed in one to three places."""
+    lines = [line.encode() for line in LINES]
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.sampled_from([0, 1, len(lines) - 1]) | st.integers(0, len(lines) - 1))
+        way = draw(st.sampled_from(["field", "field", "field", "drop", "twice", "cut", "bytes", "event"]))
+        try:
+            row = json.loads(lines[at])
+        except ValueError:
+            continue
+        match way:
+            case "field":
+                name = draw(st.sampled_from(sorted(row)))
+                lines[at] = json.dumps({**row, name: draw(plain)}).encode()
+            case "drop":
+                del lines[at]
+            case "twice":
+                lines.insert(at, lines[at])
+            case "cut":
+                lines[at] = lines[at][: draw(st.integers(0, 40))]
+            case "bytes":
+                lines[at] = lines[at][:9] + draw(st.binary(max_size=4)) + lines[at][9:]
+            case _:
+                lines[at] = json.dumps({**row, "event": draw(st.sampled_from(EVENTS))}).encode()
+    return b"\n".join(lines)
+
+
+def taken(file, store):
+    """Import a file; return its trace, or None and the refusal."""
+    try:
+        trace = read_file(file)
+        store.insert(trace)
+    except UsageError as error:
+        return None, str(error)
+    return trace, ""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    with Store(folder / "traces.db") as store:
+        store.insert(sample_trace("pearl"))
+        yield folder / "attack.jsonl", store
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(attacks())
+def test_any_change_of_a_valid_file_is_refused_in_one_line_or_stored_whole(place, content):
+    file, store = place
+    file.write_bytes(content)
+    trace, refusal = taken(file, store)
+    assert "\n" not in refusal
+    assert len(refusal) < 600
+    if trace is None:
+        return
+    run_id = trace.header.run_id
+    try:
+        assert run_id in [row.header.run_id for row in store.runs()[0]]
+        assert store.load(run_id) == trace
+        json.dumps(view_model([store.load(run_id)]), allow_nan=False)
+        json.dumps(to_perfetto(trace), allow_nan=False)
+    finally:
+        assert store.delete([run_id]) == 1
+    assert [row.header.run_id for row in store.runs()[0]] == ["sample-pearl"]
+
+
+def test_a_trace_of_many_prompts_without_a_footer_is_read_in_a_moment(tmp_path):
+    trace = sample_trace("autoregressive")
+    many = 50_000
+    header = replace(trace.header, prompts=("",) * many, prompt_ids=((),) * many)
+    cut = Trace(header, spans=trace.spans, commits=trace.commits * 400)
+    assert len(cut.cut_short().texts) == many

@@ -1,0 +1,93 @@
+"""Whether a trace is sound: every value of its type, every row in keeping with the header. Pure functions."""
+
+from __future__ import annotations
+
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import shown
+from engine.runtime.checking import check_types
+from engine.runtime.events import Header, Span
+from traces.schema import ROWS, RUN, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Table
+
+    from engine.runtime.events import Event
+    from engine.runtime.trace import Trace
+
+
+def check(trace: Trace) -> None:
+    """Check a trace: types, closed sets of texts, and whether every row fits the header.
+
+    Raises:
+        ValueError: Something is wrong; the message names the field and the value.
+    """
+    check_types(trace.header.devices)
+    for kind, rows in groupby(trace.events(), type):
+        same = list(rows)
+        check_types(same)
+        _check_codes(kind, same)
+    devices = [d.name for d in trace.header.devices]
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"two devices have the same name: {shown(', '.join(devices))}")
+    for fault in _faults(trace, set(devices), len(trace.header.prompts)):
+        raise ValueError(fault)
+
+
+def _check_codes(kind: type[Any], rows: list[Event]) -> None:
+    """Raise ValueError unless the texts of closed sets are those that the database has codes for."""
+    if kind is Header:
+        return
+    table: Table = ROWS.get(kind, RUN)
+    for column in table.c:
+        if isinstance(column.type, Code):
+            for row in rows:
+                if (value := getattr(row, column.name)) not in column.type.names:
+                    named = ", ".join(name or '""' for name in column.type.names)
+                    raise ValueError(
+                        f"{column.name} of a {row.tag} is {shown(value)}; it must be one of {named}"
+                    )
+
+
+def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
+    """Yield what does not fit together."""
+    ids = [span.id for span in trace.spans]
+    if len(set(ids)) < len(ids):
+        yield "two spans have the same id"
+    if len(trace.header.prompt_ids) != sequences:
+        yield f"there are token ids of {len(trace.header.prompt_ids)} prompts, but {sequences} prompts"
+    if trace.footer and max(len(trace.footer.texts), len(trace.footer.reasons)) > sequences:
+        yield f"the footer has more texts or reasons than the header's {sequences} prompts"
+    for row in chain(trace.spans, trace.occupancy):
+        if row.device not in devices:
+            yield f"device {shown(row.device)} is not among the header's"
+    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled):
+        several = row.sequence == -1 and isinstance(row, Span)
+        if not several and not 0 <= row.sequence < sequences:
+            yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
+    known = set(ids)
+    for part in trace.parts:
+        if part.span not in known:
+            yield f"span {part.span} of a part is not in the trace"
+        if not 0 <= part.start <= part.end:
+            yield f"a part of span {part.span} lasts from {part.start} to {part.end}"
+    for row in trace.pooled:
+        if row.size < 0:
+            yield f"a pool holds {row.size} n-grams"
+        if not all((*row.tried, *row.gained)):
+            yield f"step {row.step} has an n-gram without tokens"
+    documents = {d.document for d in trace.documents}
+    for copy in trace.copies:
+        if copy.document != -1 and copy.document not in documents:
+            yield f"document {copy.document} of a copy is not in the trace"
+        if min(copy.start - copy.match, copy.match, copy.length) < 0:
+            yield f"a copy has start {copy.start}, match {copy.match} and length {copy.length}"
+    for span in trace.spans:
+        if not 0 <= span.start <= span.end:
+            yield f"span {span.id} lasts from {span.start} to {span.end}"
+    for row in chain(trace.rounds, trace.commits, trace.occupancy, [trace.footer] if trace.footer else []):
+        if row.time < 0:
+            yield f"time {row.time} is before the run's start"
