@@ -319,7 +319,7 @@ def pair(world):
         ({"tokenizer": "ab" * 32}, "its tokenizer is abababababab, that of .* is [0-9a-f]{12}"),
         ({"kind": "oracle"}, "kind is 'oracle'; it must be one of medusa, hydra"),
         ({"specscope_head": 2}, "specscope_head is 2; this version reads 1"),
-        ({"heads": 0}, "heads is 0; it must be a whole number of at least 1"),
+        ({"heads": 0}, "heads is 0; it must be a whole number, at least 1"),
         ({"features": [1, -1]}, r"features is \[1, -1\]; supported is \[-1\]"),
         (
             {"heads": 7},
