@@ -60,7 +60,7 @@ class Service:
     """
 
     def __init__(
-        self, database: Path | None, open_cluster: OpenCluster = engine.open, find_model: Resolve = resolve
+        self, database: Path | None, open_cluster: OpenCluster = engine.open, *, find_model: Resolve = resolve
     ) -> None:
         self.store = Store(database) if database is not None else None
         self._open = open_cluster

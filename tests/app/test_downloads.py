@@ -54,7 +54,7 @@ def hub() -> FakeHub:
 
 @pytest.fixture
 def service(tmp_path: Path, opener: FakeOpen, hub: FakeHub) -> Iterator[Service]:
-    service = Service(tmp_path / "traces.db", opener, hub)
+    service = Service(tmp_path / "traces.db", opener, find_model=hub)
     yield service
     hub.go.set()
     service.close()
@@ -167,7 +167,7 @@ def test_a_directory_is_never_asked_of_the_hub(
 
 
 def test_closing_the_service_stops_downloads(tmp_path: Path, hub: FakeHub) -> None:
-    service = Service(tmp_path / "other.db", FakeOpen(), hub)
+    service = Service(tmp_path / "other.db", FakeOpen(), find_model=hub)
     run = service.start(ask())
     until(lambda: half(run))
     service.close()
