@@ -9,10 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
 
 from engine.errors import ModelError
 from engine.model.decoder import Decoder
@@ -86,6 +83,9 @@ def resolve(model: str | Path) -> Path:
         raise ModelError(
             f"{path}: there is no such directory; give a model directory or a hub id like owner/name"
         )
+    from huggingface_hub import snapshot_download  # takes a quarter of a second, in every worker
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
         held = Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=True))
         if any(held.glob("*.safetensors")):
@@ -116,6 +116,8 @@ def read_config(directory: Path) -> Any:
         )
     if _says_all(raw):
         return SimpleNamespace(**raw)
+    from transformers import AutoConfig  # takes a second, in every worker
+
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it

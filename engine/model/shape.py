@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelError
 
@@ -147,6 +146,8 @@ def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
     if kind not in ROPE_TYPES:
         raise ModelError(f"{path}: rope_type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
     if kind != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     else:
         dim = _head_dim(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
-from engine.model import load as loading
 from engine.model.load import load, resolve
 from engine.model.slots import Rows
 from tests.engine.model.tiny import reference, save
@@ -298,7 +298,7 @@ def test_hub_id_comes_from_the_local_cache(source, monkeypatch):
         return str(source)
 
     monkeypatch.setattr(
-        loading, "snapshot_download", lambda m, **o: snapshot(m, **{"local_files_only": False, **o})
+        huggingface_hub, "snapshot_download", lambda m, **o: snapshot(m, **{"local_files_only": False, **o})
     )
     assert resolve("owner/name") == source
     assert asked == [("owner/name", True)]
@@ -311,7 +311,7 @@ def test_hub_id_is_downloaded_when_not_cached(source, monkeypatch):
         assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in allow_patterns)
         return str(source)
 
-    monkeypatch.setattr(loading, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve("owner/name") == source
 
 
@@ -328,11 +328,11 @@ def test_hub_that_cannot_be_reached(error, monkeypatch):
     def snapshot(_model, local_files_only=False, **_options):
         raise LocalEntryNotFoundError("not cached") if local_files_only else error
 
-    monkeypatch.setattr(loading, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert refused("owner/name").startswith("owner/name is not a directory here and cannot be downloaded: ")
 
 
 def test_hub_model_without_safetensors(model, monkeypatch):
     (model / WEIGHTS).rename(model / "pytorch_model.bin")
-    monkeypatch.setattr(loading, "snapshot_download", lambda *_, **__: str(model))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(model))
     assert "convert them to safetensors" in refused("owner/name")
