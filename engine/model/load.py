@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
 
 from engine.errors import ModelError, UsageError
 from engine.files import parse_json, read_bytes
@@ -103,6 +102,8 @@ def read_config(directory: Path) -> Any:
     fields = {name: raw[name] for name in READ if name in raw}
     if _says_all(raw):
         return SimpleNamespace(**fields)
+    from transformers import AutoConfig  # takes a second, in every worker
+
     try:
         return AutoConfig.for_model(kind, **{name: fields[name] for name in fields if name != "model_type"})
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it

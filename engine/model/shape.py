@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelError
 from engine.model.fields import WHOLE, check_fields, check_rotation
@@ -164,6 +163,8 @@ def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
         )
     check_rotation(parameters, path)
     if kind != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     else:
         dim = _head_dim(config)

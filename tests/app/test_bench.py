@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -201,8 +202,16 @@ def test_costs_are_ratios_of_the_bundled_pairs_forwards():
     assert "5 rows" in found["verification_cost"].unit
 
 
-def test_one_core_gives_back_what_it_took():
-    threads = torch.get_num_threads()
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """Two threads, for what takes them away and gives them back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+def test_one_core_gives_back_what_it_took(threads):
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     with contextlib.suppress(RuntimeError), speed.one_core() as words:
         assert torch.get_num_threads() == 1

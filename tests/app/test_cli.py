@@ -238,27 +238,25 @@ def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tm
 
 def test_compare_takes_all_methods_and_has_every_category_of_each(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    rows = [
-        {"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs", "deer", "boats")
-    ]
+    rows = [{"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs", "deer")]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    common = ["--prompt-file", str(file), "--limit", "4", "--max-new-tokens", "8", *VIRTUAL, *db]
+    common = ["--prompt-file", str(file), "--limit", "3", *VIRTUAL, "--max-new-tokens", "8", *db]
     code, out, _ = call(capsys, "compare", "--methods", "all", *common, "--json")
     assert code == 0
     result = json.loads(out)
     able = [key for key in METHODS if key not in result["left_out"]]
     assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *able]))
     assert all("head" in reason for reason in result["left_out"].values())
-    assert (result["prompts"], result["skipped"]) == (4, [])
+    assert (result["prompts"], result["skipped"]) == (3, [])
     for key, figures in result["methods"].items():
         assert figures["lossless"] is True
         assert figures["equal_to_autoregressive"], key
-        assert list(figures["categories"]) == ["c", "d", "b"]
+        assert list(figures["categories"]) == ["c", "d"]
         assert sum(c["tokens"] for c in figures["categories"].values()) == figures["tokens"]
         for part in (figures, *figures["categories"].values()):
             assert part["tokens_per_target_forward"] >= 1
             assert part["speedup"] > 0
-    assert len(result["methods"]["ems"]["runs"]) == 3, "a batch for each category"
+    assert len(result["methods"]["ems"]["runs"]) == 2, "a batch for each category"
 
 
 def test_compare_names_the_prompts_that_are_too_long(capsys, db, tmp_path):

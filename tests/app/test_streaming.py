@@ -72,7 +72,7 @@ def test_text_grows_while_it_runs_and_only_at_its_end(service, opener) -> None:
     assert not pane.update()
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
     run.cancel()
-    run.wait(5)
+    assert run.wait(20)
     assert pane.update()
     assert 'data-state="cancelled"' in pane.html
 
@@ -114,14 +114,14 @@ def test_leaving_the_loop_cancels_the_runs(service, opener) -> None:
         await stream.aclose()
 
     asyncio.run(leave())
-    assert all(run.wait(5) for run in runs)
+    assert all(run.wait(20) for run in runs)
     assert [run.state for run in runs] == ["cancelled", "cancelled"]
 
 
 def test_hostile_tokens_are_text(service, opener) -> None:
     opener.waiting = [FakeCluster(words=("<script>", "&", '"', "\ud800"))]
     run = service.start(ask())
-    run.wait(5)
+    assert run.wait(20)
     pane = LivePane(run)
     pane.update()
     assert "<script>" not in pane.html
@@ -160,7 +160,7 @@ def test_ordinals() -> None:
 
 def test_a_batch_shows_each_sequence_by_itself(service) -> None:
     run = service.start(ask())
-    run.wait(5)
+    assert run.wait(20)
     pane = LivePane(run)
     events, _ = run.since(0)
     header = replace(next(e for e in events if e.tag == "header"), prompts=("Hi", "Ho"))

@@ -34,7 +34,7 @@ def test_imports_point_one_way(folder):
     assert not wrong
 
 
-def test_engine_runs_where_the_app_packages_are_absent():
+def test_engine_runs_where_the_app_packages_are_absent_and_a_worker_starts_without_transformers():
     blocked = sorted(FORBIDDEN["engine"])
     code = f"""
 import sys
@@ -43,6 +43,8 @@ class Block:
         if name.partition(".")[0] in {blocked!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Block())
+import engine.runtime.serve
+assert not {{"transformers", "huggingface_hub"}} & set(sys.modules), "a worker that starts imports them"
 import engine
 with engine.open(runtime="local-thread") as cluster:
     trace = cluster.run("speculative", "Hello", limits=engine.Limits(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,16 +22,17 @@ CORE = min(os.sched_getaffinity(0))
 CPU = Device(f"cpu:{CORE}", "target", "CPU core", "cpu")
 
 
-def collect(devices, seconds: float = 0.35, **settings) -> tuple[list[Occupancy], Sampler]:
+def collect(devices, count: int, **settings) -> tuple[list[Occupancy], Sampler]:
+    """Sample until there are so many rows, or trouble where 0 are asked for; return them and the sampler."""
     rows: list[Occupancy] = []
     start = time.perf_counter_ns()
     sampler = Sampler(devices, rows.append, lambda: time.perf_counter_ns() - start, **settings)
     with sampler:
-        time.sleep(seconds)
+        wait_for(lambda: len(rows) >= count if count else sampler.trouble)
     return rows, sampler
 
 
-def wait_for(condition, seconds: float = 10) -> None:
+def wait_for(condition, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -38,25 +40,25 @@ def wait_for(condition, seconds: float = 10) -> None:
 
 
 def test_a_core_is_sampled_at_its_rate_with_this_process_memory():
-    rows, sampler = collect([CPU], seconds=0.6, every_s=0.1)
+    rows, sampler = collect([CPU], 3, every_s=0.1)
     assert sampler.trouble == []
-    assert 2 <= len(rows) <= 6
     assert {row.device for row in rows} == {CPU.name}
-    assert [row.time for row in rows] == sorted(row.time for row in rows)
-    assert rows[0].time >= 100_000_000
+    times = [0, *(row.time for row in rows)]
+    assert all(later - earlier > 90_000_000 for earlier, later in itertools.pairwise(times))
     assert all(0 <= row.busy <= 1 and row.power is None for row in rows)
     assert all(0.5 < row.memory / psutil.Process().memory_info().rss < 2 for row in rows)
 
 
 def test_a_busy_core_reads_busy():
-    code = f"import os\nos.sched_setaffinity(0, {{{CORE}}})\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", code]) as spinning:
+    code = f"import os\nos.sched_setaffinity(0, {{{CORE}}})\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as spinning:
         try:
-            time.sleep(0.3)
-            rows, _ = collect([CPU], seconds=0.7, pids={CPU.name: spinning.pid})
+            assert spinning.stdout is not None
+            spinning.stdout.readline()
+            rows, _ = collect([CPU], 3, pids={CPU.name: spinning.pid})
         finally:
             spinning.kill()
-    assert sum(row.busy for row in rows) / len(rows) > 0.8
+    assert max(row.busy for row in rows) > 0.8
     # the memory is the worker's: a bare interpreter, not this process with torch in it
     assert all(0 < row.memory < 100 * 2**20 for row in rows)
 
@@ -77,7 +79,7 @@ def test_a_worker_that_ends_loses_its_samples_and_the_others_stay():
 
 
 def test_a_core_that_is_not_there_is_trouble_not_an_error():
-    rows, sampler = collect([Device("cpu:4096", "target", "", "cpu"), CPU], 0.1, every_s=0.02)
+    rows, sampler = collect([Device("cpu:4096", "target", "", "cpu"), CPU], 1, every_s=0.02)
     assert {row.device for row in rows} == {CPU.name}
     assert "cpu:4096: LookupError: there is no core 4096" in sampler.trouble[0]
 
@@ -96,7 +98,7 @@ def test_stop_is_quick_and_final():
     sampler.start()
     start = time.monotonic()
     sampler.stop()
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 15, "it does not wait for the next sample"
     assert rows == []
     sampler.stop()  # a second time is harmless
 
@@ -168,7 +170,7 @@ def nvml(monkeypatch):
 
 def test_cards_say_load_memory_and_power(nvml):
     names = ("cuda:0/drafter", "cuda:1")
-    rows, sampler = collect([Device(n, "target", "", "cuda") for n in names], 0.15, every_s=0.02)
+    rows, sampler = collect([Device(n, "target", "", "cuda") for n in names], 2, every_s=0.02)
     assert sampler.trouble == []
     found = {(row.device, row.busy, row.memory, row.power) for row in rows}
     assert found == {(names[0], 0.37, 3 * 2**30, 251.5), (names[1], 1.0, 3 * 2**30, None)}
@@ -176,14 +178,14 @@ def test_cards_say_load_memory_and_power(nvml):
 
 
 def test_a_card_without_counters_does_not_hide_the_others(nvml):
-    rows, sampler = collect([Device(f"cuda:{i}", "target", "", "cuda") for i in (7, 0)], 0.1, every_s=0.02)
+    rows, sampler = collect([Device(f"cuda:{i}", "target", "", "cuda") for i in (7, 0)], 1, every_s=0.02)
     assert {row.device for row in rows} == {"cuda:0"}
     assert sampler.trouble == ["cuda:7: NVMLError: Not Found"]
 
 
 def test_a_card_that_is_lost_is_trouble(nvml):
     nvml.lost = True
-    rows, sampler = collect([Device("cuda:0", "target", "", "cuda")], 0.1, every_s=0.02)
+    rows, sampler = collect([Device("cuda:0", "target", "", "cuda")], 0, every_s=0.02)
     assert rows == []
     assert sampler.trouble == ["cuda:0: NVMLError: GPU is lost"]
 
@@ -193,6 +195,6 @@ def test_no_driver_is_trouble_and_cores_are_still_sampled(nvml):
         raise nvml.NVMLError("Driver Not Loaded")
 
     nvml.nvmlInit = refuse
-    rows, sampler = collect([Device("cuda:0", "target", "", "cuda"), CPU], 0.1, every_s=0.02)
+    rows, sampler = collect([Device("cuda:0", "target", "", "cuda"), CPU], 1, every_s=0.02)
     assert {row.device for row in rows} == {CPU.name}
     assert sampler.trouble == ["cuda:0: NVMLError: Driver Not Loaded"]

@@ -42,7 +42,7 @@ def test_adding_never_waits_for_the_database(path, monkeypatch):
             start = time.perf_counter()
             for event in events:
                 recording.add(event)
-            assert time.perf_counter() - start < 1
+            assert time.perf_counter() - start < 10, "the database would wait 20 s"
             other.rollback()
             other.close()
         assert store.load(header.run_id) == sample_trace()

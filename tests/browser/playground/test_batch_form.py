@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.playground.test_playground import alert, answer, choose, click_until, type_prompt, viewer
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 
 
 def choose_batch(page: Page) -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from playwright.sync_api import Error, Page, expect
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 METHODS = ("Autoregressive", "Speculative decoding", "PEARL")
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."

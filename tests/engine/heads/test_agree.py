@@ -99,7 +99,7 @@ def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_pa
         expected = [state(head, texts, frozen.embedding, path_to(node)) @ frozen.lm_head.T for node in at]
         assert len(rows) in (1, len(at))
         for i, logits in enumerate(expected):
-            torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-4, rtol=1e-4)
     assert max(float(logits.std()) for logits in expected) > 0.1, "they say something"
 
 

@@ -205,7 +205,9 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
         assert rows.shape == (len(nodes), V)
         for row, node in zip(rows, nodes, strict=True):
             expected = reference(tensors, at, embedding, g, path_to(node), residual_normed=normed)
-            torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
+            # A logit near 0 is a sum of large terms: what rounding leaves of it is a share of the row's largest.
+            largest = float(expected[expected > -torch.inf].abs().max())
+            torch.testing.assert_close(row, expected, atol=1e-4 * largest, rtol=0)
             assert float(row[row > -torch.inf].std()) > 0.3, "it says something"
 
 

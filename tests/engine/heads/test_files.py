@@ -184,7 +184,7 @@ def test_hydra(numbers: tuple[int, ...], tmp_path: Path) -> None:
         logits = (
             head.tensors[f"hydra_lm_head.{i}.1.weight"] @ state + head.tensors[f"hydra_lm_head.{i}.1.bias"]
         )
-        torch.testing.assert_close(logits, reference_hydra(tensors, numbers, i, z), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(logits, reference_hydra(tensors, numbers, i, z), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("published", ["eagle", "speculators"])
@@ -210,7 +210,7 @@ def test_eagle(published: str, tmp_path: Path) -> None:
     n, e, f = 7, torch.randn(7, D), torch.randn(7, D)
     zero, seen = torch.zeros(n, dtype=torch.int64), torch.ones(n, n, dtype=torch.bool).tril()
     states = ours(e, f, Packed(zero, zero, torch.arange(n), (seen,)))
-    torch.testing.assert_close(states, reference_eagle(tensors, fc, layer, e, f), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(states, reference_eagle(tensors, fc, layer, e, f), atol=1e-4, rtol=1e-4)
 
 
 def test_biases_are_read(tmp_path: Path) -> None:

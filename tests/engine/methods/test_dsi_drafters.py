@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -250,10 +249,8 @@ def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
             if sum(isinstance(e, Span) for e in seen) == 8 and isinstance(event, Span):
                 os.kill(worker.pid, signal.SIGKILL)
 
-        start = time.perf_counter()
         with pytest.raises(WorkerDied, match=rf"process {worker.pid}\) was killed by SIGKILL"):
             there.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(60), listener=listen)
-        assert time.perf_counter() - start < 10
         assert seen[-1].status == "failed"
 
 

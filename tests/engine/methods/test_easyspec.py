@@ -159,7 +159,7 @@ def test_after_calibration_the_kv_rows_are_those_of_the_ordinary_drafter(drafter
     ordinary = Drafter(path)
     ordinary.prefill(tokens)
     ordinary.propose(tokens, 1)
-    torch.testing.assert_close(drafter.kv(len(tokens)), ordinary.kv(len(tokens)), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(drafter.kv(len(tokens)), ordinary.kv(len(tokens)), atol=1e-4, rtol=1e-4)
 
 
 def test_without_calibration_fuzzy_rows_are_kept_and_used(drafter, path):

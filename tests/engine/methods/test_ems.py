@@ -58,8 +58,20 @@ def verifies(trace: Trace):
     return [s for s in trace.spans if s.kind == "verify"]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    ("cluster", "base", "sampling"),
+    [
+        *itertools.product(["local-thread"], BASES, SAMPLINGS),
+        *(
+            (runtime, *both)
+            for runtime in RUNTIMES
+            if runtime != "local-thread"
+            for both in zip(BASES, SAMPLINGS, strict=True)
+        ),
+    ],
+    ids=lambda x: f"T={x.temperature}" if isinstance(x, Sampling) else x,
+    indirect=["cluster"],
+)
 def test_every_text_is_the_one_it_has_alone(cluster, base, sampling):
     singles = alone(cluster, sampling, Limits(24), base=base)
     cases = [(3, True, "both"), (2, True, "vanilla"), (24, False, "vanilla"), (4, False, "both")]
@@ -106,7 +118,7 @@ def tiny_singles(tiny):
         Limits(5, stop=(free[0].text[3:5],)),
         Limits(24, stop=(free[2].text[5:7],)),
     ]
-    ends += [Limits(24, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[:6])]
+    ends += [Limits(24, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[1:6:2])]
     return [(limits, [tiny.run("autoregressive", p, limits=limits) for p in TINY]) for limits in ends]
 
 

@@ -52,7 +52,12 @@ def story(trace: Trace, sequence: int = 0) -> tuple:
     return nodes, rounds, trace.token_ids(sequence), trace.footer.texts[sequence]
 
 
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, NARROW], ids=lambda s: f"T={s.temperature}-{s.top_k}")
+@pytest.mark.parametrize(
+    ("cluster", "sampling"),
+    [(name, s) for name in RUNTIMES for s in (*SAMPLINGS, NARROW) if name == "local-thread" or s is NARROW],
+    ids=lambda x: f"T={x.temperature}-{x.top_k}" if isinstance(x, Sampling) else x,
+    indirect=["cluster"],
+)
 def test_every_sequence_has_the_trees_and_the_text_that_tree_gives_it_alone(cluster, sampling):
     singles = [story(trace) for trace in alone(cluster, PROMPTS, sampling, 16)]
     assert any(accepted for _, rounds, *_ in singles for _, accepted, _ in rounds)

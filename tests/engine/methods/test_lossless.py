@@ -104,12 +104,20 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pairs")
 
 
-PAIRS = [(f, "other") for f in FAMILIES] + [(FAMILIES[0], d) for d in DRAFTERS if d != "other"]
-every_pair = pytest.mark.parametrize("tiny_cluster", PAIRS, ids="-".join, indirect=True)
 every_drafter = pytest.mark.parametrize(
-    "tiny_cluster", [p for p in PAIRS if p[0] == FAMILIES[0]], ids="-".join, indirect=True
+    "tiny_cluster", [(FAMILIES[0], drafter) for drafter in DRAFTERS], ids="-".join, indirect=True
 )
 """Where in a draft a text ends is the drafter's doing; the family of the models has no part in it."""
+
+
+def tiny_cases() -> list[tuple[tuple[str, str], str, dict]]:
+    """Every setting with every drafter, and every method with every family: its first setting in all, the others in turns."""
+    cases = [((FAMILIES[0], drafter), *case) for drafter in DRAFTERS for case in CASES]
+    for number, (method, config) in enumerate(CASES):
+        first = CONFIGS.get(method, [{}])[0] is config or method not in CONFIGS
+        families = FAMILIES[1:] if first else [FAMILIES[1:][number % 3]]
+        cases += [((family, "other"), method, config) for family in families]
+    return sorted(cases, key=lambda case: case[0])  # each pair is opened once
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +128,9 @@ def tiny_cluster(request, folder):
         yield cluster, model, request.param[1]
 
 
-@lossless
-@every_pair
+@pytest.mark.parametrize(
+    ("tiny_cluster", "method", "config"), tiny_cases(), ids=str, indirect=["tiny_cluster"]
+)
 def test_tiny_models_of_every_family(tiny_cluster, method, config):
     cluster, model, kind = tiny_cluster
     for prompt, new in (([5], 20), ([3, 9], 1), ([7, 8, 9], 2), (list(range(20, 31)), 33)):
@@ -141,7 +150,7 @@ def test_eos_inside_a_draft_ends_the_text_there(tiny_cluster, method, config):
     cluster, model, _ = tiny_cluster
     prompt = list(range(40, 45))
     free = generate(model, prompt, 24)
-    for eos in list(dict.fromkeys(free))[:7]:
+    for eos in list(dict.fromkeys(free))[:6:2]:
         trace = cluster.run(method, prompt, config=config, limits=Limits(24, eos=(eos,)))
         assert_same(model, prompt, trace.token_ids(), generate(model, prompt, 24, eos))
         if trace.token_ids()[-1] == eos:
@@ -157,15 +166,15 @@ STOPPED = [50, 51, 52]
 @pytest.fixture(scope="module")
 def free(tiny_cluster):
     """A text that nothing stops."""
-    return tiny_cluster[0].run("autoregressive", STOPPED, limits=Limits(24)).text
+    return tiny_cluster[0].run("autoregressive", STOPPED, limits=Limits(16)).text
 
 
 @lossless
 @every_drafter
 def test_stop_strings_are_cut_inside_a_draft(tiny_cluster, free, method, config):
     cluster, _, _ = tiny_cluster
-    for stop in dict.fromkeys((free[:1], free[3:5], free[4:9], free[10:12], "never said")):
-        trace = cluster.run(method, STOPPED, config=config, limits=Limits(24, stop=(stop,)))
+    for stop in dict.fromkeys((free[:1], free[4:9], free[10:12], "never said")):
+        trace = cluster.run(method, STOPPED, config=config, limits=Limits(16, stop=(stop,)))
         assert trace.text == free.partition(stop)[0]
         assert "".join(c.text for c in trace.commits) == trace.text
         assert trace.footer.reasons == (("stop",) if stop in free else ("length",))
@@ -181,7 +190,7 @@ def bundled(folder):
 
 
 @lossless
-@pytest.mark.parametrize(("prompt", "new"), [("Hi", 12), ("Tell me a story about a dragon.", 90)])
+@pytest.mark.parametrize(("prompt", "new"), [("Hi", 12), ("Tell me a story about a dragon.", 48)])
 def test_bundled_pair(bundled, method, config, prompt, new):
     cluster, model = bundled
     ids = cluster.pair.encode(prompt)
@@ -196,7 +205,7 @@ WARM = Sampling(temperature=0.9, top_k=60, top_p=0.95, seed=11)
 
 @pytest.fixture(scope="module")
 def warm_text(bundled):
-    return bundled[0].run("autoregressive", "Tell me a joke.", sampling=WARM, limits=Limits(48)).token_ids()
+    return bundled[0].run("autoregressive", "Tell me a joke.", sampling=WARM, limits=Limits(28)).token_ids()
 
 
 @lossless
@@ -206,7 +215,7 @@ def test_match_rule_writes_the_text_of_autoregressive_at_any_temperature(bundled
     if "greedy" in getattr(fields.get("drafts"), "choices", ()):
         config = {**config, "drafts": "greedy"}
     cluster, _ = bundled
-    trace = cluster.run(method, "Tell me a joke.", config=config, sampling=WARM, limits=Limits(48))
+    trace = cluster.run(method, "Tell me a joke.", config=config, sampling=WARM, limits=Limits(28))
     if any(d.rule == "ratio" for d in trace.decisions) or not trace.header.lossless:
         return  # sampled drafts: the distribution is the same, not the text; a lossy rule keeps neither
     assert trace.token_ids() == warm_text

@@ -321,7 +321,7 @@ def test_a_packed_matrix_does_what_a_plain_one_does(rows, bias, monkeypatch):
         linear.into(out, x)
         linear.add_to(total, x)
         for found in (linear(x), out, total - 1):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-bias"])

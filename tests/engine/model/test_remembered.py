@@ -71,7 +71,7 @@ def test_rows_without_keys_are_computed_when_a_forward_needs_them(model):
     assert counted.rows == len(TEXT) + 2
     say(model, plain, TEXT)
     expected = say(model, plain, [7, 8])
-    assert torch.allclose(new.logits, expected.logits, atol=1e-5)
+    assert torch.allclose(new.logits, expected.logits, atol=1e-4)
     assert new.cells == expected.cells
     counted.rows = 0
     say(remembered, late, [9])
@@ -89,7 +89,7 @@ def test_a_tree_s_accepted_path_stays_as_absent_or_computed_as_it_was(model):
         got = say(remembered, cache, [15, 2])
     say(model, plain, [*TEXT, 11, 13, 14])
     expected = say(model, plain, [15, 2])
-    assert torch.allclose(got.logits, expected.logits, atol=1e-5)
+    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
 
 
 def test_random_ways_through_a_text_say_what_the_model_says(model):
@@ -105,7 +105,7 @@ def test_random_ways_through_a_text_say_what_the_model_says(model):
             more = rng.integers(0, 3, size=int(rng.integers(1, 5))).tolist()
             text = text[:kept] + more
             got, expected = say(remembered, cache, more), say(model, plain, more)
-            assert torch.allclose(got.logits, expected.logits, atol=1e-5)
+            assert torch.allclose(got.logits, expected.logits, atol=1e-4)
             assert got.cells == expected.cells
 
 
@@ -120,7 +120,7 @@ def test_a_fuzzy_forward_finds_exact_keys_and_is_never_remembered(model):
     got = say(remembered, cache, [7, 8], flags=flags, fuzzy=fuzzy)
     say(model, plain, TEXT)
     expected = say(model, plain, [7, 8], flags=flags, fuzzy=fuzzy)
-    assert torch.allclose(got.logits, expected.logits, atol=1e-5)
+    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
     exact = say(remembered, remembered.new_cache(1, 32), [*TEXT, 7, 8]).logits[-2:]
     assert not torch.allclose(exact, got.logits, atol=1e-3)
 
@@ -136,7 +136,7 @@ def test_rows_moved_without_keys_are_computed_where_they_went(model):
     there.plant(0, np.array([7, 8]), b"")
     say(model, plain, [*TEXT, 7, 8])
     got, expected = say(remembered, there, [4, 6]), say(model, plain, [4, 6])
-    assert torch.allclose(got.logits, expected.logits, atol=1e-5)
+    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
 
 
 def test_hidden_states_are_computed(model):

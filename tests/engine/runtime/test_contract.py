@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +24,17 @@ RUNTIMES = {
 }
 PROMPT = "Tell me a story about a fox who lost its hat."
 WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
+SHORT = Limits(24)
+GREEDY = (
+    "autoregressive",
+    "speculative",
+    "pearl",
+    "pearl in a pipeline",
+    "pearl co-located",
+    "lookahead",
+    "eagle",
+)
+"""Run at temperature 0 as well: a method of each kind of draft, and each placement."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +74,8 @@ def reference(pair):
             ("parallelspec_eagle", {"masks": 3}),
             ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
         ):
-            for sampling in (Sampling(), WARM):
-                key = method.split()[0]
-                trace = opened.run(key, PROMPT, config=config, sampling=sampling, limits=Limits(40))
+            for sampling in (WARM, Sampling())[: 2 if method in GREEDY else 1]:
+                trace = opened.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=SHORT)
                 runs[method, sampling.temperature] = (config, sampling, trace)
     return runs
 
@@ -88,7 +97,7 @@ def _probabilities(trace: Trace) -> np.ndarray:
 
 def test_same_rows_on_every_runtime(cluster, reference):
     for (method, _), (config, sampling, expected) in reference.items():
-        trace = cluster.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=Limits(40))
+        trace = cluster.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=SHORT)
         assert trace.status == "done"
         for mine, theirs in zip(_facts(trace), _facts(expected), strict=True):
             assert mine == theirs, method
@@ -101,7 +110,7 @@ def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
     for name, options in RUNTIMES.items():
         with engine.open(with_eagle3(pair, tmp_path / "eagle3"), device="cpu", **options) as opened:
             runs[name] = [
-                opened.run(method, PROMPT, sampling=sampling, limits=Limits(24))
+                opened.run(method, PROMPT, sampling=sampling, limits=Limits(16))
                 for method in ("autoregressive", "eagle", "eagle2")
                 for sampling in (Sampling(), WARM)
             ]
@@ -129,12 +138,12 @@ def test_a_placement_changes_no_row(reference):
 @pytest.mark.parametrize("config", [{}, {"acceptance": "rejection"}], ids=str)
 def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
     for sampling in (Sampling(), WARM):
-        trace = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=Limits(40))
+        trace = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=SHORT)
         assert trace.status == "done"
         if not config:
             assert trace.text == reference["autoregressive", sampling.temperature][2].text
         elif sampling is WARM:
-            again = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=Limits(40))
+            again = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=SHORT)
             assert again.text == trace.text
 
 
@@ -153,7 +162,7 @@ def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
     ],
 )
 def test_the_trace_tells_the_whole_story(cluster, method, config):
-    trace = cluster.run(method, PROMPT, config=config, limits=Limits(40))
+    trace = cluster.run(method, PROMPT, config=config, limits=SHORT)
     spans = {s.id: s for s in trace.spans}
     assert len(spans) == len(trace.spans), "span ids are unique"
     drafts = [s for s in trace.spans if s.kind == "draft" and s.outcome == "done"]
@@ -211,21 +220,24 @@ def test_a_listener_that_fails_ends_the_run_and_the_next_one_works(cluster):
 
 
 def test_one_run_at_a_time(cluster):
-    errors: list[BaseException] = []
-    begun = threading.Event()
+    begun, refused = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begun.set()
+        refused.wait(60)
 
     def first() -> None:
-        cluster.run("autoregressive", PROMPT, limits=Limits(200), listener=lambda _: begun.set())
+        cluster.run("autoregressive", PROMPT, limits=Limits(8), listener=hold)
 
     thread = threading.Thread(target=first)
     thread.start()
-    begun.wait(10)
+    assert begun.wait(60)
     try:
-        cluster.run("autoregressive", PROMPT, limits=Limits(8))
-    except UsageError as error:
-        errors.append(error)
-    thread.join()
-    assert len(errors) == 1
+        with pytest.raises(UsageError):
+            cluster.run("autoregressive", PROMPT, limits=Limits(8))
+    finally:
+        refused.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -242,11 +254,11 @@ def test_one_run_at_a_time(cluster):
         ("speculative", {}, [1, 99999], "token id 99999"),
     ],
 )
-def test_bad_input_is_refused_at_once(cluster, method, config, prompt, message):
-    start = time.perf_counter()
+def test_bad_input_is_refused_before_a_run_begins(cluster, method, config, prompt, message):
+    events: list[object] = []
     with pytest.raises(UsageError, match=message):
-        cluster.run(method, prompt, config=config)
-    assert time.perf_counter() - start < 2
+        cluster.run(method, prompt, config=config, listener=events.append)
+    assert events == []
 
 
 def test_numpy_prompt_ids_are_not_needed(cluster):

@@ -79,16 +79,16 @@ def test_turns_of_an_earlier_run_are_not_taken_for_new_ones(join):
     assert all(torch.equal(got[rank][i], value(3, i)) for rank in (0, 1) for i in (0, 1))
 
 
-def test_who_does_not_come_is_named_in_time(join):
+def test_who_does_not_come_is_named(join):
     _, two, three = join(3, patience=0.3)
-    start = time.perf_counter()
 
     def work(end: Exchange) -> None:
-        with pytest.raises(SpecScopeError, match="rank 0 of a group of 3 devices did not come"):
+        with pytest.raises(
+            SpecScopeError, match=r"rank 0 of a group of 3 devices did not come within 0\.3 s"
+        ):
             end.agree(stopped=False)
 
     together([two, three], work)
-    assert time.perf_counter() - start < 3
 
 
 def test_half_precision_arrives_unchanged(join):

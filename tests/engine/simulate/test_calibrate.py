@@ -90,11 +90,15 @@ def test_a_name_with_quotes_is_written_so_that_it_loads(found, tmp_path: Path):
 
 
 def test_the_process_is_left_as_it_was(found):
-    before = torch.get_num_threads(), os.sched_getaffinity(0)
-    with measuring._one_thread(found.devices):
-        assert torch.get_num_threads() == 1
-        assert len(os.sched_getaffinity(0)) == 1
-    assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before
+    threads, cores = torch.get_num_threads(), os.sched_getaffinity(0)
+    torch.set_num_threads(2)
+    try:
+        with measuring._one_thread(found.devices):
+            assert torch.get_num_threads() == 1
+            assert len(os.sched_getaffinity(0)) == 1
+        assert (torch.get_num_threads(), os.sched_getaffinity(0)) == (2, cores)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_plan_keeps_within_positions_and_memory(pair, monkeypatch):
