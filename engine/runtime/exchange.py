@@ -1,4 +1,4 @@
-"""What the workers of a group exchange in a fuzzy forward: a mapped file with turn counters and two buffers.
+"""What the workers of a group exchange in a fuzzy forward: shared memory with turn counters and two buffers.
 
 Each worker writes its part into the buffer of the turn, raises its counter, and waits until all counters are there. Two
 buffers are enough: nobody writes into one again before all have read it, which their next turn tells. Waiting spins: a
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.errors import SpecScopeError
-from engine.runtime.slab import new_file
+from engine.runtime.shared import Shared
 
 FLOATS = 1 << 22
 """Numbers in a buffer: the attention outputs of one group of layers, all rows together."""
@@ -27,16 +27,16 @@ _SPINS = 64
 """Looks at the others' counters before the processor is offered to somebody else."""
 
 
-def exchange_file(ways: int) -> str:
-    """Make the file of a group of so many workers and return its path; pages exist once they are used."""
-    return new_file(".group", 8 * _LINE * ways + 2 * 4 * FLOATS)
+def exchange_memory(ways: int) -> Shared:
+    """Return the memory that a group of so many workers exchanges through."""
+    return Shared(8 * _LINE * ways + 2 * 4 * FLOATS)
 
 
 class Exchange:
     """One worker's side.
 
     Args:
-        path: The file.
+        path: Of the shared memory.
         rank: Which of the workers this one is, from 0.
         ways: How many they are.
         patience: Seconds to wait for the others.
