@@ -23,6 +23,9 @@ from engine.runtime.sequence import Sequence
 from engine.runtime.virtual import VirtualLoop
 from engine.types import Layout, Limits, Sampling
 
+PATIENCE_S = 3.0
+"""Seconds that Ctrl-C leaves to forwards under way."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -90,13 +93,19 @@ class Execution:
         samples.start()
         work = asyncio.ensure_future(self._through(run))
         watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._watch(work))
+        stopped_by: BaseException | None = None
         try:
             await work
+        except BaseException as raised:
+            stopped_by = _first_leaf(raised)
+            raise
         finally:
             samples.stop()
             if watch is not None:
                 watch.cancel()
-            await run.settle()
+            died = await run.settle(self._patience(loop, stopped_by))
+            if died is not None and self.cancel.is_set():
+                raise died  # the cluster is of no more use, which the next run should not be the first to hear
 
     def _new_run(self, loop: asyncio.AbstractEventLoop) -> Run:
         """Return the run that the method gets; its clock starts now."""
@@ -122,6 +131,14 @@ class Execution:
         await run.prefill([sequence.x for sequence in run.sequences[: self.begin.slots]])
         run.step = 1
         await self.asked.method.decode(run, self.asked.cfg)
+
+    def _patience(self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None) -> float | None:
+        """Return how long to wait for the devices: for good, unless no other run will follow on them anyway.
+
+        That is so after Ctrl-C, and when one of them is gone; a run that was cancelled leaves its cluster open.
+        """
+        last = isinstance(stopped_by, asyncio.CancelledError | WorkerDied) and not self.cancel.is_set()
+        return PATIENCE_S if last and not isinstance(loop, VirtualLoop) else None
 
     async def _watch(self, work: asyncio.Future[None]) -> None:
         while not self.cancel.is_set():  # noqa: ASYNC110 - it is set from another thread

@@ -23,6 +23,8 @@ PATIENCE = 5.0
 """Seconds to wait for the others."""
 _LINE = 8
 """64-bit numbers in a cache line: each worker has one of its own for its turn and what it says of stopping."""
+_PAUSE = 0.1
+"""Seconds between two looks that count at most: the machine slept for the rest, the others as well."""
 _SPINS = 64
 """Looks at the others' counters before the processor is offered to somebody else."""
 
@@ -96,13 +98,15 @@ class Exchange:
         self._fence()
         self._turns[self.rank] = self._turn
         others = [i for i in range(self.ways) if i != self.rank]
-        deadline, looks = time.monotonic() + self._patience, 0
+        waited, before, looks = 0.0, time.monotonic(), 0
         while others:
             others = [i for i in others if self._turns[i] < self._turn]
             looks += 1
             if others and looks % _SPINS == 0:
                 time.sleep(0)  # lets another thread run, too
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                waited, before = waited + min(now - before, _PAUSE), now
+                if waited > self._patience:
                     raise SpecScopeError(
                         f"rank {others[0]} of a group of {self.ways} devices did not come within {self._patience:g} s"
                     )
