@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from app.cli import COMMANDS
+from app.signals import terminable
 from engine.errors import SpecScopeError, UsageError
 
 
@@ -33,8 +35,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; exit code 0, 1 for a failed run, 2 for bad usage. Errors are one line on stderr."""
+    """Run one command and return its exit code. Errors are one line on stderr.
+
+    The exit code is 0, 1 for a failed run, 2 for bad usage, 130 after SIGINT, 143 after SIGTERM.
+    """
     args = build_parser().parse_args(argv)
+    with terminable() as signals:
+        return _carry_out(args, signals)
+
+
+def _carry_out(args: argparse.Namespace, signals: Sequence[int]) -> int:
     try:
         return args.command(args)
     except UsageError as error:
@@ -44,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"specscope: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would print a traceback at exit
         print("specscope: stopped", file=sys.stderr)
-        return 130
+        return 128 + (signals[-1] if signals else signal.SIGINT)
     except BrokenPipeError:
         return 1
     except OSError as error:

@@ -24,7 +24,7 @@ from engine.runtime.virtual import VirtualLoop
 from engine.types import Layout, Limits, Sampling
 
 PATIENCE_S = 3.0
-"""Seconds that Ctrl-C leaves to forwards under way."""
+"""Seconds that forwards under way get after Ctrl-C or the death of a worker."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Execution:
                 watch.cancel()
             died = await run.settle(self._patience(loop, stopped_by))
             if died is not None and self.cancel.is_set():
-                raise died  # the cluster is of no more use, which the next run should not be the first to hear
+                raise died  # the cluster is broken: this run reports it, not the next one
 
     def _new_run(self, loop: asyncio.AbstractEventLoop) -> Run:
         """Return the run that the method gets; its clock starts now."""
@@ -133,9 +133,10 @@ class Execution:
         await self.asked.method.decode(run, self.asked.cfg)
 
     def _patience(self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None) -> float | None:
-        """Return how long to wait for the devices: for good, unless no other run will follow on them anyway.
+        """Return how many seconds to wait for forwards under way; None waits until they end.
 
-        That is so after Ctrl-C, and when one of them is gone; a run that was cancelled leaves its cluster open.
+        After Ctrl-C or the death of a worker, no run follows on this cluster. A run that was
+        cancelled leaves the cluster open, and killing a worker would cost the next run its models.
         """
         last = isinstance(stopped_by, asyncio.CancelledError | WorkerDied) and not self.cancel.is_set()
         return PATIENCE_S if last and not isinstance(loop, VirtualLoop) else None

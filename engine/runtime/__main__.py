@@ -8,9 +8,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, also while this process is stopped.
+    """Have the kernel kill this process, even a stopped one, when the thread that started it ends.
 
-    Other systems than Linux cannot; there a worker leaves once it runs and finds its connection closed.
+    Linux alone can. Elsewhere a worker ends when it finds its connection closed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

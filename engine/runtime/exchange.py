@@ -1,4 +1,6 @@
-"""What the workers of a group exchange in a fuzzy forward: shared memory with turn counters and two buffers.
+"""What the workers of a group exchange in a fuzzy forward.
+
+They use shared memory with turn counters and two buffers.
 
 Each worker writes its part into the buffer of the turn, raises its counter, and waits until all counters are there. Two
 buffers are enough: nobody writes into one again before all have read it, which their next turn tells. Waiting spins: a
@@ -24,7 +26,7 @@ PATIENCE = 5.0
 _LINE = 8
 """64-bit numbers in a cache line: each worker has one of its own for its turn and what it says of stopping."""
 _PAUSE = 0.1
-"""Seconds between two looks that count at most: the machine slept for the rest, the others as well."""
+"""Seconds between two looks that count at most; during a longer pause the machine slept."""
 _SPINS = 64
 """Looks at the others' counters before the processor is offered to somebody else."""
 

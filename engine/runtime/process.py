@@ -2,8 +2,8 @@
 
 The wire is a socket pair with pickled tuples. Prefixes travel as (length kept, new ids): both ends remember the last
 prefix of each sequence. q never travels: judges read it from the slab. A worker that dies ends its jobs with
-`WorkerDied`, which names the device. A worker that no longer works on what it owes (`engine.runtime.watchdog`) is killed,
-so everything that waits for it ends in the same way.
+`WorkerDied`, which names the device. A watchdog (`engine.runtime.watchdog`) kills a worker that
+stopped working on its jobs; whatever waits for that worker then ends in the same way.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class ProcessWorker:
     def _keep(
         self, start: Callable[[], subprocess.Popen[bytes]], started: Future[subprocess.Popen[bytes]]
     ) -> None:
-        """Start the process, and look after it until it ends. The kernel kills the process when this thread ends."""
+        """Start the process and watch it until it ends.
+
+        The kernel kills the process when this thread ends (`engine.runtime.__main__`).
+        """
         try:
             process = start()
             watchdog = Watchdog(process.pid)
@@ -189,19 +192,17 @@ class ProcessWorker:
         return Ticket(reply, lambda: self._send((number, None)))
 
     def kill(self, why: str) -> None:
-        """Kill the process, from whatever thread; the jobs under way end with `WorkerDied`, which says why."""
+        """Kill the process; any thread may. Jobs under way end with `WorkerDied`, which says why."""
         self._why = self._why or why
         self._process.kill()
 
     def close(self) -> None:
-        """End the process at once: it has nothing to put away."""
+        """Kill the process: a worker has nothing to save."""
         self._closing.set()
         self._keeper.join()
         self._connection.close()
         self._process.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # the system holds it, in a driver or on a dead disk
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel waits for a driver or a disk
             self._process.wait(timeout=3)
 
     def _send(self, message: object) -> None:

@@ -239,13 +239,13 @@ class Run:
         return forward
 
     async def settle(self, patience: float | None = None) -> WorkerDied | None:
-        """Stop what is under way, wait until it has left its devices, and tell the fate of all that is left over.
+        """Stop jobs under way, wait until they left their devices, and record what is left over.
 
         Args:
-            patience: Seconds after which workers that have not answered are killed; None waits for their forwards.
+            patience: Seconds until workers that have not answered are killed; None waits for them.
 
         Returns:
-            How a worker died meanwhile, if one did.
+            The error of a worker that died meanwhile, if one did.
         """
         for forward in self._forwards:
             if not forward.shown and not forward.ticket.reply.done():

@@ -50,7 +50,7 @@ class _Server:
             value = error
         except Exception as error:  # noqa: BLE001 - it ends the run that asked, not the worker
             value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
-            value.add_note(traceback.format_exc())  # for whoever calls the engine; the message stays one line
+            value.add_note(traceback.format_exc())  # the message stays one line
         self._stopped.discard(number)
         self.send((number, value))
 

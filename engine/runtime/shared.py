@@ -1,8 +1,8 @@
-"""Memory that worker processes share: zero bytes which a worker maps by their path.
+"""Memory that worker processes share: zero bytes that a worker maps by their path.
 
-On Linux the bytes are an anonymous file (`memfd_create`), which a worker opens through this process's folder in /proc.
-So neither the size of /dev/shm limits them, 64 MB in a container, nor is a file left behind, however this process ends.
-Elsewhere they are a temporary file, which `close` removes.
+On Linux the bytes are an anonymous file (`memfd_create`); a worker opens it through /proc. The size
+of /dev/shm, 64 MB in a container, does not limit it, and no file stays when this process is killed.
+On other systems the bytes are a temporary file, which `close` removes.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ class Shared:
             if self._handle >= 0:
                 self.close()
             raise SpecScopeError(
-                f"cannot share {size:,} bytes of memory with the workers ({error.strerror}); free memory, or raise this "
-                "process's limits on file sizes and open files (ulimit -f, ulimit -n)"
+                f"cannot share {size:,} bytes of memory with the workers ({error.strerror}); free memory, "
+                "or raise this process's limits on file sizes and open files (ulimit -f, ulimit -n)"
             ) from None
 
     def close(self) -> None:
-        """Close this process's handle: the bytes stay for those who mapped them, nobody else can map them any more."""
+        """Close this process's handle. Workers that mapped the bytes keep them; no other can map them."""
         os.close(self._handle)
         if self._file:
             Path(self._file).unlink(missing_ok=True)
 
 
 def _check_disk(size: int) -> None:
-    """Refuse a temporary file that its disk could not hold: writing to it would end the process later, without a word."""
+    """Refuse a file that its disk could not hold: writing to it would later kill the worker (SIGBUS)."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < size:
         raise SpecScopeError(
-            f"the workers share {size:,} bytes in {folder}, which has {free:,} free; free some, or set TMPDIR to another folder"
+            f"the workers share {size:,} bytes in {folder}, which has {free:,} free; free some, or set TMPDIR "
+            "to another folder"
         )

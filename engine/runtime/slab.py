@@ -54,7 +54,7 @@ class Slab:
         self._free.extend(rows[::-1])
 
     def close(self) -> None:
-        """Close this side's handle: whoever mapped the rows keeps them, and nobody else can map them any more."""
+        """Close this side's handle. Workers that mapped the rows keep them; no other can map them."""
         self._memory.close()
 
 

@@ -1,15 +1,16 @@
-"""Whether a worker process still works on what it owes: facts of the system, looked at once a second.
+"""Whether a worker process still works on its jobs: once a second, a look at what the system knows.
 
 A worker that owes a reply is given up in three cases:
 
-- It is stopped (SIGSTOP), `STOPPED` looks in a row.
-- All its threads sleep and it uses no processor time, `IDLE` looks in a row: a deadlock, or a reply that was never sent.
-  A thread that waits for a processor or for a disk does not count as asleep, so a busy machine raises no alarm. A worker
-  that loads a model or waits for a GPU may have reasons to sleep: it gets `IDLE_LONG` looks.
-- It works, but one job takes `FACTOR` times as long as its rows would at the slowest pace that was measured, and at
-  least `FLOOR` looks. Before anything was measured there is no such limit.
+- It is stopped (SIGSTOP) at `STOPPED` looks in a row.
+- All its threads sleep and it uses no processor time at `IDLE` looks in a row: a deadlock, or a
+  reply that was never sent. A thread that waits for a processor or a disk is not asleep, so a busy
+  machine raises no alarm. A worker that loads a model or waits for a GPU gets `IDLE_LONG` looks.
+- It works, but its jobs take more than `FLOOR` looks, and more than `FACTOR` times as long as the
+  longest of them takes at the slowest pace measured. Before a measurement this limit is not applied.
 
-Looks are counted and no clocks are compared: while a laptop sleeps or a container is frozen, nobody looks.
+The watchdog counts looks and compares no clocks: it does not look while a laptop sleeps or a
+container is frozen.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Owed(NamedTuple):
     jobs: tuple[Job, ...]
     """Under way."""
     replies: int
-    """Those that came so far."""
+    """Replies received so far."""
     unread: bool
-    """Whether something of the worker's waits to be read: then it is not the worker that is late."""
+    """Whether the run has not read all that the worker sent; then the run is late, not the worker."""
     patient: bool
     """Whether it may sleep for longer: on a GPU."""
     pace: float
@@ -66,7 +67,7 @@ class Watchdog:
         if not owed.jobs:
             return ""
         self._looks += 1
-        with contextlib.suppress(psutil.Error):  # it ended: whoever reads from it will know
+        with contextlib.suppress(psutil.Error):  # the process ended, and its connection closed
             self._observe(owed.unread)
         return self._verdict(owed)
 
@@ -93,7 +94,10 @@ class Watchdog:
 
 
 def rows_of(job: Job) -> int:
-    """Return how many rows a job forwards at most: its prefixes, as if nothing was cached, and what it drafts or scores."""
+    """Return how many rows a job forwards at most: those of its prefixes and of its drafts.
+
+    Cached rows count too.
+    """
     rows = sum(len(prefix) for prefix in getattr(job, "prefixes", ()))
     if isinstance(job, Propose):
         rows += sum(job.counts)
@@ -107,7 +111,7 @@ def rows_of(job: Job) -> int:
 
 
 def _all_sleep(pid: int) -> bool:
-    """Return whether no thread of a process runs or waits for a processor or a disk, as far as the system tells."""
+    """Return whether all threads of a process sleep; true where the system has no /proc."""
     states = set[str]()
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has just ended

@@ -65,7 +65,7 @@ def _load(ballast: bytes) -> Scripted:
 
 @dataclass(frozen=True)
 class Odd(Here):
-    """This machine with the scripted model; its workers may be stopped as soon as they are started."""
+    """This machine with the scripted model; `stopped` workers get SIGSTOP right after their start."""
 
     stopped: bool = False
     ballast: bytes = b""

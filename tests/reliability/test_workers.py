@@ -1,4 +1,4 @@
-"""Worker processes that are stopped, hang, spin or crash: the run ends with one line that names the device, in 10 s."""
+"""Workers that are stopped, hang, spin or crash: in 10 s, one line that names the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes: one that dies or is stopped, whatever it served, and a model that cannot be loaded."""
+"""Worker processes: one that dies or is stopped, and a model that cannot be loaded."""
 
 from __future__ import annotations
 

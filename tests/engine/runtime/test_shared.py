@@ -1,4 +1,4 @@
-"""Memory that workers share: neither a small /dev/shm nor a killed process makes trouble, and a refusal says how much is needed."""
+"""Memory that workers share: it needs no /dev/shm and no file, and a refusal names its size."""
 
 from __future__ import annotations
 
