@@ -6,12 +6,14 @@ import argparse
 import io
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from app.cli import COMMANDS
+from app.signals import terminable
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.types import check_text
 
@@ -41,7 +43,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; exit code 0, 1 for a failed run, 2 for bad usage. Errors are one line on stderr."""
+    """Run one command and return its exit code. Errors are one line on stderr.
+
+    The exit code is 0, 1 for a failed run, 2 for bad usage, 130 after SIGINT, 143 after SIGTERM.
+    """
+    with terminable() as signals:
+        return _carry_out(argv, signals)
+
+
+def _carry_out(argv: Sequence[str] | None, signals: Sequence[int]) -> int:
     try:
         _use_utf8()
         args = build_parser().parse_args(argv)
@@ -54,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecScopeError as error:
         return _fail(error, str(error), 1)
     except KeyboardInterrupt as error:
-        return _fail(error, "stopped", 130)
-    except BrokenPipeError:  # who read the output wants no more of it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would print a traceback at exit
+        return _fail(error, "stopped", 128 + (signals[-1] if signals else signal.SIGINT))
+    except BrokenPipeError:  # the reader of the output has left
         _drop_output()
         return 1
     except OSError as error:

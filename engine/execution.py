@@ -23,6 +23,9 @@ from engine.runtime.sequence import Sequence
 from engine.runtime.virtual import VirtualLoop
 from engine.types import Layout, Limits, Sampling
 
+PATIENCE_S = 3.0
+"""Seconds that forwards under way get after Ctrl-C or the death of a worker."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -90,13 +93,19 @@ class Execution:
         samples.start()
         work = asyncio.ensure_future(self._through(run))
         watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._watch(work))
+        stopped_by: BaseException | None = None
         try:
             await work
+        except BaseException as raised:
+            stopped_by = _first_leaf(raised)
+            raise
         finally:
             samples.stop()
             if watch is not None:
                 watch.cancel()
-            await run.settle()
+            died = await run.settle(self._patience(loop, stopped_by))
+            if died is not None and self.cancel.is_set():
+                raise died  # the cluster is broken: this run reports it, not the next one
 
     def _new_run(self, loop: asyncio.AbstractEventLoop) -> Run:
         """Return the run that the method gets; its clock starts now."""
@@ -122,6 +131,15 @@ class Execution:
         await run.prefill([sequence.x for sequence in run.sequences[: self.begin.slots]])
         run.step = 1
         await self.asked.method.decode(run, self.asked.cfg)
+
+    def _patience(self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None) -> float | None:
+        """Return how many seconds to wait for forwards under way; None waits until they end.
+
+        After Ctrl-C or the death of a worker, no run follows on this cluster. A run that was
+        cancelled leaves the cluster open, and killing a worker would cost the next run its models.
+        """
+        last = isinstance(stopped_by, asyncio.CancelledError | WorkerDied) and not self.cancel.is_set()
+        return PATIENCE_S if last and not isinstance(loop, VirtualLoop) else None
 
     async def _watch(self, work: asyncio.Future[None]) -> None:
         while not self.cancel.is_set():  # noqa: ASYNC110 - it is set from another thread

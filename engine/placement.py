@@ -184,7 +184,10 @@ class Placement:
             self._facts[key] = wait().value
 
     def _connect(self, drafting: Sequence[str]) -> None:
-        """Give everybody new slabs when somebody drafts for the first time, or is new: a slab's file has no name for long."""
+        """Give all workers new slabs when one drafts for the first time or is new.
+
+        A slab can be mapped only until its handle is closed.
+        """
         known = {*self._slabs, *drafting}
         if known == {*self._slabs} and self._connected == {*self._workers}:
             return
@@ -195,7 +198,7 @@ class Placement:
                 wait()
         finally:
             for slab in self._slabs.values():
-                slab.unlink()
+                slab.close()
         self._connected = {*self._workers}
 
     _connected: set[str] = field(default_factory=set[str], init=False)

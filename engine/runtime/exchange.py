@@ -1,4 +1,6 @@
-"""What the workers of a group exchange in a fuzzy forward: a mapped file with turn counters and two buffers.
+"""What the workers of a group exchange in a fuzzy forward.
+
+They use shared memory with turn counters and two buffers.
 
 Each worker writes its part into the buffer of the turn, raises its counter, and waits until all counters are there. Two
 buffers are enough: nobody writes into one again before all have read it, which their next turn tells. Waiting spins: a
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.errors import SpecScopeError
-from engine.runtime.slab import new_file
+from engine.runtime.shared import Shared
 
 FLOATS = 1 << 22
 """Numbers in a buffer: the attention outputs of one group of layers, all rows together."""
@@ -23,20 +25,22 @@ PATIENCE = 5.0
 """Seconds to wait for the others."""
 _LINE = 8
 """64-bit numbers in a cache line: each worker has one of its own for its turn and what it says of stopping."""
+_PAUSE = 0.1
+"""Seconds between two looks that count at most; during a longer pause the machine slept."""
 _SPINS = 64
 """Looks at the others' counters before the processor is offered to somebody else."""
 
 
-def exchange_file(ways: int) -> str:
-    """Make the file of a group of so many workers and return its path; pages exist once they are used."""
-    return new_file(".group", 8 * _LINE * ways + 2 * 4 * FLOATS)
+def exchange_memory(ways: int) -> Shared:
+    """Return the memory that a group of so many workers exchanges through."""
+    return Shared(8 * _LINE * ways + 2 * 4 * FLOATS)
 
 
 class Exchange:
     """One worker's side.
 
     Args:
-        path: The file.
+        path: Of the shared memory.
         rank: Which of the workers this one is, from 0.
         ways: How many they are.
         patience: Seconds to wait for the others.
@@ -96,13 +100,15 @@ class Exchange:
         self._fence()
         self._turns[self.rank] = self._turn
         others = [i for i in range(self.ways) if i != self.rank]
-        deadline, looks = time.monotonic() + self._patience, 0
+        waited, before, looks = 0.0, time.monotonic(), 0
         while others:
             others = [i for i in others if self._turns[i] < self._turn]
             looks += 1
             if others and looks % _SPINS == 0:
                 time.sleep(0)  # lets another thread run, too
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                waited, before = waited + min(now - before, _PAUSE), now
+                if waited > self._patience:
                     raise SpecScopeError(
                         f"rank {others[0]} of a group of {self.ways} devices did not come within {self._patience:g} s"
                     )

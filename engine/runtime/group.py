@@ -7,14 +7,14 @@ The members have devices of their own and may serve other models in between. Wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from engine.errors import SpecScopeError, WorkerDied
-from engine.runtime.exchange import exchange_file
+from engine.runtime.exchange import exchange_memory
 from engine.runtime.jobs import Connect, Grow, Job, Join, Load, Reply
 from engine.runtime.worker import Ticket, Worker
 
@@ -33,13 +33,10 @@ class GroupWorker:
         self.members = tuple(members)
         self.devices = tuple(device for member in members for device in member.devices)
         self._group = name
-        path = exchange_file(len(members))
-        try:
-            joins = [m.prepare(Join(name, path, rank, len(members))) for rank, m in enumerate(members)]
-            for wait in joins:
+        ways = len(members)
+        with contextlib.closing(exchange_memory(ways)) as memory:
+            for wait in [m.prepare(Join(name, memory.path, rank, ways)) for rank, m in enumerate(members)]:
                 wait()
-        finally:
-            Path(path).unlink()
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - all models
         """Return how many members there are."""
@@ -60,6 +57,11 @@ class GroupWorker:
 
     def detach(self) -> None:
         """Nothing to do: the members are detached."""
+
+    def kill(self, why: str) -> None:
+        """End all members."""
+        for member in self.members:
+            member.kill(why)
 
     def close(self) -> None:
         """Nothing to free: the members are closed."""

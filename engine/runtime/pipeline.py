@@ -58,6 +58,11 @@ class PipelineWorker:
     def detach(self) -> None:
         """Nothing to do: the members are detached."""
 
+    def kill(self, why: str) -> None:
+        """End all members."""
+        for member in self.members:
+            member.kill(why)
+
     def close(self) -> None:
         """Nothing to free: the members are closed."""
 

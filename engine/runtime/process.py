@@ -2,7 +2,8 @@
 
 The wire is a socket pair with pickled tuples. Prefixes travel as (length kept, new ids): both ends remember the last
 prefix of each sequence. q never travels: judges read it from the slab. A worker that dies ends its jobs with
-`WorkerDied`, which names the device.
+`WorkerDied`, which names the device. A watchdog (`engine.runtime.watchdog`) kills a worker that
+stopped working on its jobs; whatever waits for that worker then ends in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -27,6 +30,7 @@ import numpy as np
 from engine.errors import WorkerDied
 from engine.runtime.events import Device
 from engine.runtime.jobs import Connect, Drop, Job, Join, Load, Reply
+from engine.runtime.watchdog import EVERY_S, Owed, Watchdog
 from engine.runtime.worker import Ticket
 from engine.types import Prefix
 
@@ -92,23 +96,49 @@ class ProcessWorker:
         self.name = setup.name
         self.devices = (setup.device,)
         here, there = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.runtime.serve", str(there.fileno())],
-            pass_fds=(there.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(setup.threads)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the run first, which stops its workers in order
-        )
-        there.close()
         self._connection = Connection(here.detach())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wire = Wire()
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._preparing: list[Load | Connect | Join] = []
+        self._waiting: dict[int, tuple[asyncio.Future[Reply], Job]] = {}
         self._next = 0
+        self._replies = 0
+        self._pace = 0.0
         self._dropped: list[Drop] = []
+        self._why = ""
+        self._closing = threading.Event()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        start = partial(_start, setup.threads, there)
+        self._keeper = threading.Thread(
+            target=self._keep, args=(start, started), name=f"keeper of {self.name}"
+        )
+        self._keeper.daemon = True
+        self._keeper.start()
+        self._process = started.result()
         self._send(setup)
+
+    def _keep(
+        self, start: Callable[[], subprocess.Popen[bytes]], started: Future[subprocess.Popen[bytes]]
+    ) -> None:
+        """Start the process and watch it until it ends.
+
+        The kernel kills the process when this thread ends (`engine.runtime.__main__`).
+        """
+        try:
+            process = start()
+            watchdog = Watchdog(process.pid)
+        except BaseException as error:  # noqa: BLE001 - raised where the worker is made
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        while not self._closing.wait(EVERY_S) and process.poll() is None:
+            if why := watchdog.look(self._owed()):
+                self.kill(why)
+
+    def _owed(self) -> Owed:
+        jobs = (*self._preparing, *(job for _, job in list(self._waiting.values())))
+        patient = self.devices[0].kind != "cpu"
+        return Owed(jobs, self._replies, self._connection.poll(), patient, self._pace)
 
     @property
     def pid(self) -> int:
@@ -118,14 +148,17 @@ class ProcessWorker:
     def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
         """Start a job outside of runs and return how to wait for it."""
         self._next += 1
+        self._preparing.append(job)
         self._send((self._next, job))
-        return self._receive
+        return partial(self._receive, job)
 
-    def _receive(self) -> Reply:
+    def _receive(self, job: Load | Connect | Join) -> Reply:
         try:
             _, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._death() from None
+        self._replies += 1
+        self._preparing.remove(job)
         if isinstance(value, BaseException):
             raise value
         return value
@@ -153,19 +186,24 @@ class ProcessWorker:
         if isinstance(job, Drop):
             self._dropped.append(job)
             return Ticket(reply, lambda: None)
-        self._waiting[number] = reply
+        self._waiting[number] = reply, job
         dropped, self._dropped = self._dropped, []
         self._send((number, self._wire.pack(job), *dropped))
         return Ticket(reply, lambda: self._send((number, None)))
 
+    def kill(self, why: str) -> None:
+        """Kill the process; any thread may. Jobs under way end with `WorkerDied`, which says why."""
+        self._why = self._why or why
+        self._process.kill()
+
     def close(self) -> None:
-        """End the process; kill it when it does not go by itself."""
+        """Kill the process: a worker has nothing to save."""
+        self._closing.set()
+        self._keeper.join()
         self._connection.close()
-        try:
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel waits for a driver or a disk
             self._process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _send(self, message: object) -> None:
         try:
@@ -179,11 +217,14 @@ class ProcessWorker:
         except (EOFError, OSError):
             self._fail()
             return
-        reply = self._waiting.pop(number)
+        reply, _ = self._waiting.pop(number)
+        self._replies += 1
         if isinstance(value, BaseException):
             reply.set_exception(value)
-        else:
-            reply.set_result(value)
+            return
+        for stamp in value.stamps:
+            self._pace = max(self._pace, (stamp.end - stamp.start) / 1e9 / max(1, stamp.rows))
+        reply.set_result(value)
 
     def _fail(self) -> None:
         if self._loop is not None and not self._connection.closed:
@@ -192,7 +233,7 @@ class ProcessWorker:
         if not waiting:
             return
         death = self._death()
-        for reply in waiting.values():
+        for reply, _ in waiting.values():
             reply.set_exception(death)
 
     def _death(self) -> WorkerDied:
@@ -200,10 +241,26 @@ class ProcessWorker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(timeout=2)
         how = "closed its connection"
-        if code is not None:
+        if self._why:
+            how = f"{self._why} and was killed"
+        elif code is not None:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
         return WorkerDied(
             f"the worker on {self.devices[0].label} (process {self._process.pid}) {how}; start the run again"
+        )
+
+
+def _start(threads: int, there: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a worker process at the other end of a connection."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    with there:
+        return subprocess.Popen(
+            [sys.executable, "-m", "engine.runtime", str(there.fileno())],
+            pass_fds=(there.fileno(),),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the run first, which stops its workers in order
         )

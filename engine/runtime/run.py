@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from engine.errors import WorkerDied
 from engine.runtime.batch import Batch
 from engine.runtime.events import Part, Row, Span, SpanKind
 from engine.runtime.jobs import Drop, Job, Reply, Retire
@@ -237,11 +238,23 @@ class Run:
         self._forwards = [*(f for f in self._forwards if not f.shown), forward]
         return forward
 
-    async def settle(self) -> None:
-        """Stop what is under way, wait until it has left its devices, and tell the fate of all that is left over."""
+    async def settle(self, patience: float | None = None) -> WorkerDied | None:
+        """Stop jobs under way, wait until they left their devices, and record what is left over.
+
+        Args:
+            patience: Seconds until workers that have not answered are killed; None waits for them.
+
+        Returns:
+            The error of a worker that died meanwhile, if one did.
+        """
         for forward in self._forwards:
             if not forward.shown and not forward.ticket.reply.done():
                 forward.stop()
+        left = dict(self._under_way)
+        if left and patience is not None:
+            _, late = await asyncio.wait(left, timeout=patience)
+            for worker in {left[reply][0] for reply in late}:
+                worker.kill(f"did not answer for {patience:g} s after the run was stopped")
         while self._under_way:
             await asyncio.wait(list(self._under_way))
         self._open = False
@@ -250,3 +263,5 @@ class Run:
         self.teller.catch_up()
         for sequence in range(len(self.sequences)):
             self.teller.discard(self.step, sequence)
+        errors = [reply.exception() for reply in left if not reply.cancelled()]
+        return next((error for error in errors if isinstance(error, WorkerDied)), None)

@@ -1,4 +1,4 @@
-"""The worker process: `python -m engine.runtime.serve FD`. One thread reads the wire and answers control jobs, one forwards."""
+"""What a worker process does. One thread reads the wire and answers control jobs, one forwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import signal
-import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
@@ -50,8 +49,8 @@ class _Server:
         except SpecScopeError as error:
             value = error
         except Exception as error:  # noqa: BLE001 - it ends the run that asked, not the worker
-            traceback.print_exc()
-            value = SpecScopeError(f"{type(error).__name__}: {error}")
+            value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
+            value.add_note(traceback.format_exc())  # the message stays one line
         self._stopped.discard(number)
         self.send((number, value))
 
@@ -77,13 +76,8 @@ class _Server:
                     self._forwards.put((number, wire.unpack(job)))
 
 
-def main() -> None:
-    """Serve until the other end hangs up."""
+def serve(handle: int) -> None:
+    """Serve until the other end of the connection hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _Server(Connection(int(sys.argv[1]))).serve()
-    sys.stderr.flush()
+    _Server(Connection(handle)).serve()
     os._exit(0)  # a forward may be under way in the other thread; nobody waits for it
-
-
-if __name__ == "__main__":
-    main()

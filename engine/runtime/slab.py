@@ -1,18 +1,15 @@
 """Rows of q that cross workers: one slab of (R, V) float32 per drafting worker, handed out by the run's side.
 
 The run leases row numbers before it asks for a draft and frees them when the last Draft that holds them is gone, so
-no message is needed. The slab is a mapped file in memory; pages exist only once used.
+no message is needed. The slab is shared memory; pages exist only once used.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
 from engine.errors import SpecScopeError
+from engine.runtime.shared import Shared
 
 ROWS = 4096
 """Two rounds of 24 sequences with trees of 64 nodes fit in; rows that nobody uses take no memory."""
@@ -39,7 +36,8 @@ class Slab:
         self.name = name
         self.shape = (ROWS, vocab_size)
         self._free = list(range(ROWS))[::-1]
-        self.path = new_file(".q", ROWS * vocab_size * 4)
+        self._memory = Shared(ROWS * vocab_size * 4)
+        self.path = self._memory.path
 
     def lease(self, n: int) -> Lease:
         """Take n rows.
@@ -55,18 +53,9 @@ class Slab:
         """Give rows back."""
         self._free.extend(rows[::-1])
 
-    def unlink(self) -> None:
-        """Remove the file's name: it lives on while somebody maps it, and nothing is left behind after a crash."""
-        Path(self.path).unlink(missing_ok=True)
-
-
-def new_file(suffix: str, size: int) -> str:
-    """Make a file of so many zero bytes, in memory where that is possible, for processes to map; return its path."""
-    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    handle, path = tempfile.mkstemp(prefix="specscope-", suffix=suffix, dir=folder)
-    os.truncate(handle, size)
-    os.close(handle)
-    return path
+    def close(self) -> None:
+        """Close this side's handle. Workers that mapped the rows keep them; no other can map them."""
+        self._memory.close()
 
 
 def attach(path: str, shape: tuple[int, int]) -> np.ndarray:

@@ -58,6 +58,9 @@ class ThreadWorker:
             self._jobs.put((job, reply, stop))
         return Ticket(reply, stop.set)
 
+    def kill(self, why: str) -> None:
+        """Do nothing: a thread cannot be ended from outside."""
+
     def close(self) -> None:
         """End the thread after the forward it is in."""
         self._jobs.put(None)

@@ -216,6 +216,9 @@ class VirtualWorker:
 
         return Ticket(state.reply, stop)
 
+    def kill(self, why: str) -> None:
+        """Do nothing: it answers in virtual time, whatever happens."""
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -57,6 +57,13 @@ class Worker(Protocol):
         """Start a job. Control jobs are answered without waiting for forwards; a judge waits for its own scores."""
         ...
 
+    def kill(self, why: str) -> None:
+        """End a worker that does not answer: its jobs fail with `WorkerDied`, which says why.
+
+        What shares this process cannot be ended: a thread works on until its forward is over.
+        """
+        ...
+
     def close(self) -> None:
         """End the worker and free what it holds."""
         ...

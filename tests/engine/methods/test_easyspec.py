@@ -17,7 +17,7 @@ from engine.errors import UsageError
 from engine.methods import find
 from engine.methods.easyspec import Config, plan
 from engine.model.load import load
-from engine.runtime.exchange import exchange_file
+from engine.runtime.exchange import exchange_memory
 from engine.runtime.host import Host
 from engine.runtime.jobs import Begin, Grow, Join, Load, Prefill, Propose
 from engine.types import Draft, Limits, Packing, Prefix, Sampling
@@ -194,11 +194,11 @@ def test_devices_that_share_the_layers_draft_what_one_does(path, ways, more):
 
     alone = Drafter(path)
     expected = work(alone, "")
-    members, file = [Drafter(path) for _ in range(ways)], exchange_file(ways)
+    members, memory = [Drafter(path) for _ in range(ways)], exchange_memory(ways)
     for rank, member in enumerate(members):
-        member.host.handle(Join("us", file, rank, ways))
+        member.host.handle(Join("us", memory.path, rank, ways))
         member.begin(run=7)
-    Path(file).unlink()
+    memory.close()
     with ThreadPoolExecutor(ways) as pool:
         found = list(pool.map(lambda end: work(end, "us"), members))
     assert found == [expected] * ways

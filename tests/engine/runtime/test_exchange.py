@@ -5,28 +5,25 @@ from __future__ import annotations
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 import torch
 
 from engine.errors import SpecScopeError
 from engine.runtime import exchange
-from engine.runtime.exchange import Exchange, exchange_file
+from engine.runtime.exchange import Exchange, exchange_memory
 
 
 @pytest.fixture
 def join():
     """Make the two or more ends of one exchange."""
-    paths: list[str] = []
 
     def make(ways: int, patience: float = 5.0) -> list[Exchange]:
-        paths.append(exchange_file(ways))
-        return [Exchange(paths[-1], rank, ways, patience) for rank in range(ways)]
+        with closing(exchange_memory(ways)) as memory:
+            return [Exchange(memory.path, rank, ways, patience) for rank in range(ways)]
 
-    yield make
-    for path in paths:
-        Path(path).unlink()
+    return make
 
 
 def together(ends: list[Exchange], work):

@@ -53,7 +53,7 @@ def test_the_wire_carries_only_what_is_new():
 
 def test_slab_rows_return_once_the_last_draft_is_gone():
     slab = Slab("drafter", 8)
-    slab.unlink()
+    slab.close()
     lease = slab.lease(5)
     draft = Draft(tuple(DraftToken(i, i - 1) for i in range(5)), (lease,))
     tail = draft[3:]
@@ -71,7 +71,7 @@ def test_slab_rows_return_once_the_last_draft_is_gone():
 def test_a_slab_is_read_where_it_is_mapped():
     slab = Slab("drafter", 8)
     here, there = (attach(slab.path, slab.shape) for _ in range(2))
-    slab.unlink()
+    slab.close()
     there[3] = np.arange(8)
     assert here[3].tolist() == list(range(8))
 

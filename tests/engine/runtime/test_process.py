@@ -1,4 +1,4 @@
-"""Worker processes: one that dies, whatever it served, and a model that cannot be loaded."""
+"""Worker processes: one that dies or is stopped, and a model that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from engine.runtime.events import Footer, Span
 from engine.types import Limits
 from tests.engine.runtime.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers, stages
 
+KILLED = (signal.SIGKILL, "was killed by SIGKILL")
+STOPPED = (signal.SIGSTOP, "was stopped by a signal and was killed")
 VICTIMS = {
-    "the drafter": ("speculative", {}, servers, "drafter", 8),
-    "the target": ("pearl", {}, servers, "target", 8),
-    "the target of a pool": ("dsi", {}, servers, "target", 8),
-    "the first stage": ("pearl", SPLIT, stages, 0, 30),
-    "the last stage": ("pearl", SPLIT, stages, 1, 30),
-    "the first rank": ("easyspec", TWO, ranks, 0, 30),
-    "the second rank": ("easyspec", TWO, ranks, 1, 30),
+    "the drafter": ("speculative", {}, servers, "drafter", 8, KILLED),
+    "the target": ("pearl", {}, servers, "target", 8, KILLED),
+    "the target of a pool": ("dsi", {}, servers, "target", 8, STOPPED),
+    "the first stage": ("pearl", SPLIT, stages, 0, 30, STOPPED),
+    "the last stage": ("pearl", SPLIT, stages, 1, 30, KILLED),
+    "the first rank": ("easyspec", TWO, ranks, 0, 30, KILLED),
+    "the second rank": ("easyspec", TWO, ranks, 1, 30, STOPPED),
 }
 
 
@@ -41,24 +43,24 @@ def a_new_cluster_works():
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_killed_worker_ends_its_run_with_an_error_that_names_it(victim):
-    method, config, found, which, spans = VICTIMS[victim]
+def test_a_killed_or_stopped_worker_ends_its_run_with_an_error_that_names_it(victim):
+    method, config, found, which, spans, (blow, how) = VICTIMS[victim]
     with engine.open(device="cpu") as cluster:
         assert works(cluster, method, config)
         pid, events = found(cluster)[which].pid, list[object]()
-        kill = at_span(spans, lambda: os.kill(pid, signal.SIGKILL))
+        kill = at_span(spans, lambda: os.kill(pid, blow))
 
         def listen(event: object) -> None:
             events.append(event)
             kill(event)
 
         start = time.perf_counter()
-        with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {pid}\) was killed by SIGKILL"):
+        with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {pid}\) {how}"):
             cluster.run(method, PROMPT, config=config, limits=Limits(2000), listener=listen)
         assert time.perf_counter() - start < 10
         assert isinstance(events[-1], Footer)
         assert events[-1].status == "failed"
-        assert "SIGKILL" in events[-1].error
+        assert how in events[-1].error
         assert sum(isinstance(e, Span) for e in events) >= spans, "the trace is kept"
         with pytest.raises(WorkerDied):
             cluster.run(method, PROMPT, config=config, limits=Limits(4))

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import log
 from pathlib import Path
 
@@ -237,6 +237,15 @@ def test_wrong_command_lines(
         run_cli(*words)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where a shell has this process ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
     with cancel_on_interrupt() as cancel:
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,102 @@
+"""Signals to `specscope run`: what a person sees, the exit code, what is stored, and that no worker stays."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.model.pair import PAIRS
+from traces.store import Store
+
+LIMIT_S = 60
+"""Seconds for what usually takes two; a busy machine takes long to end an interpreter."""
+STOPPED = "specscope: stopped\n"
+
+
+@dataclass
+class Command:
+    """`specscope run` in the middle of a run."""
+
+    process: subprocess.Popen[str]
+    worker: psutil.Process
+    database: Path
+
+    def ends(self) -> tuple[int, str, list[str]]:
+        """Wait for the end; return the exit code, stderr, and the status of the stored run."""
+        _, errors = self.process.communicate(timeout=LIMIT_S)
+        psutil.wait_procs([self.worker], timeout=LIMIT_S)
+        assert not self.worker.is_running(), "the worker stayed"
+        with Store(self.database) as store:
+            return self.process.returncode, errors, [run.status for run in store.runs()[0]][:1]
+
+
+@pytest.fixture
+def command(tmp_path) -> Iterator[Command]:
+    """Start it with one worker; it would decode for minutes."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits SIG_IGN
+    database, prompts = tmp_path / "traces.db", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Tell me a story about a lighthouse."}\n' * 2000)
+    words = ["run", "--method", "autoregressive", "--target", str(PAIRS / "bundled" / "target")]
+    words += ["--prompt-file", str(prompts), "--db", str(database), "--device", "cpu"]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.main", *words],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    signal.signal(signal.SIGINT, before)
+    try:
+        while not spans_of(database):
+            assert process.poll() is None, "it ended by itself"
+            time.sleep(0.1)
+        (worker,) = psutil.Process(process.pid).children()
+        yield Command(process, worker, database)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def spans_of(database: Path) -> int:
+    """Return how many spans are stored."""
+    with contextlib.suppress(sqlite3.Error):
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT COUNT(*) FROM span").fetchone()[0]
+    return 0
+
+
+def test_sigterm_ends_the_run_as_cancelled_with_exit_code_143(command):
+    command.process.send_signal(signal.SIGTERM)
+    assert command.ends() == (143, STOPPED, ["cancelled"])
+
+
+def test_the_first_interrupt_ends_the_run_as_cancelled_although_the_worker_is_stopped(command):
+    command.worker.suspend()
+    command.process.send_signal(signal.SIGINT)
+    assert command.ends() == (130, STOPPED, ["cancelled"])
+
+
+def test_a_second_interrupt_does_not_wait_for_the_worker(command):
+    command.worker.suspend()
+    time.sleep(1)  # now the run waits for it
+    command.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # the run waits for the worker, or has ended: both end alike
+    command.process.send_signal(signal.SIGINT)
+    assert command.ends() == (130, STOPPED, ["cancelled"])
+
+
+def test_sigkill_leaves_no_worker_not_even_a_stopped_one_and_a_readable_run(command):
+    command.worker.suspend()
+    command.process.kill()
+    assert command.ends() == (-signal.SIGKILL, "", ["incomplete"])

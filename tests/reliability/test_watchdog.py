@@ -1,0 +1,102 @@
+"""What the watchdog takes for a worker that must be given up, and what it does not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from engine.runtime.jobs import Load, Propose
+from engine.runtime.watchdog import FACTOR, FLOOR, IDLE, IDLE_LONG, STOPPED, Owed, Watchdog, rows_of
+from engine.types import Prefix
+
+DRAFT = Propose("drafter", (Prefix(0, np.arange(6)),), (4,), False, ())
+OWED = Owed((DRAFT,), 0, unread=False, patient=False, pace=0.0)
+
+
+@pytest.fixture
+def start():
+    """Start a process and wait for its state."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def make(command: list[str], status: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command)
+        started.append(process)
+        while psutil.Process(process.pid).status() != status:
+            time.sleep(0.01)
+        return process
+
+    yield make
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def asleep(start):
+    return start(["sleep", "1000"], psutil.STATUS_SLEEPING)
+
+
+@pytest.fixture
+def busy(start):
+    return start(["sh", "-c", "while :; do :; done"], psutil.STATUS_RUNNING)
+
+
+def looks(process: subprocess.Popen[bytes], owed: Owed, count: int = 5 * FLOOR) -> tuple[int, str]:
+    """Return at which look the process is given up, and why; 0 if at none."""
+    watchdog = Watchdog(process.pid)
+    return next(((i, why) for i in range(1, count) if (why := watchdog.look(owed))), (0, ""))
+
+
+def test_a_stopped_process_is_given_up_when_it_owes_a_reply(asleep):
+    asleep.send_signal(signal.SIGSTOP)
+    while psutil.Process(asleep.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    assert looks(asleep, OWED) == (STOPPED, "was stopped by a signal")
+    assert looks(asleep, OWED._replace(jobs=())) == (0, "")
+
+
+def test_a_process_that_sleeps_is_given_up_when_it_owes_a_reply(asleep):
+    assert looks(asleep, OWED) == (IDLE + 1, f"did nothing for {IDLE} s in the middle of its work")
+    assert looks(asleep, OWED._replace(jobs=())) == (0, "")
+
+
+def test_a_process_whose_answer_nobody_has_read_is_not_given_up(asleep):
+    assert looks(asleep, OWED._replace(unread=True)) == (0, "")
+
+
+def test_a_process_that_loads_or_waits_for_a_gpu_may_sleep_for_longer(asleep):
+    loading = OWED._replace(jobs=(Load("target", DRAFT.__class__),))
+    for owed in (loading, OWED._replace(patient=True)):
+        assert looks(asleep, owed)[0] == IDLE_LONG + 1
+
+
+def test_a_reply_starts_the_count_anew(asleep):
+    watchdog = Watchdog(asleep.pid)
+    assert not any(watchdog.look(OWED._replace(replies=i // IDLE)) for i in range(10 * IDLE))
+
+
+def test_a_busy_process_is_given_up_only_after_many_times_its_slowest_job(busy):
+    assert looks(busy, OWED) == (0, ""), "nothing was measured yet"
+    assert looks(busy, OWED._replace(pace=0.005))[0] == FLOOR + 1
+    limit = FACTOR * rows_of(DRAFT)
+    look, why = looks(busy, OWED._replace(pace=1.0))
+    assert look == limit + 1
+    assert why == f"worked on one job for {look} s, {FACTOR} times as long as its slowest one would take"
+
+
+def test_rows_count_the_prefix_as_if_nothing_was_cached():
+    assert rows_of(DRAFT) == 6 + 4
+    assert rows_of(replace(DRAFT, counts=(9,))) == 6 + 9
+
+
+def test_a_process_that_ended_is_not_given_up_twice(asleep):
+    watchdog = Watchdog(asleep.pid)
+    asleep.kill()
+    asleep.wait()
+    assert not any(watchdog.look(OWED) for _ in range(FLOOR))

@@ -1,0 +1,110 @@
+"""Workers that are stopped, hang, spin or crash: in 10 s, one line that names the device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from engine.errors import SpecScopeError, WorkerDied
+from engine.runtime.events import Footer, Span
+from engine.types import Limits
+from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
+
+LIMIT_S = 10
+
+
+@pytest.fixture
+def cluster():
+    with odd_cluster() as opened:
+        yield opened
+
+
+def run(cluster, act, events: list[object], **more: object):
+    return cluster.run("autoregressive", prompt(act), limits=Limits(400), listener=events.append, **more)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+def test_a_worker_stopped_in_the_middle_of_a_run_is_named_in_ten_seconds_and_killed(cluster):
+    pid, events, stopped_at = pid_of(cluster), list[object](), list[float]()
+
+    def listen(event: object) -> None:
+        events.append(event)
+        if isinstance(event, Span) and not stopped_at:
+            stopped_at.append(time.monotonic())
+            os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(
+        WorkerDied, match=rf"CPU core \d+.* \(process {pid}\) was stopped by a signal and was killed"
+    ):
+        cluster.run("autoregressive", prompt(behave), limits=Limits(2000), listener=listen)
+    assert time.monotonic() - stopped_at[0] < LIMIT_S
+    assert isinstance(events[-1], Footer)
+    assert events[-1].status == "failed"
+    assert f"process {pid}" in events[-1].error
+    assert gone(pid)
+
+
+def test_a_worker_stopped_before_it_took_a_large_message_is_named_in_ten_seconds():
+    start = time.monotonic()
+    with pytest.raises(WorkerDied, match=r"CPU core \d+.* was stopped by a signal and was killed"):
+        odd_cluster(stopped=True, ballast=bytes(1 << 22))
+    assert time.monotonic() - start < LIMIT_S
+
+
+def test_a_forward_that_sleeps_for_ever_is_named_in_ten_seconds_also_after_cancel(cluster):
+    pid, events, cancel = pid_of(cluster), list[object](), threading.Event()
+    threading.Timer(1, cancel.set).start()
+    start = time.monotonic()
+    with pytest.raises(
+        WorkerDied, match=rf"process {pid}\) did nothing for \d s in the middle of its work and was"
+    ):
+        run(cluster, sleep, events, cancel=cancel)
+    assert time.monotonic() - start < LIMIT_S
+    assert isinstance(events[-1], Footer)
+    assert events[-1].status == "failed"
+    assert gone(pid)
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where a shell has this process ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_interrupt_ends_a_run_whose_forward_spins_for_ever(cluster, interruptible):
+    pid, events = pid_of(cluster), list[object]()
+    interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(cluster, spin, events)
+    assert time.monotonic() - start < LIMIT_S
+    assert isinstance(events[-1], Footer)
+    assert (events[-1].status, events[-1].error) == ("cancelled", "")
+    assert gone(pid)
+
+
+def test_an_error_is_one_line_and_a_crash_names_the_device(cluster, capfd):
+    pid, events = pid_of(cluster), list[object]()
+    with pytest.raises(SpecScopeError) as caught:
+        run(cluster, fail, events)
+    assert str(caught.value) == "ValueError: the first line and the second one"
+    assert "in fail\n" in "".join(caught.value.__notes__), "the traceback travels with the error"
+    assert capfd.readouterr() == ("", ""), "the worker prints nothing"
+    trace = run(cluster, behave, events)
+    assert trace.status == "done", "the worker goes on after an error"
+    start = time.monotonic()
+    with pytest.raises(WorkerDied, match=rf"CPU core \d+.* \(process {pid}\) was killed by SIGSEGV"):
+        run(cluster, crash, events)
+    assert time.monotonic() - start < LIMIT_S
+    assert "SIGSEGV" in events[-1].error
