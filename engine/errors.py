@@ -12,6 +12,10 @@ SpecScopeError
     └── StoreOutdated   it is of an older version, and was opened for reading only
 """
 
+from __future__ import annotations
+
+import reprlib
+
 
 class SpecScopeError(Exception):
     """Base of all errors whose message is meant for the person at the keyboard."""
@@ -62,3 +66,14 @@ def shown(value: object) -> str:
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
+
+
+def plain_name(name: str) -> str:
+    """Return a name that a file chose as a message shows it: one line, not too long."""
+    return name if name.isprintable() and len(name) <= 120 else reprlib.repr(name)
+
+
+def one_line(error: BaseException | str) -> str:
+    """Return another library's words as one line that is not too long."""
+    text = "".join(c if c.isprintable() else " " for c in str(error)[:1000])
+    return " ".join(text.split())[:300] or type(error).__name__

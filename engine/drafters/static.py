@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.drafters.tree import Static
-from engine.errors import UsageError
+from engine.errors import UsageError, one_line
 from engine.files import read_text
-from engine.model.fields import one_line
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
 """Where the trees are; a new file there is a new tree."""

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from engine.errors import ModelError, UsageError
+from engine.errors import ModelError, UsageError, one_line
 from engine.files import read_bytes, replacing
 from engine.heads.form import INDICES, LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
-from engine.model.fields import one_line
+from engine.model.fields import LONGEST_VOCABULARY
 from engine.model.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
-from engine.model.tokenizer import LONGEST_VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError
-from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields, one_line
+from engine.errors import ModelError, one_line
+from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
 from engine.model.shape import Shape
 
 SIDE = ("medusa", "hydra")

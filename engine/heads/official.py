@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, plain_name
 from engine.heads.form import LAYER, HeadConfig, layer_of
-from engine.model.fields import READ, shown
+from engine.model.fields import READ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,10 +74,10 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
         ModelError: It is of a kind that is unknown or cannot be run, or its config lacks a size.
     """
     if bare := [name for name, shape in shapes.items() if not shape and not is_needless(name)]:
-        raise ModelError(f"{path}: {shown(bare[0])} is a single number; no tensor of a head is one")
+        raise ModelError(f"{path}: {plain_name(bare[0])} is a single number; no tensor of a head is one")
     for name, (part, what) in product(shapes, _REFUSED.items()):
         if name.startswith(part):
-            raise ModelError(f"{path} is {what.format(shown(name))}")
+            raise ModelError(f"{path} is {what.format(plain_name(name))}")
     readers: tuple[
         tuple[Callable[[str], object], Callable[[Path, Mapping[str, Any], Shapes], Published]], ...
     ] = (
@@ -90,7 +90,7 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     for fits, read in readers:
         if any(fits(name) for name in shapes):
             return read(path, raw, shapes)
-    some = ", ".join(map(shown, sorted(shapes)[:3])) or "none"
+    some = ", ".join(map(plain_name, sorted(shapes)[:3])) or "none"
     raise ModelError(
         f"{path} is no drafting head that is known: its tensors are {some} ...; known are Medusa, Hydra, EAGLE and speculators"
     )
@@ -221,7 +221,7 @@ def _layer(path: Path, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict
     if missing := [name for name in needed if sizes.get(name) is None]:
         raise ModelError(f"{path / 'config.json'} lacks {', '.join(missing)}, which an EAGLE head says there")
     if any(layers := [name for name in names if re.match(r"layers\.[1-9]", name)]):
-        raise ModelError(f"{path} has {shown(layers[0])}: an EAGLE head has one decoder layer")
+        raise ModelError(f"{path} has {plain_name(layers[0])}: an EAGLE head has one decoder layer")
     kinds = sizes.get("layer_types") or []
     if not isinstance(kinds, list):
         raise ModelError(f"{path / 'config.json'}: layer_types is {reprlib.repr(kinds)}; it must be a list")
@@ -264,4 +264,4 @@ def _target(raw: Mapping[str, Any]) -> str:
 
 
 def _name(value: Any) -> str:
-    return shown(value) if isinstance(value, str) else ""
+    return plain_name(value) if isinstance(value, str) else ""

@@ -28,8 +28,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from engine.errors import ModelError
-from engine.model.hub import ADVICE, ANSWER, megabytes, one_line
+from engine.errors import ModelError, one_line
+from engine.model.hub import ADVICE, ANSWER, megabytes
 
 CHUNK = 64 * 2**10
 """Bytes of a file that are read, counted and written at once."""

@@ -10,7 +10,7 @@ import math
 import reprlib
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,8 @@ MOST_LAYERS = 1024
 MOST_TOKENS = 1 << 22
 """Entries of a vocabulary."""
 MOST_POSITIONS = 1 << 27
+LONGEST_VOCABULARY = 1 << 26
+"""Bytes of a tokenizer's file."""
 MOST_ENDS = 64
 """Token ids that end a text."""
 WHOLE = {
@@ -157,7 +159,9 @@ def _check_rope(rope: Any, where: str) -> None:
         raise ModelError(f"{where} is {reprlib.repr(rope)}; it must be an object")
     for name, value in rope.items():
         if isinstance(value, dict):
-            raise ModelError(f"{where}.{shown(name)} is an object; one rotation for all layers is supported")
+            raise ModelError(
+                f"{where}.{plain_name(name)} is an object; one rotation for all layers is supported"
+            )
         if name in ("rope_type", "type") and not isinstance(value, str):
             raise ModelError(f"{where}.{name} is {reprlib.repr(value)}; it must be a text")
         if value is not None or name in _NEEDED:
@@ -180,14 +184,3 @@ def _check_plain(name: str, value: Any, where: str) -> None:
             raise ModelError(
                 f"{where} is {reprlib.repr(value)}; it must be a number, at least {low:g} and at most {high:g}"
             )
-
-
-def shown(name: str) -> str:
-    """Return a name that a file chose as a message shows it: one line, not too long."""
-    return name if name.isprintable() and len(name) <= 120 else reprlib.repr(name)
-
-
-def one_line(error: BaseException | str) -> str:
-    """Return another library's words as one line that is not too long."""
-    text = "".join(c if c.isprintable() else " " for c in str(error)[:1000])
-    return " ".join(text.split())[:300] or type(error).__name__

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from engine.errors import ModelError, RunCancelled
+from engine.errors import ModelError, RunCancelled, one_line
 from engine.files import parse_json, read_bytes
 
 ANSWER = 10.0
@@ -113,7 +113,7 @@ def cached(model: str) -> Path | None:
     try:
         config = try_to_load_from_cache(model, "config.json")
     except ValueError as error:
-        raise ModelError(f"{model} is no hub id: {one_line(str(error))}; give owner/name") from None
+        raise ModelError(f"{model} is no hub id: {one_line(error)}; give owner/name") from None
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
@@ -195,11 +195,6 @@ def _late(hub: str, now: Progress) -> str:
     if not now.file:
         return f"the hub ({hub}) did not answer in {ANSWER:g} s; {ADVICE}"
     return f"{now.file} made no progress for {STALL:g} s, at {megabytes(now.done)} of {megabytes(now.total)}; {ADVICE}"
-
-
-def one_line(text: str) -> str:
-    """Return at most 400 characters in one line; what a terminal would obey (an answer may hold it) is replaced."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:400]
 
 
 @contextlib.contextmanager

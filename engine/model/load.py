@@ -13,10 +13,10 @@ import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import ModelError, UsageError
+from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes
 from engine.model.decoder import Decoder
-from engine.model.fields import READ, check_fields, one_line, shown
+from engine.model.fields import READ, check_fields
 from engine.model.hub import resolve
 from engine.model.shape import FAMILIES, Shape
 from engine.model.stage import layer_stages
@@ -238,7 +238,7 @@ def _shards(index: Path) -> list[str]:
     for name in shards:
         # os.path.isfile says no to a device, and to a name that no file can have.
         if not os.path.isfile(index.with_name(name)):
-            raise ModelError(f"{index.parent / shown(name)}: this shard is missing, {_INDEX} names it")
+            raise ModelError(f"{index.parent / plain_name(name)}: this shard is missing, {_INDEX} names it")
     return shards
 
 
@@ -281,4 +281,4 @@ def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
 
 def some(keys: Sequence[str]) -> str:
     """Return the first of some names, and how many more there are."""
-    return ", ".join(map(shown, keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return ", ".join(map(plain_name, keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

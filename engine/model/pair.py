@@ -8,8 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError, PairError, UsageError
-from engine.model.fields import end_ids, one_line
+from engine.errors import ModelError, PairError, UsageError, one_line
+from engine.model.fields import end_ids
 from engine.model.hub import resolve
 from engine.model.load import read_config, read_object
 from engine.model.templates import RENDERER

@@ -20,8 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, UsageError
-from engine.model.fields import one_line
+from engine.errors import ModelError, UsageError, one_line
 
 SECONDS = 2.0
 """Processor time that a render may take; the bundled pair's takes 0.1 ms."""

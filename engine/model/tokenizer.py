@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, TokenizersBackend
 
-from engine.errors import ModelError, PairError, UsageError
+from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.files import parse_json
-from engine.model.fields import MOST_TOKENS, one_line
+from engine.model.fields import LONGEST_VOCABULARY, MOST_TOKENS
 from engine.model.load import read_config, read_object
 from engine.model.templates import LONGEST, RENDERER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONGEST_VOCABULARY = 1 << 26
-"""Bytes of a tokenizer's file."""
 _LONGEST_SETTINGS = 1 << 24
 """Bytes of a tokenizer_config.json."""
 _MOST_GROWTH = 64

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError
+from engine.errors import UsageError, one_line
 from engine.files import read_text
-from engine.model.fields import one_line
 from engine.runtime.events import Device
 from engine.simulate.latency import Latency
 from engine.simulate.measured import Grid

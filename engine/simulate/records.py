@@ -8,8 +8,8 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from engine.errors import UsageError
-from engine.model.fields import WHOLE, shown
+from engine.errors import UsageError, plain_name
+from engine.model.fields import WHOLE
 
 Record = TypeVar("Record")
 Table = Mapping[str, Any]
@@ -77,7 +77,7 @@ def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
         raise UsageError(f"{where}{missing[0]} is missing")
     if unknown := sorted(set(table) - known):
         raise UsageError(
-            f"{where}{shown(unknown[0])} is not a key; those there are: {', '.join(sorted(known))}"
+            f"{where}{plain_name(unknown[0])} is not a key; those there are: {', '.join(sorted(known))}"
         )
 
 
@@ -101,7 +101,7 @@ def value(found: Any, kind: type[Any], where: str) -> Any:
 
 def check_name(name: str, where: str) -> None:
     """Raise UsageError unless a name that messages will hold is one line and not too long."""
-    if not name or shown(name) != name:
+    if not name or plain_name(name) != name:
         raise UsageError(
             f"{where} has the name {reprlib.repr(name)}; it must be one line that is not too long"
         )
