@@ -95,6 +95,7 @@ def _probabilities(trace: Trace) -> np.ndarray:
     return np.array([(d.p, d.q) for d in trace.decisions], dtype=float)
 
 
+@pytest.mark.parametrize("cluster", ["local-process", "virtual"], indirect=True)
 def test_same_rows_on_every_runtime(cluster, reference):
     for (method, _), (config, sampling, expected) in reference.items():
         trace = cluster.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=SHORT)
