@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
+from engine.errors import UsageError, shown
 from engine.runtime.jsonl import to_json
 from engine.runtime.trace import Trace
 from tests.security.commands import command
@@ -84,6 +84,7 @@ def imported(tmp_path):
         ("decision", "top_p", [[1]]),
         ("occupancy", "busy", "x"),
     ],
+    ids=lambda value: value if isinstance(value, str) and value.isascii() else shown(value)[:20],
 )
 def test_a_field_of_the_wrong_type_is_named(imported, event, field, value, footer):
     done = imported("\n".join(changed(event, footer, **{field: value})).encode())
