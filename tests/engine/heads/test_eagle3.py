@@ -314,7 +314,7 @@ Change = Callable[[dict[str, Tensor]], object]
         (lambda _: None, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),
         (lambda _: None, {"target_hidden_size": 64}, "target_hidden_size is 64; it must be .* 32$"),
         (lambda _: None, {"layer_types": ["sliding_attention"]}, "layer_types holds sliding_attention"),
-        (lambda _: None, {AUX: "all"}, f"{AUX} is all; it must be a list of layers$"),
+        (lambda _: None, {AUX: "all"}, f"{AUX} is 'all'; it must be a list of layers$"),
         (lambda _: None, {AUX: [1, 8, 2]}, "the state after layer 8; the target has 7 layers$"),
         (lambda _: None, {AUX: [-1, 1, 2]}, rf"{AUX} is \[-1, 1, 2\]; it must be a list of layers$"),
         (lambda _: None, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
