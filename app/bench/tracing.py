@@ -100,7 +100,8 @@ def cost_of_event(store: Store, trace: Trace) -> float:
 
 def spans_per_second(store: Store, header: Header, count: int) -> float:
     """Return how many spans a second go through the writer into its file, from the first one added to all stored."""
-    spans = [Span(i, "cpu:0", "draft", i, i + 1, "drafter", i // 4, 0, 1, i, "done") for i in range(count)]
+    device = header.devices[0].name
+    spans = [Span(i, device, "draft", i, i + 1, "drafter", i // 4, 0, 1, i, "done") for i in range(count)]
     recorder = store.record(_fresh(header))
     begun = time.perf_counter()
     for span in spans:

@@ -61,7 +61,9 @@ def command(tmp_path) -> Iterator[Command]:
         while not spans_of(database):
             assert process.poll() is None, "it ended by itself"
             time.sleep(0.1)
-        (worker,) = psutil.Process(process.pid).children()
+        (worker,) = (
+            child for child in psutil.Process(process.pid).children() if "engine.runtime" in child.cmdline()
+        )
         yield Command(process, worker, database)
     finally:
         process.kill()

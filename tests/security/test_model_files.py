@@ -9,6 +9,7 @@ import struct
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,7 +136,7 @@ def test_no_size_reaches_torch_or_transformers_before_it_is_checked(model, monke
         raise AssertionError("the size was used")
 
     edit(model / "config.json", num_hidden_layers=10**9, rope_theta=5)
-    monkeypatch.setattr(loading.AutoConfig, "for_model", never)
+    monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
     monkeypatch.setattr(loading, "Checkpoint", never)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
