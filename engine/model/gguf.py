@@ -54,8 +54,13 @@ def converted(file: Path, progress: Progress | None = None) -> Path:
         ModelError: The file is broken or of an unsupported kind, or the disk has no room for the conversion.
     """
     folder = cache_folder() / "gguf" / _key(file)
-    if (folder / MANIFEST).is_file():
-        return folder
+    if not (folder / MANIFEST).is_file():
+        convert(file, folder, progress)
+    return folder
+
+
+def convert(file: Path, folder: Path, progress: Progress | None = None) -> None:
+    """Write the model directory of a GGUF file; arguments and errors as for `converted`."""
     part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         part.mkdir(parents=True)
@@ -71,7 +76,6 @@ def converted(file: Path, progress: Progress | None = None) -> Path:
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return folder
 
 
 def size_of(file: Path) -> tuple[int, int]:
