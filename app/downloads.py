@@ -12,7 +12,8 @@ from typing import Protocol
 
 from app.runs import LiveRun
 from engine.errors import RunCancelled, UsageError
-from engine.model.hub import Progress, Report, is_hub_id, resolve
+from engine.model.hub import Progress, Report
+from engine.model.sources import is_slow, resolve
 
 MOST = 4
 """Sets of models that are downloaded at once."""
@@ -57,7 +58,7 @@ class Downloads:
         self._changed = threading.Condition()
 
     def take(self, run: LiveRun) -> bool:
-        """Take a run whose models have hub ids; return False for one that needs none.
+        """Take a run whose models are not named by directories; return False for any other.
 
         Two runs with the same models share a download. A model that the cache holds is found at once, without a network.
 
@@ -65,7 +66,7 @@ class Downloads:
             UsageError: Too many downloads go on.
         """
         request = run.request
-        models = tuple(model for model in (request.target, *request.drafter) if model and is_hub_id(model))
+        models = tuple(model for model in request.models if is_slow(model))
         if not models:
             return False
         with self._changed:

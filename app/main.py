@@ -71,7 +71,7 @@ def _carry_out(argv: Sequence[str] | None, signals: Sequence[int]) -> int:
         return 1
     except OSError as error:
         return _fail(error, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
-    except Exception as error:  # noqa: BLE001 - the last resort: a traceback tells a person nothing
+    except Exception as error:  # noqa: BLE001 - the last resort: a traceback helps nobody at the keyboard
         return _fail(error, f"internal error: {type(error).__name__}: {error}; please report it", 1)
 
 

@@ -49,6 +49,11 @@ class RunRequest:
     """Runs of one comparison share this."""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """What names the models: directories, GGUF files, short names or hub ids. A bundled pair is none of these."""
+        return (self.target or self.pair, *self.drafter)
+
+    @property
     def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The arguments of `engine.open`: requests with the same ones share a cluster."""
         names = ("pair", "target", "drafter", "head", "runtime", "profile", "profile_pair")

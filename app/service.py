@@ -17,7 +17,7 @@ import engine
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
-from engine.model.hub import resolve
+from engine.model.sources import resolve
 from engine.runtime.events import Event, Header
 from engine.runtime.trace import Trace
 from traces.store import Store

@@ -22,8 +22,9 @@ from engine.errors import UsageError
 from engine.execution import Execution, Request
 from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, find
-from engine.model.hub import Report, resolve, resolve_local
+from engine.model.hub import Report
 from engine.model.pair import Pair
+from engine.model.sources import resolve, resolve_local
 from engine.model.text import Detokenizer
 from engine.placement import Crew, Placement, place
 from engine.prompts import Prompt, encode, ids_of, shown
@@ -266,9 +267,9 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     """Load a pair of models and return the cluster that runs methods on it.
 
     Args:
-        pair: Name of a pair in assets/pairs, or a Pair.
-        target: Directory or hub id of a target; replaces the pair.
-        drafter: Directory or hub id of its drafter; methods that draft need one. Several, the first one first, for methods
+        pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair.
+        target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
+        drafter: The same of its drafter; methods that draft need one. Several, the first one first, for methods
             that let them race.
         runtime: `local-process`, `local-thread` or `virtual`.
         profile: The latency profile of a virtual cluster.
@@ -279,9 +280,9 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
         head: Directories of drafting heads of the target, one or several: a method takes the first of its kind. Without any,
             those that come with the pair are used.
-        progress: Takes the state of a download, when a hub model is not in the cache.
-        cancel: Set it to stop a download.
-        download: Whether a hub model may be downloaded; if not, it must be in the cache.
+        progress: Takes the state of a download or conversion, when a model is not in the cache.
+        cancel: Set it to stop either.
+        download: Whether a model may be downloaded or converted; if not, it must be in the cache.
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
@@ -289,13 +290,13 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         RunCancelled: `cancel` was set during a download.
     """
     drafters = _several(drafter)
+    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
     if target is not None:
-        found = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
-        chosen = Pair.of(str(target), *drafters, resolve=found)
+        chosen = Pair.of(str(target), *drafters, resolve=find_model)
     elif drafters:
         raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
     else:
-        chosen = pair if isinstance(pair, Pair) else Pair.find(pair)
+        chosen = pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
     return Cluster(
         chosen,
         place(

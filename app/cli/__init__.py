@@ -1,12 +1,13 @@
 """One file per command: `add_arguments(parser)` and `run(args) -> exit code`; its docstring is its help."""
 
-from app.cli import bench, calibrate, compare, export, imports, methods, play, report, run, train
+from app.cli import bench, calibrate, compare, export, imports, methods, models, play, report, run, train
 
 COMMANDS = {
     "play": play,
     "run": run,
     "compare": compare,
     "methods": methods,
+    "models": models,
     "report": report,
     "export": export,
     "import": imports,

@@ -108,15 +108,22 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add models and runtime."""
-    parser.add_argument("--pair", default="bundled", metavar="NAME", help="a pair in assets/pairs (bundled)")
     parser.add_argument(
-        "--target", metavar="PATH", help="directory or hub id of a target, instead of the pair"
+        "--pair",
+        default="bundled",
+        metavar="NAME",
+        help="bundled, or a model of `specscope models` (bundled)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="PATH",
+        help="directory, .gguf file, short name or hub id of a target, instead of the pair",
     )
     parser.add_argument(
         "--drafter",
         action="append",
         metavar="PATH",
-        help="directory or hub id of its drafter; repeatable, for dsi with several",
+        help="the same of its drafter; repeatable, for dsi with several",
     )
     parser.add_argument(
         "--head",

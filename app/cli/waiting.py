@@ -1,4 +1,4 @@
-"""What a command waits for: the download of a hub model, on standard error."""
+"""Show on standard error what a command waits for: the download or conversion of a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DownloadBar:
         """Show how far a download is."""
         if self._model != progress.model:
             self._model = progress.model
-            sys.stderr.write(f"downloading {progress.model} from the hub; Ctrl-C stops the download\n")
+            sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")
             sys.stderr.flush()
             self.__exit__()
             self._bar = None

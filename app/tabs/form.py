@@ -195,10 +195,10 @@ def _build_place(form: Form) -> None:
 
 
 def _build_models(form: Form) -> None:
-    choices = [("The bundled pair", "bundled"), ("My own", "own")]
+    choices = [("The bundled pair (a toy)", "bundled"), ("My own", "own")]
     models = form.add("models", gr.Radio(choices, value="bundled", label="Models", elem_id="models"))
     with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
-        where = "Folder with safetensors, or a hub id."
+        where = "A name such as smollm2, a folder with safetensors, a .gguf file, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
         same = "Must have the target's tokenizer. Several, one in a line (Shift+Enter), can race in DSI."
         drafter = gr.Textbox("", label="Drafter", info=same, elem_id="drafter", lines=1, max_lines=8)

@@ -179,7 +179,8 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
     )
     if not target:
         raise FormError(
-            "models", "the target is empty; give a model's folder or hub id, or choose the bundled pair"
+            "models",
+            "the target is empty; give a model's name, folder, .gguf file or hub id, or choose the bundled pair",
         )
     if not drafters and any(_layout(key, values).drafters for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")

@@ -74,7 +74,7 @@ def parse(paths: Any) -> Static:
     """Return the tree of a file's paths: lists of ranks, [0, 2] for the third child of the first child.
 
     Raises:
-        UsageError: They are no such lists, too many, one stands there twice, or lacks its parent or an elder sibling.
+        UsageError: They are no such lists, too many, one is named twice, or lacks its parent or an elder sibling.
     """
     if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):  # pyright: ignore[reportUnknownArgumentType]
         raise UsageError(
@@ -86,7 +86,7 @@ def parse(paths: Any) -> Static:
     there = set(nodes)
     if len(there) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
-        raise UsageError(f"{reprlib.repr([*twice])} stands there twice; name each node once")
+        raise UsageError(f"{reprlib.repr([*twice])} is named twice; name each node once")
     nodes.sort(key=lambda node: (len(node), node))
     for node in nodes:
         *elders, rank = node

@@ -93,10 +93,10 @@ def check_space(sizes: dict[str, int], cache: Path) -> None:
 
 
 class _Bar:
-    """Stands in for the library's progress bar of one file: tells the bytes, and ends a file that does not end."""
+    """Replace the library's progress bar of one file: report the bytes, and end a file that does not end."""
 
-    def __init__(self, name: str, size: int, told: Callable[[int], None]) -> None:
-        self._name, self._size, self._told = name, size, told
+    def __init__(self, name: str, size: int, report: Callable[[int], None]) -> None:
+        self._name, self._size, self._report = name, size, report
         self._done = 0
 
     def __call__(self, **_: Any) -> _Bar:
@@ -113,7 +113,7 @@ class _Bar:
         self._done += int(n or 0)
         if self._done > self._size:
             raise ModelError(f"the hub sends more of {self._name} than the {self._size} bytes that it listed")
-        self._told(int(n or 0))
+        self._report(int(n or 0))
 
     def close(self) -> None:
         """Do nothing: the bar is not drawn."""
@@ -132,13 +132,13 @@ def fetch(model: str, say: Say) -> None:
     sizes = needed([(file.rfilename, file.size) for file in info.siblings or []])
     missing = {n: s for n, s in sizes.items() if not try_to_load_from_cache(model, n, revision=commit)}
     check_space(missing, Path(constants.HF_HUB_CACHE))
-    done, told = 0, 0.0
+    done, reported = 0, 0.0
 
     def count(n: int) -> None:
-        nonlocal done, told
+        nonlocal done, reported
         done += n
-        if time.monotonic() - told >= REFRESH:
-            told = time.monotonic()
+        if time.monotonic() - reported >= REFRESH:
+            reported = time.monotonic()
             say(file=name, done=done)
 
     for name, size in sizes.items():

@@ -50,6 +50,8 @@ class Progress:
     """Bytes that have arrived."""
     total: int = 0
     """Bytes that are missing from the cache; 0 until the hub has listed the files."""
+    work: str = "Downloading"
+    """What is done with the file, for people."""
 
     @property
     def percent(self) -> int:
@@ -59,7 +61,7 @@ class Progress:
     def __str__(self) -> str:
         if not self.file:
             return f"Asking the hub for {self.model}."
-        return f"Downloading {self.file} of {self.model}: {megabytes(self.done)} of {megabytes(self.total)}."
+        return f"{self.work} {self.file} of {self.model}: {megabytes(self.done)} of {megabytes(self.total)}."
 
 
 Report = Callable[[Progress], None]
@@ -173,16 +175,16 @@ def _follow(model: str, lines: SimpleQueue[bytes | None], progress: Report, canc
             line = lines.get(timeout=0.05)
         except Empty:
             line = b"{}"
-        said: dict[str, Any] = json.loads(line) if line else {"error": f"the download broke off; {ADVICE}"}
-        if "error" in said:
-            raise ModelError(one_line(said["error"]))
-        if "ended" in said:
+        message: dict[str, Any] = json.loads(line) if line else {"error": f"the download broke off; {ADVICE}"}
+        if "error" in message:
+            raise ModelError(one_line(message["error"]))
+        if "ended" in message:
             progress(replace(now, done=now.total))
             return
-        if "hub" in said:
-            hub, deadline = said.pop("hub"), time.monotonic() + ANSWER
-        if said:
-            before, now = now, replace(now, **said)
+        if "hub" in message:
+            hub, deadline = message.pop("hub"), time.monotonic() + ANSWER
+        if message:
+            before, now = now, replace(now, **message)
             progress(now)
             if now.done > most or now.file != before.file:  # bytes sent a second time are no progress
                 most, deadline = max(most, now.done), time.monotonic() + STALL

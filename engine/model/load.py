@@ -17,8 +17,8 @@ from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes
 from engine.model.decoder import Decoder
 from engine.model.fields import READ, check_fields
-from engine.model.hub import resolve
 from engine.model.shape import FAMILIES, Shape
+from engine.model.sources import resolve
 from engine.model.stage import layer_stages
 
 if TYPE_CHECKING:

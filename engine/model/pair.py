@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError, one_line
+from engine.model.catalog import CATALOG
 from engine.model.fields import end_ids
-from engine.model.hub import resolve
 from engine.model.load import read_config, read_object
+from engine.model.sources import resolve
 from engine.model.templates import RENDERER
 from engine.model.tokenizer import check_same, check_template, load_tokenizer
 from engine.types import MOST_DRAFTERS, check_text, drafter_key
@@ -57,19 +58,23 @@ class Pair:
         return {**drafters, "target": self.target_path}
 
     @classmethod
-    def find(cls, name: str = "bundled") -> Pair:
-        """Return a pair of those that come with SpecScope.
+    def find(cls, name: str = "bundled", resolve: Callable[[str | Path], Path] = resolve) -> Pair:
+        """Return a pair by its name: one that comes with SpecScope, or a model of the catalog.
+
+        Args:
+            name: The pair's name.
+            resolve: Finds the directory of a model of the catalog.
 
         Raises:
             UsageError: There is none of that name.
+            ModelError: The model cannot be had, or is broken.
         """
-        names = sorted(p.name for p in PAIRS.iterdir() if (p / "target").is_dir()) if PAIRS.is_dir() else []
-        if name not in names:
-            raise UsageError(
-                f"there is no pair {name!r}; choose one of {', '.join(names) or 'none installed'}"
-            )
+        bundled = [p.name for p in PAIRS.iterdir() if (p / "target").is_dir()] if PAIRS.is_dir() else []
+        if name not in (names := sorted({*bundled, *CATALOG})):
+            raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
+        target = PAIRS / name / "target" if name in bundled else resolve(name)
         drafters = (PAIRS / name / drafter_key(i) for i in range(MOST_DRAFTERS))
-        pair = cls._load(name, PAIRS / name / "target", *takewhile(Path.is_dir, drafters))
+        pair = cls._load(name, target, *takewhile(Path.is_dir, drafters))
         return replace(pair, heads_path=PAIRS / name / "heads")
 
     @classmethod
@@ -79,11 +84,11 @@ class Pair:
         *drafters: str | Path | None,
         resolve: Callable[[str | Path], Path] = resolve,
     ) -> Pair:
-        """Return a pair of model directories or hub ids; None is no drafter.
+        """Return a pair of models; None is no drafter.
 
         Args:
-            target: Directory or hub id.
-            drafters: Directories or hub ids.
+            target: Directory, GGUF file, short name of the catalog, or hub id.
+            drafters: The same of each drafter.
             resolve: Finds the directory of each.
 
         Raises:

@@ -338,7 +338,7 @@ def test_the_command_line_says_what_it_waits_for(hub: Hub, capsys, tmp_path: Pat
     ]
     assert main(asked) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"downloading {MODEL} from the hub; Ctrl-C stops the download"
+    assert lines[0] == f"downloading {MODEL}; Ctrl-C stops it"
     assert lines[1].startswith(f"specscope: {MODEL} is not a directory here and cannot be downloaded: ")
     assert len(lines) == 2
 

@@ -374,7 +374,7 @@ def test_more_than_the_head_was_trained_for_is_refused_with_value_and_range(pair
     [
         ("[[0], [1, 0]]", r"\[1, 0\] has no parent; add \[1\]"),
         ("[[0], [2]]", r"\[2\] has no elder sibling; add \[1\]"),
-        ("[[0], [0, 0], [0]]", r"\[0\] stands there twice"),
+        ("[[0], [0, 0], [0]]", r"\[0\] is named twice"),
         ("[]", "paths must be a list of nodes"),
         ("[[0], [-1]]", "paths must be a list of nodes"),
         (str([[i] for i in range(65)]), "it has 65 nodes; there must be at least 1 and at most 64"),

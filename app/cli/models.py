@@ -1,0 +1,61 @@
+"""List, download, find and remove models with a short name."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from app.cli.common import DownloadBar, add_json, print_json
+from engine.model import catalog
+from engine.model.hub import megabytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    add_json(parser)
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "get", "path", "remove"), default="list", help="(list)"
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="short name of a model")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it."""
+    if args.action == "list":
+        return _list(args)
+    entry = catalog.find(args.name or "")
+    if args.action == "remove":
+        size = catalog.remove(entry.name)
+        return _answer(args, f"{entry.name} removed, {megabytes(size)}", {"name": entry.name, "bytes": size})
+    if args.action == "get":
+        with DownloadBar() as bar:
+            folder = catalog.get(entry.name, bar.show)
+    elif (folder := catalog.installed(entry.name)) is None:
+        raise catalog.missing(entry.name)
+    return _answer(args, str(folder), {"name": entry.name, "path": str(folder)})
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows: list[dict[str, Any]] = []
+    for entry in catalog.CATALOG.values():
+        folder = catalog.installed(entry.name)
+        row = {"name": entry.name, "title": entry.title, "licence": entry.licence}
+        row |= {"download_bytes": entry.wheel.size, "path": str(folder) if folder else None}
+        rows.append(row)
+    if args.json:
+        print_json({"models": rows})
+    for row in () if args.json else rows:
+        where = (
+            row["path"]
+            or f"not downloaded ({megabytes(row['download_bytes'])}): specscope models get {row['name']}"
+        )
+        print(f"{row['name']:12} {row['title']}, {row['licence']}: {where}")
+    return 0
+
+
+def _answer(args: argparse.Namespace, line: str, value: dict[str, Any]) -> int:
+    if args.json:
+        print_json(value)
+    else:
+        print(line)
+    return 0

