@@ -187,6 +187,7 @@ class _Conversion:
         config.rope_parameters = {**config.rope_parameters, **self._rope(config)}
         config.save_pretrained(self.folder)
         tokenizer.save_pretrained(self.folder)
+        _keep_tokens(self.folder / "tokenizer.json", config.vocab_size)
         return config
 
     def _rope(self, config: Any) -> dict[str, Any]:
@@ -241,6 +242,13 @@ class _Conversion:
         content = {"metadata": {"total_size": self.total}, "weight_map": index}
         text = json.dumps(content, indent=1) + "\n"
         (self.folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _keep_tokens(path: Path, vocabulary: int) -> None:
+    """Drop from a tokenizer.json what transformers adds beyond the file's vocabulary, such as GPT-2's end of text."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocabulary]
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def _read(file: Path) -> Any:

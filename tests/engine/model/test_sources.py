@@ -1,0 +1,74 @@
+"""A model is named by a directory, a GGUF file, a short name or a hub id; a path on this machine comes first."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model import catalog, hub
+from engine.model.hub import Progress
+from engine.model.pair import Pair
+from engine.model.sources import is_slow, resolve, resolve_local
+from tests.engine.model.gguf_files import write
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub, "cached", lambda model: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_gguf_file_becomes_a_pair_with_progress(tmp_path):
+    file = write(tmp_path / "a.gguf", "Q8_0")
+    assert is_slow(str(file))
+    with pytest.raises(ModelError, match=r"a\.gguf is no longer in the cache; run again to get it"):
+        resolve_local(file)
+    reports: list[Progress] = []
+    folder = resolve(str(file), reports.append)
+    assert str(reports[-1]).startswith("Converting model.safetensors of a.gguf: ")
+    assert reports[-1].percent == 100
+    assert resolve_local(file) == folder
+    pair = Pair.of(file)
+    assert (pair.target_path, pair.context, pair.eos) == (folder, 128, (1,))
+
+
+def test_a_conversion_is_stopped(tmp_path):
+    file, stop = write(tmp_path / "a.gguf", "Q8_0"), threading.Event()
+    stop.set()
+    with pytest.raises(RunCancelled, match=r"the conversion of a\.gguf was stopped"):
+        resolve(file, None, stop)
+    assert not any((tmp_path / "cache" / "gguf").iterdir())
+
+
+def test_a_directory_is_used_as_it_is_whatever_its_name(tmp_path):
+    for name in ("smollm2", "owner/name", "model.gguf"):
+        (tmp_path / name).mkdir(parents=True)
+        assert not is_slow(name)
+        assert resolve(name) == resolve_local(name) == Path(name)
+
+
+def test_a_short_name_is_a_target_and_a_pair(tmp_path, monkeypatch):
+    folder = resolve(write(tmp_path / "a.gguf", "Q8_0"))
+    assert is_slow("smollm2")
+    with pytest.raises(ModelError, match="smollm2 is no longer in the cache"):
+        resolve_local("smollm2")
+    monkeypatch.setattr(catalog, "installed", lambda name: folder)
+    assert resolve("smollm2") == resolve_local("smollm2") == folder
+    pair = Pair.find("smollm2")
+    assert (pair.name, pair.target_path, pair.drafter_paths) == ("smollm2", folder, ())
+
+
+def test_an_unknown_pair_is_refused_with_the_names():
+    with pytest.raises(UsageError, match="there is no pair 'large'; choose one of bundled, smollm2"):
+        Pair.find("large")
+
+
+def test_a_missing_file_or_directory_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="cannot read"):
+        resolve(tmp_path / "missing.gguf")
+    with pytest.raises(ModelError, match="there is no such directory"):
+        resolve(tmp_path / "missing")
