@@ -6,8 +6,6 @@ import argparse
 from typing import Any
 
 from app.cli.common import DownloadBar, add_json, print_json
-from engine.model import catalog
-from engine.model.hub import megabytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
+    from engine.model import catalog
+    from engine.model.hub import megabytes
+
     if args.action == "list":
         return _list(args)
     entry = catalog.find(args.name or "")
@@ -36,6 +37,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from engine.model import catalog
+    from engine.model.hub import megabytes
+
     rows: list[dict[str, Any]] = []
     for entry in catalog.CATALOG.values():
         folder = catalog.installed(entry.name)

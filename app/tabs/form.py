@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,7 +191,7 @@ def _build_place(form: Form) -> None:
         pair = gr.Dropdown(**_pairs(known[0] if known else ""), label="Modelled pair", elem_id="profile-pair")
         form.add("profile_pair", pair)
     form.alert("place")
-    runtime.change(lambda value: gr.update(visible=value == VIRTUAL), runtime, virtual, **QUIET)
+    _show_when(runtime, VIRTUAL, virtual)
     profile.change(lambda name: gr.update(**_pairs(name)), profile, pair, **QUIET)
 
 
@@ -207,7 +208,13 @@ def _build_models(form: Form) -> None:
         head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
         form.add("head", head)
     form.alert("models")
-    models.change(lambda value: gr.update(visible=value == "own"), models, own, **QUIET)
+    _show_when(models, "own", own)
+
+
+def _show_when(control: gr.components.Component, value: str, part: gr.Column) -> None:
+    """Show a part of the form while a control has a value. The page does it alone: no event can get lost."""
+    update = f"(value) => ({{ __type__: 'update', visible: value === {json.dumps(value)} }})"
+    control.change(None, control, part, js=update, **QUIET)
 
 
 def _pairs(name: str) -> dict[str, Any]:

@@ -44,6 +44,12 @@ def viewer_style() -> str:
 
 
 @cache
+def report_template() -> str:
+    """Return the page of a report, with a name in double braces for each of its parts."""
+    return (FOLDER / "report.html").read_text(encoding="utf-8")
+
+
+@cache
 def plotly_script() -> str:
     """Return plotly.js as plotly.py ships it; it defines window.Plotly."""
     from plotly.offline import get_plotlyjs

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from traces.export.assets import FOLDER, plotly_script, viewer_script, viewer_style
+from traces.export.assets import plotly_script, report_template, viewer_script, viewer_style
 from traces.view import shown_config, view_model
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
         "script": viewer_script(),
         "plotly": plotly_script(),
     }
-    template = (FOLDER / "report.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], report_template())
 
 
 def inline_json(value: Any) -> str:

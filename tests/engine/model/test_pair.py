@@ -64,7 +64,7 @@ def test_find_of_a_pair_without_drafter(copies, tmp_path, monkeypatch):
     found = Pair.find("single")
     assert (found.name, found.drafter_path) == ("single", None)
     monkeypatch.setattr(pairs, "PAIRS", tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="none installed"):
+    with pytest.raises(UsageError, match="there is no pair 'single'; choose one of smollm2"):
         Pair.find("single")
 
 
