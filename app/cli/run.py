@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from app.cli import common
+from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import find
 from engine.runtime.trace import Trace
@@ -41,12 +42,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head")
     limits, rows = common.limits_of(args), common.prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
+    prompts = [common.prompt_for(args, row) for row in rows]
+    for prompt in prompts:
+        check_prompt(prompt)  # the limit that holds for any context, before models load
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
-        prompts = [common.prompt_for(args, row) for row in rows]
         for i, part in enumerate(batches_of(args.method, prompts)):
             seeded = common.seeded(sampling, i)
             options = {"config": config, "sampling": seeded, "limits": limits, "group": group}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.cli import common
 from app.main import main
 from app.tabs.plan import FormError, make_requests
 from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, PER_TOKEN
@@ -127,9 +128,13 @@ def test_the_page_refuses_too_many_further_prompts(typed: str) -> None:
     assert error.value.where == "methods"
 
 
-def test_the_command_line_refuses_a_file_of_4_mb_in_one_line(tmp_path: Path, capsys) -> None:
+def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(common, "open_cluster", lambda args: pytest.fail("models load"))
     file = tmp_path / "prompt.txt"
     file.write_text("[" * HUGE)
-    asked = ["run", "--method", "autoregressive", "--runtime", "local-thread", "--db", str(tmp_path / "x.db")]
+    asked = ["run", "--method", "autoregressive", "--db", str(tmp_path / "x.db")]
     assert main([*asked, "--prompt-file", str(file)]) == 2
-    assert capsys.readouterr().err.startswith(f"specscope: the prompt has {HUGE} characters; it may have ")
+    expected = f"specscope: the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}: shorten it\n"
+    assert capsys.readouterr().err == expected
