@@ -77,7 +77,7 @@ class Boundary:
         try:
             await self.app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            pass  # nobody is left to answer
+            pass  # the client is gone: no answer can reach it
         except asyncio.CancelledError:  # the server stops while a page still listens
             with suppress(Exception):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -73,7 +73,7 @@ class Page(gr.Blocks):
             report_failure("a call of the page", error)
             raise gr.Error("the server could not handle this", print_exception=False) from None
         finally:
-            # A description of every component, for links that this page does not offer: most of what a visit keeps.
+            # Gradio keeps every component's description for deep links. This page has none; a visit keeps 23 kB without them.
             if state := more.get("state"):
                 state.config_values.clear()
 

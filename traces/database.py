@@ -78,7 +78,7 @@ def explained(path: Path) -> Generator[None]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from another one of its name; None when there is none."""
+    """Return the device and inode numbers of a file; None if it is missing."""
     try:
         status = path.stat()
     except OSError:

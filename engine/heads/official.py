@@ -50,7 +50,7 @@ _SHARED = re.compile(
 )
 """What the target lends to its head, and what old checkpoints hold besides."""
 _LABELS = ("model_type", "architectures", "num_hidden_layers", "tokenizer_class")
-"""What such a config says of the whole model."""
+"""Fields of a published head's config that describe the whole model."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ _EXPECTED = {
     "quantization_config": dict,
     "layer_types": list,
 }
-"""Types of what remains; `engine.model.shape` knows which values are supported."""
+"""Types of the other fields; `engine.model.shape` checks their values."""
 READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
 """All that is read of a config: nothing else in it reaches transformers."""
 

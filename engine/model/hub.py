@@ -210,7 +210,7 @@ def _child(model: str) -> Generator[SimpleQueue[bytes | None]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "engine.model.download", model],
         env={**usual, **os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.PIPE,  # its end tells the process that this one has ended
+        stdin=subprocess.PIPE,  # closes when this process ends; the download then ends, too
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches this process, which then ends the other one
