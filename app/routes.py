@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.limits import CLOSE
 from engine.errors import SpecScopeError, StoreError, UsageError
-from engine.runtime.jsonl import write_jsonl
+from engine.trace.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
 from traces.export.jsonl import read_file
 from traces.export.perfetto import write_perfetto
@@ -27,7 +27,7 @@ from traces.view import view_model
 
 if TYPE_CHECKING:
     from app.service import Service
-    from engine.runtime.trace import Trace
+    from engine.trace.trace import Trace
     from traces.store import Store
 
 PREFIX = "/specscope"

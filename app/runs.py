@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.errors import SpecScopeError
-from engine.runtime.events import Event, Footer, Header
-from engine.runtime.trace import Trace
+from engine.trace.events import Event, Footer, Header
+from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from traces.live import LiveLog
 
 if TYPE_CHECKING:
+    from engine.cluster.prompts import Prompt
     from engine.model.hub import Progress
-    from engine.prompts import Prompt
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
 

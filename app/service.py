@@ -18,14 +18,14 @@ from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
 from engine.model.sources import resolve
-from engine.runtime.events import Event, Header
-from engine.runtime.trace import Trace
+from engine.trace.events import Event, Header
+from engine.trace.trace import Trace
 from traces.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.prompts import Prompt
+    from engine.cluster.prompts import Prompt
     from traces.recorder import Recorder
 
 KEPT = 64

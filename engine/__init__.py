@@ -4,18 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.cluster.session import Cluster, open  # noqa: A004 - engine.open(...) is the front door
     from engine.errors import SpecScopeError, UsageError
-    from engine.session import Cluster, open  # noqa: A004 - engine.open(...) is the front door
     from engine.types import Limits, Sampling
 
 __all__ = ["Cluster", "Limits", "Sampling", "SpecScopeError", "UsageError", "open"]
 _HOME = {
-    "Cluster": "engine.session",
+    "Cluster": "engine.cluster.session",
     "Limits": "engine.types",
     "Sampling": "engine.types",
     "SpecScopeError": "engine.errors",
     "UsageError": "engine.errors",
-    "open": "engine.session",
+    "open": "engine.cluster.session",
 }
 
 

@@ -15,8 +15,8 @@ from traces.tokens import decoding_clock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.runtime.events import Round
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Round
+    from engine.trace.trace import Trace
 
 
 class Share(NamedTuple):

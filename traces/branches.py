@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.runtime.events import Decision
+    from engine.trace.events import Decision
 
 OWN = -1
 """Node of a decision about a token of the target's own, or about a draft that was never judged."""

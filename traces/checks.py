@@ -6,8 +6,8 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import shown
-from engine.runtime.checking import check_types
-from engine.runtime.events import Header, Span
+from engine.trace.checking import check_types
+from engine.trace.events import Header, Span
 from traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Table
 
-    from engine.runtime.events import Event
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Event
+    from engine.trace.trace import Trace
 
 
 def check(trace: Trace) -> None:

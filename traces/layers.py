@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from traces.tokens import decoding_clock
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Part, Span
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Part, Span
+    from engine.trace.trace import Trace
 
 _DRAFTING = frozenset({"calibrate", "draft"})
 

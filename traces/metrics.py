@@ -15,8 +15,8 @@ from traces import batches, pool, waiting
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.runtime.events import Decision, Span
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Decision, Span
+    from engine.trace.trace import Trace
 
 _FORWARDS = frozenset({"draft", "verify", "pre-verify", "calibrate"})
 _FATES = frozenset({"accepted", "rejected", "discarded"})

@@ -10,8 +10,8 @@ from traces.tokens import decoding_clock
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine.runtime.events import Decision
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Decision
+    from engine.trace.trace import Trace
 
 
 def ngrams(trace: Trace) -> list[dict[str, Any]]:

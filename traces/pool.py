@@ -14,8 +14,8 @@ from traces import waiting
 from traces.tokens import decoding_clock, span_fates
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Device, Span
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Device, Span
+    from engine.trace.trace import Trace
 
 _SCORING = frozenset({"verify", "pre-verify"})
 

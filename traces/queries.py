@@ -10,9 +10,9 @@ from sqlalchemy import LargeBinary, String, and_, cast, func, or_, select, type_
 from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
-from engine.runtime.checking import check_types
-from engine.runtime.events import Commit, Device, Footer, Header, Span, Status
-from engine.runtime.trace import Trace
+from engine.trace.checking import check_types
+from engine.trace.events import Commit, Device, Footer, Header, Span, Status
+from engine.trace.trace import Trace
 from traces import recorder, schema
 from traces.checks import check
 from traces.database import is_damage

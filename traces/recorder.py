@@ -15,7 +15,7 @@ from sqlalchemy import Connection, insert, update
 from sqlalchemy.dialects import sqlite
 
 from engine.errors import SpecScopeError, StoreError
-from engine.runtime.events import Footer, Header, Row
+from engine.trace.events import Footer, Header, Row
 from traces import schema
 from traces.database import explain, identity, moved
 

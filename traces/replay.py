@@ -11,7 +11,7 @@ from traces.tokens import decoding_clock, ghosts, working_devices
 from traces.trees import trees
 
 if TYPE_CHECKING:
-    from engine.runtime.trace import Trace
+    from engine.trace.trace import Trace
 
 
 def state_at(trace: Trace, t: float) -> dict[str, Any]:

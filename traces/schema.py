@@ -15,7 +15,7 @@ from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, SmallInteger, 
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
-from engine.runtime import events
+from engine.trace import events
 
 APPLICATION_ID = 0x53505343
 """Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""

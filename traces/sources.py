@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from engine.runtime.events import Copied
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Copied
+    from engine.trace.trace import Trace
 
 _ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from engine.runtime.events import Header
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Header
+    from engine.trace.trace import Trace
 
 __all__ = ["Recorder", "SpanBin", "SpanWindow", "Store", "Summary", "default_path"]
 

@@ -13,8 +13,8 @@ from traces.branches import OWN, by_branch
 from traces.waiting import decode_window
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Commit, Decision, Device, Span, Top
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Commit, Decision, Device, Span, Top
+    from engine.trace.trace import Trace
 
 Clock = Callable[[int], float]
 

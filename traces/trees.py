@@ -8,8 +8,8 @@ from traces.branches import OWN, is_tree, judged_drafts
 from traces.tokens import decoding_clock, short
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Decision
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Decision
+    from engine.trace.trace import Trace
 
 
 def trees(trace: Trace) -> list[dict[str, Any]]:

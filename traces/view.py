@@ -24,8 +24,8 @@ from traces.tokens import committed, decoding_clock, ghosts, span_fates, working
 from traces.trees import trees
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Device, Header, Span
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Device, Header, Span
+    from engine.trace.trace import Trace
     from traces.metrics import Metrics
 
 MODEL = 1

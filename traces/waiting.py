@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from engine.runtime.events import Span
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Span
+    from engine.trace.trace import Trace
 
 Reason = Literal["draft", "verify", "communication", "queue", "host"]
 """What an idle device waits for, in this order of precedence:

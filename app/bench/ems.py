@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.bench.figures import Figure
 from app.bench.plan import Plan
 from app.bench.race import Race
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 from engine.types import Limits
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from engine.heads.files import check_head
 from engine.heads.form import PARALLEL, HeadConfig
 from engine.methods import BASELINE
 from engine.model.pair import Pair
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 from engine.training.heads.plot import Line, Panel, draw
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from app.bench.plan import Plan
 from app.bench.race import Race
 from engine.errors import UsageError
 from engine.model.pair import Pair
-from engine.runtime.trace import Trace
 from engine.simulate.profile import Profile
+from engine.trace.trace import Trace
 from engine.types import Limits
 
 if TYPE_CHECKING:

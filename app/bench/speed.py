@@ -15,7 +15,7 @@ from app.bench.figures import Figure
 from app.bench.plan import Plan
 from app.bench.race import Generate, Race
 from engine.model.pair import Pair
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 from engine.types import Limits
 
 if TYPE_CHECKING:

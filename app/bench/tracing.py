@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bench.figures import Figure
 from app.bench.plan import Plan
-from engine.runtime.events import Footer, Header, Row, Span
-from engine.runtime.trace import Trace
+from engine.trace.events import Footer, Header, Row, Span
+from engine.trace.trace import Trace
 from engine.types import Limits
 
 if TYPE_CHECKING:

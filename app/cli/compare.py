@@ -18,7 +18,7 @@ from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

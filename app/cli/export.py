@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from app.cli import common
 from engine.files import replacing
-from engine.runtime.jsonl import write_jsonl
-from engine.runtime.trace import Trace
+from engine.trace.jsonl import write_jsonl
+from engine.trace.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from app.cli import common
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import find
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

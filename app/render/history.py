@@ -11,8 +11,8 @@ from app.routes import EXPORTS, export_address, report_address, run_address
 from traces.view import config_text
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Header
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Header
+    from engine.trace.trace import Trace
     from traces.store import Summary
 
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}

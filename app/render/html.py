@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from traces.figures import LOSSY
 
 if TYPE_CHECKING:
-    from engine.runtime.events import Header
+    from engine.trace.events import Header
 
 
 def text(value: Any) -> str:

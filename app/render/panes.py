@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from app.render.html import badge, clock, lossy, text
 from engine.methods import METHODS
-from engine.runtime.events import Commit, Header
+from engine.trace.events import Commit, Header
 from traces.view import config_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from app.runs import LiveRun
-    from engine.runtime.events import Event
+    from engine.trace.events import Event
 
 WORDS = {
     "downloading": "downloading",

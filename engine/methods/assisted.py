@@ -14,7 +14,7 @@ from engine.methods.registry import method, setting
 from engine.types import Layout
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 LONGER, SHORTER = 2, 1
 """Tokens by which the draft length changes."""

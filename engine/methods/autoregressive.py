@@ -12,7 +12,7 @@ from engine.methods.registry import method
 from engine.types import Draft
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

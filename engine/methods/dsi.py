@@ -21,9 +21,9 @@ from engine.types import MOST_DRAFTERS, Draft, DraftToken, Layout, Prefix, Verdi
 if TYPE_CHECKING:
     from asyncio import Task
 
-    from engine.runtime.models import Model
-    from engine.runtime.run import Run
-    from engine.runtime.scores import Scores
+    from engine.run.models import Model
+    from engine.run.run import Run
+    from engine.run.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)

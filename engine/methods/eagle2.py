@@ -18,7 +18,7 @@ from engine.methods.registry import Situation, method, setting
 from engine.types import Layout
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 HEAD = "eagle"
 MOST_ROWS = 80

@@ -18,7 +18,7 @@ from engine.methods.tree import check_nodes
 from engine.types import Layout, check_range
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

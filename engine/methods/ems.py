@@ -20,8 +20,8 @@ from engine.methods.tree import check_nodes
 from engine.types import Draft, Layout, Packing
 
 if TYPE_CHECKING:
-    from engine.runtime.batch import Batch
-    from engine.runtime.run import Run
+    from engine.run.batch import Batch
+    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

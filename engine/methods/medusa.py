@@ -17,7 +17,7 @@ from engine.methods.registry import Situation, method, setting
 from engine.types import Layout, Typical, check_range
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 HEAD = "medusa"
 

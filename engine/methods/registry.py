@@ -13,7 +13,7 @@ from engine.types import Layout, check_range, check_text, number
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 
 class Situation(Protocol):

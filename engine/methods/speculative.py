@@ -13,7 +13,7 @@ from engine.methods.registry import method, setting
 from engine.types import Layout
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

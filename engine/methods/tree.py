@@ -16,7 +16,7 @@ from engine.methods.registry import method, setting
 from engine.types import Layout
 
 if TYPE_CHECKING:
-    from engine.runtime.run import Run
+    from engine.run.run import Run
 
 MOST_NODES = 64
 """Nodes of a tree: the target's forward has one row more."""

@@ -10,7 +10,7 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.runtime.events import PartKind
+from engine.trace.events import PartKind
 from engine.types import check_range
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.shape import Shape
 from engine.model.slots import Rows
-from engine.runtime.events import Device
-from engine.runtime.jobs import Connect
-from engine.runtime.process import ProcessWorker, Setup
+from engine.trace.events import Device
 from engine.types import Draft, DraftToken, RowRef, Sampling
+from engine.workers.jobs import Connect
+from engine.workers.transports.process import ProcessWorker, Setup
 
 READ = 32
 """Forwards of up to so many rows a sequence return the logits of all rows, as a verification; longer ones none, as prefill."""

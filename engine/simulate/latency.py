@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from engine.errors import UsageError
 from engine.model.fuzzy import PartTime, layer_groups
 from engine.model.stage import layer_stages
-from engine.runtime.events import PartKind
 from engine.simulate.roofline import Hardware, Model
+from engine.trace.events import PartKind
 from engine.types import check_range
 
 if TYPE_CHECKING:
-    from engine.model.heads import Work
+    from engine.heads.modules import Work
 
 
 @dataclass(frozen=True, slots=True)

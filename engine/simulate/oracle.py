@@ -17,8 +17,8 @@ from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
 from engine.model.slots import Output, Rows, Slots
 from engine.model.stage import Border
-from engine.runtime.events import Decision
-from engine.runtime.trace import Trace
+from engine.trace.events import Decision
+from engine.trace.trace import Trace
 from engine.types import check_range, drafter_key
 
 NextToken = Callable[[np.ndarray, int], int]

@@ -15,11 +15,11 @@ from typing import Any
 
 from engine.errors import UsageError, one_line
 from engine.files import read_text
-from engine.runtime.events import Device
 from engine.simulate.latency import Latency
 from engine.simulate.measured import Grid
 from engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
 from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Hardware, Model
+from engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 """Where the profiles are; a new file there is a new profile."""

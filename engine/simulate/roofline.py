@@ -35,7 +35,7 @@ from engine.errors import UsageError
 from engine.simulate.measured import Grid
 
 if TYPE_CHECKING:
-    from engine.model.heads import Work
+    from engine.heads.modules import Work
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one weight, by dtype."""

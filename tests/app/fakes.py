@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.methods import METHODS
-from engine.runtime.events import Commit, Decision, Device, Footer, Header, Piece, Round, Span
-from engine.runtime.trace import Trace
+from engine.trace.events import Commit, Decision, Device, Footer, Header, Piece, Round, Span
+from engine.trace.trace import Trace
 
 WORDS = ("Once", " upon", " a", " time", ",", " a", " keeper", " lit", " the", " lamp", ".")
 MS = 1_000_000

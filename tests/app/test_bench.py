@@ -21,7 +21,7 @@ from app.bench.race import Race
 from app.cli import bench
 from engine.errors import SpecScopeError
 from engine.model.pair import Pair
-from engine.runtime.events import Footer
+from engine.trace.events import Footer
 from engine.types import Limits
 from tests.traces.samples import sample_trace
 from traces.store import Store

@@ -14,7 +14,7 @@ from app.service import Service
 from app.tabs import history
 from app.tabs.history import History, wanted_runs
 from engine.errors import SpecScopeError, UsageError
-from engine.runtime.jsonl import write_jsonl
+from engine.trace.jsonl import write_jsonl
 from engine.types import Sampling
 
 

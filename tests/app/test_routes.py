@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from app.guard import HEADERS
 from app.routes import address
 from app.server import build_app
-from engine.runtime.jsonl import read_jsonl
+from engine.trace.jsonl import read_jsonl
 
 HOST = "http://127.0.0.1"
 

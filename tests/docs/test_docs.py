@@ -21,8 +21,8 @@ import engine
 from app.cli import COMMANDS
 from app.main import build_parser
 from engine.methods import METHODS, Setting
-from engine.runtime import events
-from engine.runtime.jsonl import read_jsonl
+from engine.trace import events
+from engine.trace.jsonl import read_jsonl
 from engine.training.data import SOURCES
 from tests.traces.samples import sample_trace
 from traces import schema, waiting

@@ -19,7 +19,7 @@ import torch
 from engine.accept import Draws, Key, judge, propose_token
 from engine.drafters.level import next_level
 from engine.drafters.tree import Shape, line, root
-from engine.runtime.race import Race
+from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 
 Logits = Callable[[Sequence[int]], torch.Tensor]

@@ -12,13 +12,13 @@ from typing import NoReturn
 
 import numpy as np
 
+from engine.cluster.local_devices import Here, Loader, Seat, devices_of
+from engine.cluster.placement import Placement
+from engine.cluster.session import Cluster
 from engine.model.pair import Pair
-from engine.placement import Placement
-from engine.runtime.process import ProcessWorker
-from engine.session import Cluster
 from engine.simulate.oracle import Scripted
-from engine.sites import Here, Loader, Seat, devices_of
 from engine.types import Layout
+from engine.workers.transports.process import ProcessWorker
 
 AFTER = 20
 """Tokens that the model says before it misbehaves."""

@@ -62,7 +62,7 @@ def command(tmp_path) -> Iterator[Command]:
             assert process.poll() is None, "it ended by itself"
             time.sleep(0.1)
         (worker,) = (
-            child for child in psutil.Process(process.pid).children() if "engine.runtime" in child.cmdline()
+            child for child in psutil.Process(process.pid).children() if "engine.workers" in child.cmdline()
         )
         yield Command(process, worker, database)
     finally:

@@ -11,9 +11,18 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.runtime.jobs import Load, Propose
-from engine.runtime.watchdog import FACTOR, FLOOR, IDLE, IDLE_LONG, STOPPED, Owed, Watchdog, rows_of
 from engine.types import Prefix
+from engine.workers.jobs import Load, Propose
+from engine.workers.transports.watchdog import (
+    FACTOR,
+    FLOOR,
+    IDLE,
+    IDLE_LONG,
+    STOPPED,
+    Owed,
+    Watchdog,
+    rows_of,
+)
 
 DRAFT = Propose("drafter", (Prefix(0, np.arange(6)),), (4,), False, ())
 OWED = Owed((DRAFT,), 0, unread=False, patient=False, pace=0.0)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engine.errors import SpecScopeError, WorkerDied
-from engine.runtime.events import Footer, Span
+from engine.trace.events import Footer, Span
 from engine.types import Limits
 from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
 

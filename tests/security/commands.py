@@ -12,7 +12,7 @@ import pytest
 
 import engine
 from app.main import main
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 from tests.traces.samples import sample_events
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import UsageError, shown
-from engine.runtime.jsonl import to_json
-from engine.runtime.trace import Trace
+from engine.trace.jsonl import to_json
+from engine.trace.trace import Trace
 from tests.security.commands import command
 from tests.traces.samples import sample_trace
 from traces.export.jsonl import read_file

@@ -20,7 +20,7 @@ from gradio.utils import get_upload_folder
 
 from app import routes
 from app.page import Page, check_plain
-from engine.runtime.jsonl import write_jsonl
+from engine.trace.jsonl import write_jsonl
 
 SECRET = "secret-of-the-machine"
 FILE_DATA = {"_type": "gradio.FileData"}

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from engine.drafters.copy import Copier
-from engine.runtime.events import (
+from engine.trace.events import (
     Commit,
     Copied,
     Decision,
@@ -26,7 +26,7 @@ from engine.runtime.events import (
     Round,
     Span,
 )
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 
 MS = 1_000_000
 KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")

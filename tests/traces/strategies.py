@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from engine.runtime.events import (
+from engine.trace.events import (
     Commit,
     Copied,
     Decision,
@@ -20,7 +20,7 @@ from engine.runtime.events import (
     Round,
     Span,
 )
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 from traces import schema
 
 few = examples(max_examples=30, deadline=None)

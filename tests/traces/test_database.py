@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 from engine.errors import StoreError
-from engine.runtime.events import SpanKind, Status
+from engine.trace.events import SpanKind, Status
 from engine.types import Rule
 from tests.traces.samples import sample_trace
 from traces import database, migrations, schema

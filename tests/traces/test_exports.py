@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.runtime.events import Decision, Span
-from engine.runtime.jsonl import to_json
-from engine.runtime.trace import Trace
+from engine.trace.events import Decision, Span
+from engine.trace.jsonl import to_json
+from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
 from traces.export.jsonl import read_file, write_file

@@ -4,7 +4,7 @@ import pytest
 
 import engine
 from engine.types import Limits
-from tests.engine.runtime.harness import Flat, scripted_cluster
+from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
 from traces.layers import layers
 from traces.pool import sp_degree

@@ -1,6 +1,6 @@
 import threading
 
-from engine.runtime.events import Footer, Header, Span
+from engine.trace.events import Footer, Header, Span
 from tests.traces.samples import sample_events
 from traces.live import LiveLog
 

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 
-from engine.runtime.events import Commit, Decision, Device, Footer, Header, Occupancy, Round, Span
-from engine.runtime.trace import Trace
+from engine.trace.events import Commit, Decision, Device, Footer, Header, Occupancy, Round, Span
+from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
 from traces.metrics import DEFINITIONS, Metrics, Slot, measure, speedup

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.runtime.events import Footer, Round
-from engine.runtime.jsonl import to_json
-from engine.runtime.trace import Trace
-from tests.engine.runtime.harness import scripted_cluster
+from engine.trace.events import Footer, Round
+from engine.trace.jsonl import to_json
+from engine.trace.trace import Trace
+from tests.engine.workers.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
 from traces import migrations

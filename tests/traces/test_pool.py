@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.runtime.events import Commit, Decision, Device, Footer, Round, Span
-from engine.runtime.models import Model
-from engine.runtime.trace import Trace
-from tests.engine.runtime.harness import Flat, scripted_cluster
+from engine.run.models import Model
+from engine.trace.events import Commit, Decision, Device, Footer, Round, Span
+from engine.trace.trace import Trace
+from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, MS, sample_trace
 from traces.metrics import measure
 from traces.pool import pool, preempted, sp_degree

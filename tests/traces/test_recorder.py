@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import StoreError
-from engine.runtime.events import Span
+from engine.trace.events import Span
 from tests.traces.samples import sample_events, sample_trace
 from traces import database, recorder
 from traces.store import Store

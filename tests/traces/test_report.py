@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.runtime.events import SCHEMA
+from engine.trace.events import SCHEMA
 from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
 from traces.export.assets import FOLDER, SCRIPTS, plotly_script, viewer_script

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import UsageError
-from engine.runtime.events import SCHEMA, Copied, Document
-from engine.runtime.jsonl import to_json
+from engine.trace.events import SCHEMA, Copied, Document
+from engine.trace.jsonl import to_json
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 from traces import migrations
 from traces.export.jsonl import read_file

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from engine.errors import StoreError, UsageError
-from engine.runtime.events import Footer, Header, Part, Pooled, Row, Span
-from engine.runtime.trace import Trace
+from engine.trace.events import Footer, Header, Part, Pooled, Row, Span
+from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.store import Store

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from engine.runtime.events import Footer, Round
-from engine.runtime.trace import Trace
+from engine.trace.events import Footer, Round
+from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, SHAPE, WORDS, sample_events, sample_trace
 from traces.branches import by_branch

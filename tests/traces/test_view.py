@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runtime.events import Commit, Footer, Occupancy, Span
-from engine.runtime.trace import Trace
+from engine.trace.events import Commit, Footer, Occupancy, Span
+from engine.trace.trace import Trace
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
 from traces import metrics, waiting

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runtime.events import Commit, Decision, Device, Footer, Header, Span
-from engine.runtime.trace import Trace
+from engine.trace.events import Commit, Decision, Device, Footer, Header, Span
+from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
 from traces import waiting

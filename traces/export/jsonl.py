@@ -1,4 +1,4 @@
-"""A trace as a JSONL file: one event a line, as `engine.runtime.jsonl` writes it. A trace that is read is checked."""
+"""A trace as a JSONL file: one event a line, as `engine.trace.jsonl` writes it. A trace that is read is checked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
 from engine.files import read_bytes, replacing
-from engine.runtime.jsonl import read_jsonl, write_jsonl
+from engine.trace.jsonl import read_jsonl, write_jsonl
 from traces.checks import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.runtime.trace import Trace
+    from engine.trace.trace import Trace
 
 MAX_BYTES = 512 * 2**20
 """Largest file that is read."""

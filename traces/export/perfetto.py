@@ -15,8 +15,8 @@ from traces import waiting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.runtime.events import Span
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Span
+    from engine.trace.trace import Trace
 
 
 def write_perfetto(trace: Trace, file: IO[str]) -> None:

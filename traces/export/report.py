@@ -18,7 +18,7 @@ from traces.view import shown_config, view_model
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from engine.runtime.trace import Trace
+    from engine.trace.trace import Trace
 
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 

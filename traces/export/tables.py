@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from engine.errors import UsageError
-from engine.runtime.events import Commit, Copied, Decision, Span, Top
+from engine.trace.events import Commit, Copied, Decision, Span, Top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.runtime.trace import Trace
+    from engine.trace.trace import Trace
 
 Table = Literal["tokens", "decisions", "copies", "spans"]
 _WHY = ("p", "q", "u", "rule")

@@ -163,7 +163,7 @@ def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server)
     page.locator("#run").click()
     wait_for(page, "running")
     workers = [
-        p for p in psutil.Process(server.process.pid).children() if "engine.runtime" in " ".join(p.cmdline())
+        p for p in psutil.Process(server.process.pid).children() if "engine.workers" in " ".join(p.cmdline())
     ]
     os.kill(workers[-1].pid, signal.SIGKILL)
     wait_for(page, "failed")

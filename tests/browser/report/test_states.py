@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.runtime.events import Footer
-from engine.runtime.trace import Trace
+from engine.trace.events import Footer
+from engine.trace.trace import Trace
 from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
 from tests.traces.samples import sample_events, sample_trace
 from traces.view import view_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from engine.drafters.static import tree
-from engine.runtime.heads import HEADS
-from engine.runtime.host import Host
-from engine.runtime.jobs import Grow, Grown
 from engine.types import Prefix
+from engine.workers.heads import HEADS
+from engine.workers.host import Host
+from engine.workers.jobs import Grow, Grown
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
 """Token and parent of each node."""

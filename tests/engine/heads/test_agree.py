@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.heads.files import read_head, write_head
-from engine.model.heads import load_head
+from engine.heads.modules import load_head
 from engine.model.load import load, read_config
 from engine.model.shape import Shape
-from engine.runtime.host import Host
-from engine.runtime.jobs import Begin, Load, Prefill
 from engine.training.heads.features import features_of
 from engine.training.heads.kinds import Head, build
 from engine.training.heads.layered import Eagle
@@ -25,6 +23,8 @@ from engine.training.heads.train import head_config, read_frozen
 from engine.training.options import HEADS as KINDS
 from engine.training.options import HeadOptions
 from engine.types import Packing, Prefix, Sampling
+from engine.workers.host import Host
+from engine.workers.jobs import Begin, Load, Prefill
 from tests.engine.heads.grown import GROWN, level_rows, path_to
 from tests.engine.model import tiny
 

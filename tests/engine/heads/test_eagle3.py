@@ -18,12 +18,12 @@ from torch.nn.functional import silu
 import engine
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head
-from engine.model.heads import Work, load_head
+from engine.heads.modules import Work, load_head
 from engine.model.load import load
 from engine.model.pair import Pair
-from engine.runtime.host import Host
-from engine.runtime.jobs import Begin, Load, Prefill
 from engine.types import Limits, Packing, Prefix, Sampling
+from engine.workers.host import Host
+from engine.workers.jobs import Begin, Load, Prefill
 from tests.engine.heads.grown import GROWN, level_rows, path_to
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.errors import UsageError
 from engine.methods.dsi import Config, plan, servers
-from engine.runtime.trace import Trace
-from tests.engine.runtime.harness import Flat, TestCluster, scripted_cluster
+from engine.trace.trace import Trace
+from tests.engine.workers.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]
 T = 840  # microseconds of a target forward; divisible by 1 to 8

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
+from engine.cluster.local_devices import Here
+from engine.cluster.placement import Placement
+from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
 from engine.methods.dsi import Config, plan, servers
 from engine.model.pair import Pair
-from engine.placement import Placement
-from engine.runtime.events import Device, Span
-from engine.runtime.trace import Trace
-from engine.session import Cluster
-from engine.sites import Here
+from engine.trace.events import Device, Span
+from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, say, speeds, times
-from tests.engine.runtime.harness import Flat, scripted_cluster
+from tests.engine.workers.harness import Flat, scripted_cluster
 
 D = T // 4
 

@@ -17,17 +17,17 @@ from engine.errors import UsageError
 from engine.methods import find
 from engine.methods.easyspec import Config, plan
 from engine.model.load import load
-from engine.runtime.exchange import exchange_memory
-from engine.runtime.host import Host
-from engine.runtime.jobs import Begin, Grow, Join, Load, Prefill, Propose
 from engine.types import Draft, Limits, Packing, Prefix, Sampling
+from engine.workers.exchange import exchange_memory
+from engine.workers.host import Host
+from engine.workers.jobs import Begin, Grow, Join, Load, Prefill, Propose
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
-from tests.engine.runtime.harness import Flat, scripted_cluster
 from tests.engine.test_joint import BIASED, EXACT, ONE, joint, target_joint
 from tests.engine.test_reference import SAMPLINGS, Reference, Round, rounds_of
 from tests.engine.toy import PROMPT, Blurred, Table, ToyRun, distance
+from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
 LAYERS = 9

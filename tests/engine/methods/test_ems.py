@@ -9,10 +9,10 @@ import pytest
 
 import engine
 from engine.errors import UsageError
-from engine.runtime.trace import Trace
+from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
-from tests.engine.runtime.harness import Flat, scripted_cluster
+from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
 BASES = ("llma", "speculative")

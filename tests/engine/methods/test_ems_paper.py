@@ -11,7 +11,7 @@ import pytest
 
 from engine.methods import METHODS
 from engine.types import Draft, DraftToken, Layout, Packing
-from tests.engine.runtime.harness import scripted_cluster
+from tests.engine.workers.harness import scripted_cluster
 from traces import batches
 from traces.metrics import measure
 
@@ -110,8 +110,8 @@ def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
 
 
 def _trace(lengths: list[list[int]]):
-    from engine.runtime.events import Commit, Header, Round
-    from engine.runtime.trace import Trace
+    from engine.trace.events import Commit, Header, Round
+    from engine.trace.trace import Trace
 
     n = len(lengths[0])
     ids = ((1,),) * n

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 import engine
+from engine.cluster.placement import Placement
 from engine.model.pair import Pair
-from engine.placement import Placement
-from engine.runtime.trace import Trace
-from engine.runtime.virtual import VirtualLoop
+from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling
+from engine.workers.transports.virtual import VirtualLoop
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_ems import PROMPTS, RUNTIMES, SAMPLINGS, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
-from tests.engine.runtime.harness import Racks, TestCluster
+from tests.engine.workers.harness import Racks, TestCluster
 from traces.trees import trees
 
 TREE = {"base": "speculative", "width": 3, "gamma": 4}

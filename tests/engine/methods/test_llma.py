@@ -10,9 +10,9 @@ import pytest
 import engine
 from engine.errors import UsageError
 from engine.methods import find
-from engine.runtime.events import Copied, Document
+from engine.trace.events import Copied, Document
 from engine.types import Limits, Sampling
-from tests.engine.runtime.harness import Flat, scripted_cluster
+from tests.engine.workers.harness import Flat, scripted_cluster
 
 TARGET_US, SAMPLE_US, COMMUNICATE_US = 1000, 30, 20
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.cluster.local_devices import Pipeline
 from engine.errors import SpecScopeError, UsageError
 from engine.methods.pearl import Config, plan
 from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.stage import to_bytes
-from engine.runtime.host import Host
-from engine.runtime.jobs import Begin, Export, Import, Load, Prefill, Propose
-from engine.sites import Pipeline
 from engine.types import Limits, Packing, Prefix, Sampling
-from tests.engine.runtime.harness import Flat, scripted_cluster
+from engine.workers.host import Host
+from engine.workers.jobs import Begin, Export, Import, Load, Prefill, Propose
+from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
 STEP = 1000

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import engine
+from engine.cluster.placement import Placement
 from engine.drafters.tree import Wide
 from engine.draws import Draws
 from engine.errors import UsageError
@@ -18,15 +19,14 @@ from engine.methods import find
 from engine.model.load import load
 from engine.model.pair import Pair
 from engine.model.slots import Output
-from engine.placement import Placement
-from engine.runtime.forwards import NO_DRAFT, Forwards
-from engine.runtime.growing import Drafting, grow
-from engine.runtime.jobs import Grow, Grown, Stamp
-from engine.runtime.virtual import VirtualLoop
 from engine.simulate.oracle import Scripted
 from engine.types import Layout, Limits, Packing, Prefix, Sampling
+from engine.workers.forwards import NO_DRAFT, Forwards
+from engine.workers.jobs import Grow, Grown, Stamp
+from engine.workers.transports.virtual import VirtualLoop
+from engine.workers.trees import Drafting, grow
 from tests.engine.methods.pairs import make_pair
-from tests.engine.runtime.harness import Flat, Racks, TestCluster
+from tests.engine.workers.harness import Flat, Racks, TestCluster
 
 PROMPT = [1, 2, 3]
 SAMPLE_US, COMMUNICATE_US = 30, 20

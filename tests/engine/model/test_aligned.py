@@ -9,8 +9,8 @@ import torch
 from engine.model import load
 from engine.model.aligned import Aligned, attend
 from engine.model.slots import PAD, Rows
-from engine.runtime.packing import Alignment, padded
 from engine.types import Prefix
+from engine.workers.packing import Alignment, padded
 from tests.engine.model import tiny
 
 FAMILIES = ("llama3-rope", "mistral-window", "qwen3")

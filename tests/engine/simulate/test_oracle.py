@@ -9,9 +9,9 @@ import pytest
 
 from engine.errors import UsageError
 from engine.model.slots import LanguageModel, Rows
-from engine.runtime.events import Commit, Decision, Header
-from engine.runtime.trace import Trace
 from engine.simulate.oracle import Scripted, bernoulli_models, bernoulli_pair, recorded_pair, scripted_pair
+from engine.trace.events import Commit, Decision, Header
+from engine.trace.trace import Trace
 from engine.types import Sampling
 
 

@@ -1,0 +1,165 @@
+"""One run under way: a method's coroutine on an event loop, from the first job to the footer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from engine.cluster.placement import Crew, Placement
+from engine.cluster.prompts import Prompt
+from engine.cluster.recording import Recording, sampler
+from engine.errors import RunCancelled, SpecScopeError, WorkerDied
+from engine.heads.find import HeadFile
+from engine.methods import Method
+from engine.model.pair import Pair
+from engine.model.text import Detokenizer, IncrementalText
+from engine.run.run import Run
+from engine.run.sequences import Sequence
+from engine.trace.events import Status
+from engine.types import Layout, Limits, Sampling
+from engine.workers.jobs import Begin
+from engine.workers.transports.virtual import VirtualLoop
+
+PATIENCE_S = 3.0
+"""Seconds that forwards under way get after Ctrl-C or the death of a worker."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run as it was asked for: checked, with everything left open filled in."""
+
+    method: Method
+    cfg: Any
+    layout: Layout
+    head: HeadFile | None
+    prompts: tuple[Prompt, ...]
+    ids: tuple[tuple[int, ...], ...]
+    """Token ids of each prompt."""
+    sampling: Sampling
+    limits: Limits
+    group: str
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, if none ends early."""
+        return max(map(len, self.ids)) + self.limits.max_new_tokens
+
+    def begin(self, vocab: int, number: int) -> Begin:
+        """Return the job that tells workers of it; it is the cluster's run of that number."""
+        layout, features = self.layout, self.head.config.features if self.head else ()
+        slots, rows = min(layout.batch, len(self.ids)), self.longest + layout.slack
+        return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A run and all that it runs on and with."""
+
+    asked: Request
+    pair: Pair
+    pieces: Detokenizer
+    crew: Crew
+    begin: Begin
+    recording: Recording
+    cancel: threading.Event
+
+    def carry_out(self, placement: Placement) -> None:
+        """Run the method to its end, and record how it ended; what stopped it is raised, but for a cancellation."""
+        error: BaseException | None = None
+        try:
+            placement.on_loop(self._decode())
+        except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
+            error = _first_leaf(raised)
+        error = self.recording.error or error
+        cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
+        status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
+        self.recording.end(status, "" if error is None or cancelled else _one_line(error))
+        if error is not None and not isinstance(error, RunCancelled | asyncio.CancelledError):
+            raise error
+
+    async def _decode(self) -> None:
+        loop, recording = asyncio.get_running_loop(), self.recording
+        recording.sequences = [
+            Sequence(i, ids, self.asked.limits, IncrementalText(self.pair.tokenizer))
+            for i, ids in enumerate(self.asked.ids)
+        ]
+        for worker in dict.fromkeys(worker for each in self.crew.workers.values() for worker in each):
+            await worker.submit(self.begin).reply
+        run = self._new_run(loop)
+        samples = sampler(self.crew, recording, loop)
+        samples.start()
+        work = asyncio.ensure_future(self._through(run))
+        watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._watch(work))
+        stopped_by: BaseException | None = None
+        try:
+            await work
+        except BaseException as raised:
+            stopped_by = _first_leaf(raised)
+            raise
+        finally:
+            samples.stop()
+            if watch is not None:
+                watch.cancel()
+            died = await run.settle(self._patience(loop, stopped_by))
+            if died is not None and self.cancel.is_set():
+                raise died  # the cluster is broken: this run reports it, not the next one
+
+    def _new_run(self, loop: asyncio.AbstractEventLoop) -> Run:
+        """Return the run that the method gets; its clock starts now."""
+        recording, origin = self.recording, time.perf_counter_ns()
+        if isinstance(loop, VirtualLoop):
+            origin, recording.clock = 0, lambda: 1000 * loop.clock.now
+        else:
+            recording.clock = lambda: time.perf_counter_ns() - origin
+        return Run(
+            recording.sequences,
+            self.crew.workers,
+            self.crew.drafters,
+            {} if self.begin.sampling.greedy else self.crew.slabs,
+            emit=recording.add,
+            clock=recording.clock,
+            origin=origin,
+            read=self.pieces.piece,
+            encode=self.pair.encode_text,
+            check=self._check,
+        )
+
+    async def _through(self, run: Run) -> None:
+        await run.prefill([sequence.x for sequence in run.sequences[: self.begin.slots]])
+        run.step = 1
+        await self.asked.method.decode(run, self.asked.cfg)
+
+    def _patience(self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None) -> float | None:
+        """Return how many seconds to wait for forwards under way; None waits until they end.
+
+        After Ctrl-C or the death of a worker, no run follows on this cluster. A run that was
+        cancelled leaves the cluster open, and killing a worker would cost the next run its models.
+        """
+        last = isinstance(stopped_by, asyncio.CancelledError | WorkerDied) and not self.cancel.is_set()
+        return PATIENCE_S if last and not isinstance(loop, VirtualLoop) else None
+
+    async def _watch(self, work: asyncio.Future[None]) -> None:
+        while not self.cancel.is_set():  # noqa: ASYNC110 - it is set from another thread
+            await asyncio.sleep(0.02)
+        work.cancel()
+
+    def _check(self) -> None:
+        if self.recording.error is not None:
+            raise self.recording.error
+        if self.cancel.is_set():
+            raise RunCancelled("the run was stopped")
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        dead = [e for e in error.exceptions if isinstance(e, WorkerDied)]
+        error = (dead or list(error.exceptions))[0]
+    return error
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, SpecScopeError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,221 @@
+"""What devices say of themselves while a run goes on: load, memory and power, a sample every tenth of a second.
+
+On a CPU psutil counts the ticks that the device's core was busy, whoever kept it so, and the resident memory of the
+worker's process. On an NVIDIA GPU, NVML gives the share of its last sampling period in which a kernel ran, the memory in
+use on the whole card, and its power. Both are about the device, not about the run: another program counts too. Occupancy
+from spans, which is about the run alone, is derived from the trace and never mixed with these.
+
+A core's ticks are 10 ms long on Linux, so a sample of 100 ms knows its load to about 10 %; means over a run are finer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from engine.trace.events import Device, Occupancy
+from engine.types import check_range
+
+EVERY_S = 0.1
+"""Seconds between two samples: NVML averages over about as long, and a core's load needs ten ticks."""
+
+
+class Reading(NamedTuple):
+    """One device at one moment."""
+
+    device: str
+    busy: float
+    memory: int
+    power: float | None
+
+
+class Meter(Protocol):
+    """What reads the devices of one kind; made, asked and closed by the sampling thread."""
+
+    def read(self) -> Iterator[Reading]:
+        """Yield a reading per device that has one now."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class Sampler:
+    """Samples devices in a daemon thread until it is stopped.
+
+    A device that cannot be read (no driver, a GPU part without counters, a worker that is gone) is left out and named in
+    `trouble`; nothing is raised into the run. Devices of a virtual cluster have nothing to read.
+
+    Args:
+        devices: The run's devices. Names are `cpu:N` and `cuda:N`; what follows a slash is ignored.
+        emit: Takes each sample. **It is called from the sampling thread**: hand the row to the run's own thread
+            (`loop.call_soon_threadsafe`) unless what takes it is safe to call from any. What it raises ends the sampling.
+        clock: Nanoseconds since the run's start.
+        every_s: Seconds between two samples, at least 0.01.
+        pids: The process of each device's worker by the device's name; this process where none is given.
+
+    Raises:
+        UsageError: `every_s` is below its range.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        emit: Callable[[Occupancy], None],
+        clock: Callable[[], int],
+        every_s: float = EVERY_S,
+        pids: Mapping[str, int] | None = None,
+    ) -> None:
+        check_range("every_s", every_s, 0.01)
+        self.trouble: list[str] = []
+        """Why a device has no samples, one line each."""
+        self._devices, self._pids = devices, dict(pids or {})
+        self._emit, self._clock, self._every = emit, clock, every_s
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; the first samples come after `every_s`."""
+        if self._thread is None and any(device.kind in METERS for device in self._devices):
+            self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for the thread: about a reading's time, a second at most. Nothing is emitted afterwards."""
+        self._ending.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=1)
+
+    def __enter__(self) -> Sampler:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        meters = list(self._meters())
+        try:
+            while meters and not self._ending.wait(self._every):
+                for meter in meters:
+                    self._sample(meter)
+        except Exception as error:  # noqa: BLE001 - measuring must never end a run
+            self.trouble.append(_said(error))
+        finally:
+            for meter in meters:
+                meter.close()
+
+    def _meters(self) -> Iterator[Meter]:
+        for kind, make in METERS.items():
+            if devices := [device for device in self._devices if device.kind == kind]:
+                try:
+                    yield make(devices, self._pids, self.trouble)
+                except Exception as error:  # noqa: BLE001 - a machine without the driver or its library
+                    self.trouble.append(f"{', '.join(d.name for d in devices)}: {_said(error)}")
+
+    def _sample(self, meter: Meter) -> None:
+        for reading in meter.read():
+            if self._ending.is_set():
+                return
+            device, busy, memory, power = reading
+            self._emit(Occupancy(device, self._clock(), min(1.0, max(0.0, busy)), memory, power))
+
+
+class Cores:
+    """CPU cores, through psutil."""
+
+    def __init__(self, devices: Sequence[Device], pids: Mapping[str, int], trouble: list[str]) -> None:
+        import psutil
+
+        self._read = psutil.cpu_percent
+        self._gone = psutil.Error
+        self._trouble = trouble
+        self._cores = {device.name: _number(device) for device in devices}
+        self._processes: dict[str, Any] = {}
+        for name in self._cores:
+            try:
+                self._processes[name] = psutil.Process(pids.get(name, os.getpid()))
+            except psutil.Error as error:
+                trouble.append(f"{name}: {_said(error)}")
+        self._read(percpu=True)  # the first call has nothing to compare with
+
+    def read(self) -> Iterator[Reading]:
+        """Yield the core's busy share since the last call, and its worker's resident memory in bytes."""
+        loads: list[float] = self._read(percpu=True)
+        for name, process in list(self._processes.items()):
+            core = self._cores[name]
+            try:
+                if core >= len(loads):
+                    raise LookupError(f"there is no core {core}; psutil knows {len(loads)}")
+                yield Reading(name, loads[core] / 100, process.memory_info().rss, None)
+            except (self._gone, LookupError) as error:
+                del self._processes[name]
+                self._trouble.append(f"{name}: {_said(error)}")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Cards:
+    """NVIDIA GPUs, through NVML."""
+
+    def __init__(self, devices: Sequence[Device], pids: Mapping[str, int], trouble: list[str]) -> None:  # noqa: ARG002
+        import pynvml
+
+        self._nvml: Any = pynvml
+        self._trouble = trouble
+        self._nvml.nvmlInit()
+        self._handles: dict[str, Any] = {}
+        for device in devices:
+            try:
+                self._handles[device.name] = self._nvml.nvmlDeviceGetHandleByUUID(_uuid(_number(device)))
+            except Exception as error:  # noqa: BLE001 - one GPU without counters must not hide the others
+                trouble.append(f"{device.name}: {_said(error)}")
+
+    def read(self) -> Iterator[Reading]:
+        """Yield each card's busy share, its memory in use in bytes, and its power in watts."""
+        nvml = self._nvml
+        for name, handle in list(self._handles.items()):
+            try:
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle).used
+                yield Reading(name, busy, int(memory), self._power(handle))
+            except nvml.NVMLError as error:
+                del self._handles[name]
+                self._trouble.append(f"{name}: {_said(error)}")
+
+    def close(self) -> None:
+        """Let NVML go."""
+        self._nvml.nvmlShutdown()
+
+    def _power(self, handle: Any) -> float | None:
+        try:
+            return self._nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        except self._nvml.NVMLError:
+            return None  # some cards have no power sensor; load and memory are worth having
+
+
+METERS: dict[str, Callable[[Sequence[Device], Mapping[str, int], list[str]], Meter]] = {
+    "cpu": Cores,
+    "cuda": Cards,
+}
+"""What reads devices of a kind."""
+
+
+def _number(device: Device) -> int:
+    """Return N of `cpu:N`, `cuda:N` or `cuda:N/drafter`."""
+    return int(device.name.split("/")[0].partition(":")[2])
+
+
+def _uuid(index: int) -> str:
+    """Return a GPU's name in NVML, which numbers all GPUs of a machine, while PyTorch numbers those it may use."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,1 @@
+"""What a method sees of a run: prefixes, models, scores and `commit`."""

@@ -1,1 +1,0 @@
-"""Devices, workers, clocks and the rows a run leaves behind."""

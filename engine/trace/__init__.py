@@ -1,0 +1,1 @@
+"""The trace: events, all of them in memory and in a file."""

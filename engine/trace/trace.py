@@ -1,0 +1,128 @@
+"""A run in memory: its rows by kind. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from engine.trace.events import (
+    Commit,
+    Copied,
+    Decision,
+    Document,
+    Event,
+    Footer,
+    Header,
+    Occupancy,
+    Part,
+    Piece,
+    Pooled,
+    Round,
+    Row,
+    Span,
+    Status,
+)
+
+
+@dataclass
+class Trace:
+    """A run in memory: its header, its rows by kind, and its footer once it ended."""
+
+    header: Header
+    spans: list[Span] = field(default_factory=list[Span])
+    parts: list[Part] = field(default_factory=list[Part])
+    rounds: list[Round] = field(default_factory=list[Round])
+    decisions: list[Decision] = field(default_factory=list[Decision])
+    commits: list[Commit] = field(default_factory=list[Commit])
+    documents: list[Document] = field(default_factory=list[Document])
+    copies: list[Copied] = field(default_factory=list[Copied])
+    pooled: list[Pooled] = field(default_factory=list[Pooled])
+    pieces: dict[int, str] = field(default_factory=dict[int, str])
+    occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
+    footer: Footer | None = None
+
+    def add(self, event: Row | Footer) -> None:
+        """Take one event."""
+        match event:
+            case Span():
+                self.spans.append(event)
+            case Part():
+                self.parts.append(event)
+            case Round():
+                self.rounds.append(event)
+            case Decision():
+                self.decisions.append(event)
+            case Commit():
+                self.commits.append(event)
+            case Document():
+                self.documents.append(event)
+            case Copied():
+                self.copies.append(event)
+            case Pooled():
+                self.pooled.append(event)
+            case Piece():
+                self.pieces[event.token] = event.text
+            case Occupancy():
+                self.occupancy.append(event)
+            case Footer():
+                self.footer = event
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Trace:
+        """Build a trace from its events; the first one is the header."""
+        stream = iter(events)
+        first = next(stream, None)
+        if not isinstance(first, Header):
+            raise ValueError("a trace starts with its header")
+        trace = cls(first)
+        for event in stream:
+            if isinstance(event, Header):
+                raise ValueError("a trace has one header; this file holds a second one")
+            trace.add(event)
+        return trace
+
+    def rows(self) -> Iterator[Row]:
+        """All rows by kind: pieces, spans, parts, rounds, decisions, commits, documents, copies, pools, occupancy."""
+        yield from (Piece(t, s) for t, s in self.pieces.items())
+        yield from self.spans
+        yield from self.parts
+        yield from self.rounds
+        yield from self.decisions
+        yield from self.commits
+        yield from self.documents
+        yield from self.copies
+        yield from self.pooled
+        yield from self.occupancy
+
+    def events(self) -> Iterator[Event]:
+        """Header, rows, footer."""
+        yield self.header
+        yield from self.rows()
+        if self.footer is not None:
+            yield self.footer
+
+    def cut_short(self) -> Footer:
+        """Return the footer of a run that ended without one: the text so far, and the end of its last span."""
+        parts: list[list[str]] = [[] for _ in self.header.prompts]
+        for commit in self.commits:
+            if 0 <= commit.sequence < len(parts):
+                parts[commit.sequence].append(commit.text)
+        texts = tuple(map("".join, parts))
+        last = max((s.end for s in self.spans), default=0)
+        return Footer("incomplete", ("",) * len(texts), texts, last, "the run ended without a footer")
+
+    @property
+    def status(self) -> Status:
+        """How the run ended; `running` without a footer."""
+        return self.footer.status if self.footer else "running"
+
+    @property
+    def text(self) -> str:
+        """The text of the first sequence."""
+        if self.footer:
+            return self.footer.texts[0] if self.footer.texts else ""
+        return "".join(c.text for c in self.commits if c.sequence == 0)
+
+    def token_ids(self, sequence: int = 0) -> list[int]:
+        """Output token ids of one sequence."""
+        return [c.token for c in self.commits if c.sequence == sequence]

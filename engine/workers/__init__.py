@@ -1,0 +1,1 @@
+"""What a device does: jobs in, values and time stamps out."""

@@ -1,0 +1,272 @@
+"""The work itself: a Host holds models with their KV slots and executes jobs, synchronously.
+
+Transports (thread, process, virtual) bring it jobs; it knows neither clocks of runs nor devices of others.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+
+from engine.accept import judge
+from engine.draws import Draws, argmax, facts, propose_token, softmax
+from engine.heads.modules import Head
+from engine.model.fuzzy import Alone
+from engine.model.slots import LanguageModel, Rows
+from engine.model.stage import Border
+from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
+from engine.workers.exchange import Exchange
+from engine.workers.forwards import NO_DRAFT, Forwards
+from engine.workers.heads import prefill
+from engine.workers.jobs import (
+    Begin,
+    Connect,
+    Drop,
+    Export,
+    Facts,
+    Grow,
+    Import,
+    Job,
+    Join,
+    Judge,
+    Load,
+    Measure,
+    Prefill,
+    Propose,
+    Proposed,
+    Reply,
+    Retire,
+    Score,
+    Stamp,
+)
+from engine.workers.slab import attach
+from engine.workers.trees import Drafting, grow
+
+
+def never() -> bool:
+    """Answer that nobody asked to stop."""
+    return False
+
+
+def _part(job: Prefill | Score) -> tuple[str, Border | None]:
+    """Return which of the worker's models does a forward, and the borders it has where that is a stage of one."""
+    return (job.model, None) if job.stage is None else (job.stage.of(job.model), Border(job.stage.states))
+
+
+def _nowhere(row: int, q: torch.Tensor) -> None:
+    """Drop a row of q."""
+
+
+class Host:
+    """Models, their KV slots, and the scores kept for judging.
+
+    Args:
+        own: Name of the worker; its slab of q is written, all others are only read.
+    """
+
+    def __init__(self, own: str) -> None:
+        self.forwards = Forwards()
+        self._own = own
+        self._slabs: dict[str, np.ndarray] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
+        self._sampling = Sampling()
+        self._vocab_size = 0
+
+    def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
+        """Take the slabs of all drafting workers: rows of q, (R, V) float32, by the worker's name."""
+        self._slabs = dict(slabs)
+
+    def scored(self, job: Job) -> bool:
+        """Whether the job can be done now: what it judges has been scored."""
+        return not isinstance(job, Judge) or job.scores in self._scores
+
+    def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
+        """Execute one job; `stopped` is asked between forwards."""
+        stamps: list[Stamp] = []
+        if isinstance(job, Prefill | Propose | Grow | Score):
+            self.forwards.follow(job.prefixes)
+        match job:
+            case Load():
+                value = self._load(job)
+            case Connect():
+                value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
+            case Join():
+                value = self._join(job)
+            case Begin():
+                value = self._begin(job)
+            case Retire():
+                value = self.forwards.retire(job.sequence)
+            case Prefill():
+                value = self._prefill(job, stamps)
+            case Propose():
+                value = self._propose(job, stamps, stopped)
+            case Export():
+                value = self.forwards.export(job.model, job.prefixes[0], job.start, stamps)
+            case Import():
+                value = self.forwards.take_over(job.model, job.prefixes[0], job.start, job.data, stamps)
+            case Grow():
+                value = grow(self.forwards, job, self._drafting(job), stamps, stopped)
+            case Score():
+                value = self._score(job, stamps)
+            case Judge():
+                logits, prefix = self._scores[job.scores]
+                value = self._judge([job], [logits], [prefix], stamps)[0]
+            case Drop():
+                value = self._scores.pop(job.scores, None) and None
+            case Measure():
+                value = self._measure(job)
+        return Reply(value, tuple(stamps))
+
+    def _load(self, job: Load) -> Facts:
+        models, there = self.forwards.models, self.forwards.heads
+        if job.beside and job.model not in there:
+            head = there[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
+            if head.layer is not None:
+                models[job.model] = head.layer
+        elif not job.beside and job.model not in models:
+            models[job.model] = cast("Callable[[], LanguageModel]", job.loader)()
+        model = models.get(job.model) or models[job.beside]
+        return Facts(model.vocab_size, model.context, model.depth)
+
+    def _join(self, job: Join) -> None:
+        self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
+
+    def _begin(self, job: Begin) -> None:
+        self._sampling = job.sampling
+        self._vocab_size = job.vocab_size
+        self._scores.clear()
+        self.forwards.begin(job.slots, job.capacity, job.packing, job.features)
+        for exchange in self._exchanges.values():
+            exchange.begin(job.run)
+
+    def _draws(self, sequence: int) -> Draws:
+        """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
+        return Draws(self._sampling.seed + sequence, 0)
+
+    def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:
+        prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
+        model, border = _part(job)
+        if job.model in self.forwards.heads:
+            prefill(self.forwards, job.model, prefixes, stamps)
+        elif prefixes:
+            drafts = [NO_DRAFT] * len(prefixes)
+            self.forwards.extend(model, prefixes, drafts, stamps, "prefill", logits=False, border=border)
+        return border.left if border else None
+
+    def _propose(
+        self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
+    ) -> tuple[tuple[Proposed, ...], ...]:
+        sampled = job.sampled and not self._sampling.greedy
+        prefixes = list(job.prefixes)
+        draws = [self._draws(p.sequence) for p in prefixes]
+        ids: list[list[int]] = [[] for _ in prefixes]
+        logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
+        unsure = set[int]()
+        for step in range(max(job.counts, default=0)):
+            active = [i for i, count in enumerate(job.counts) if count > step and i not in unsure]
+            if stopped() or not active:
+                break
+            drafts = [NO_DRAFT] * len(active)
+            out = self.forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
+            for i, rows in zip(active, out, strict=True):
+                row, prefix = rows[0, : self._vocab_size], prefixes[i]
+                token, q = propose_token(
+                    row, position=len(prefix), sampling=self._sampling, draws=draws[i], sampled=sampled
+                )
+                if q is not None:
+                    self._write(job.rows[i][step], q)
+                ids[i].append(token)
+                logits[i].append(row)
+                if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
+                    unsure.add(i)
+                prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
+        return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
+
+    def _drafting(self, job: Grow) -> Drafting:
+        partners = self._exchanges[job.group] if job.group else Alone()
+        write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
+        return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
+
+    def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
+        if not ids:
+            return ()
+        probabilities, tops = facts(torch.stack(logits), ids, self._sampling, sampled)
+        return tuple(Proposed(*row) for row in zip(ids, probabilities, tops, strict=True))
+
+    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | bytes | None:
+        kind = "draft" if job.greedy else "verify"
+        model, border = _part(job)
+        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, border=border)
+        if border is not None and border.left is not None:
+            return border.left
+        if not job.judges:
+            self._scores[job.scores] = (logits[0], job.prefixes[0])
+            return None
+        if job.greedy:
+            logits = [rows[:, : self._vocab_size] for rows in logits]
+            each = zip(job.judges, logits, job.prefixes, strict=True)
+            verdicts = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in each)
+        else:
+            verdicts = self._judge(job.judges, logits, job.prefixes, stamps)
+        if not job.best:
+            return verdicts
+        return tuple(replace(v, best=tuple(argmax(r))) for v, r in zip(verdicts, logits, strict=True))
+
+    def _write(self, row: int, q: torch.Tensor) -> None:
+        out = self._slabs[self._own][row]
+        out[: len(q)] = q.cpu().numpy()
+        out[len(q) :] = 0
+
+    def _q_row(self, token: DraftToken) -> torch.Tensor | None:
+        return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
+
+    def _judge(
+        self,
+        jobs: Sequence[Judge],
+        logits: Sequence[torch.Tensor],
+        prefixes: Sequence[Prefix],
+        stamps: list[Stamp],
+    ) -> tuple[Verdict, ...]:
+        start = time.perf_counter_ns()
+        each = zip(jobs, logits, prefixes, strict=True)
+        verdicts = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in each)
+        judged = sum(len(job.draft) for job in jobs)
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
+        return verdicts
+
+    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, sampling: Sampling) -> Verdict:
+        verdict = judge(
+            logits[job.skip :],
+            job.draft,
+            self._q_row,
+            sequence=prefix.sequence,
+            position=len(prefix) + job.skip,
+            sampling=sampling,
+            draws=self._draws(prefix.sequence),
+            bonus=job.bonus,
+            typical=job.typical,
+        )
+        return replace(verdict, draft=Draft.empty())
+
+    def _measure(self, job: Measure) -> float:
+        model = self.forwards.models[job.model]
+        context = min(job.context, model.context - 2)
+        cache = model.new_cache(1, context + 2)
+        model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
+        path, times = np.arange(context), list[float]()
+        for _ in range(job.repeats):
+            start = time.perf_counter()
+            cache.keep(0, path)
+            out = model.forward(
+                cache, Rows.chain(0, np.ones(1, dtype=np.int64), context), np.zeros(1, np.int64)
+            )
+            out.logits.argmax().item()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)

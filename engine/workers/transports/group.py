@@ -1,0 +1,109 @@
+"""A group of workers that draft together: each runs every job, and they share the attention layers of fuzzy forwards.
+
+The members have devices of their own and may serve other models in between. What they exchange goes past the run
+(`engine.workers.exchange`); all come to the same draft, and the leader's, rank 0, is the one that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from engine.errors import SpecScopeError, WorkerDied
+from engine.workers.exchange import exchange_memory
+from engine.workers.jobs import Connect, Grow, Job, Join, Load, Reply
+from engine.workers.worker import Ticket, Worker
+
+
+class GroupWorker:
+    """Several workers that work as one.
+
+    Args:
+        name: The group's; its members know it by this.
+        members: The workers, in order of their rank. Whoever started them closes them.
+    """
+
+    def __init__(self, name: str, members: Sequence[Worker]) -> None:
+        self.name = members[0].name
+        """The leader's: the slab of q is its own."""
+        self.members = tuple(members)
+        self.devices = tuple(device for member in members for device in member.devices)
+        self._group = name
+        ways = len(members)
+        with contextlib.closing(exchange_memory(ways)) as memory:
+            for wait in [m.prepare(Join(name, memory.path, rank, ways)) for rank, m in enumerate(members)]:
+                wait()
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - all models
+        """Return how many members there are."""
+        return len(self.devices)
+
+    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
+        """Start a job on all members, outside of runs, and return how to wait for it."""
+        waits = [member.prepare(job) for member in self.members]
+
+        def wait() -> Reply:
+            replies = [each() for each in waits]  # of all: each member's answer is to be taken from its wire
+            return replies[0]
+
+        return wait
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Nothing to do: the members are attached."""
+
+    def detach(self) -> None:
+        """Nothing to do: the members are detached."""
+
+    def kill(self, why: str) -> None:
+        """End all members."""
+        for member in self.members:
+            member.kill(why)
+
+    def close(self) -> None:
+        """Nothing to free: the members are closed."""
+
+    def submit(self, job: Job) -> Ticket:
+        """Start a job on all members. The reply comes when all are done; where some failed, a dead one is named first."""
+        if isinstance(job, Grow):
+            job = replace(job, group=self._group)
+        tickets = [member.submit(job) for member in self.members]
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def settle(done: asyncio.Future[list[Any]]) -> None:
+            if reply.done() or done.cancelled():
+                return
+            errors = [e for e in done.result() if isinstance(e, BaseException)]
+            if errors:
+                reply.set_exception(next((e for e in errors if isinstance(e, WorkerDied)), errors[0]))
+            elif isinstance(job, Grow) and not _alike(done.result()):
+                reply.set_exception(
+                    SpecScopeError(
+                        f"the devices of {self._group} drafted different tokens; use devices of one kind"
+                    )
+                )
+            else:
+                reply.set_result(_joined(done.result()))
+
+        asyncio.gather(*(t.reply for t in tickets), return_exceptions=True).add_done_callback(settle)
+
+        def stop() -> None:
+            for ticket in tickets:
+                ticket.stop()
+
+        return Ticket(reply, stop)
+
+
+def _alike(replies: Sequence[Reply]) -> bool:
+    """Return whether all members drafted the same tokens."""
+    nodes = {tuple((n.id, n.parent) for tree in reply.value for n in tree) for reply in replies}
+    return len(nodes) == 1
+
+
+def _joined(replies: Sequence[Reply]) -> Reply:
+    """Return the leader's value with the stamps of all, forward by forward, each on its rank's lane."""
+    lanes = [[s._replace(lane=rank) for s in reply.stamps] for rank, reply in enumerate(replies)]
+    return Reply(replies[0].value, tuple(chain.from_iterable(zip(*lanes, strict=True))))

@@ -1,0 +1,266 @@
+"""Local processes: one worker process per device; on a CPU one pinned core and one intra-op thread each.
+
+The wire is a socket pair with pickled tuples. Prefixes travel as (length kept, new ids): both ends remember the last
+prefix of each sequence. q never travels: judges read it from the slab. A worker that dies ends its jobs with
+`WorkerDied`, which names the device. A watchdog (`engine.workers.transports.watchdog`) kills a worker that
+stopped working on its jobs; whatever waits for that worker then ends in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import WorkerDied
+from engine.trace.events import Device
+from engine.types import Prefix
+from engine.workers.jobs import Connect, Drop, Job, Join, Load, Reply
+from engine.workers.transports.watchdog import EVERY_S, Owed, Watchdog
+from engine.workers.worker import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker process needs to know first."""
+
+    name: str
+    device: Device
+    threads: int
+    core: int | None
+    """CPU core to stay on; None leaves it to the system."""
+
+
+class Wire:
+    """Shortens prefixes to what is new; one at each end, fed in the same order."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], np.ndarray] = {}
+
+    def pack(self, job: Any) -> Any:
+        """Return the job with each prefix as (sequence, kept, new ids)."""
+        prefixes = getattr(job, "prefixes", None)
+        return (
+            job
+            if prefixes is None
+            else replace(job, prefixes=tuple(map(partial(self._pack, job.model), prefixes)))
+        )
+
+    def unpack(self, job: Any) -> Any:
+        """Undo `pack`."""
+        packed = getattr(job, "prefixes", None)
+        return (
+            job
+            if packed is None
+            else replace(job, prefixes=tuple(map(partial(self._unpack, job.model), packed)))
+        )
+
+    def _pack(self, model: str, prefix: Prefix) -> tuple[int, int, bytes]:
+        known = self._known.get((model, prefix.sequence), _NOTHING)
+        n = min(len(known), len(prefix))
+        differs = np.flatnonzero(known[:n] != prefix.tokens[:n])
+        kept = int(differs[0]) if differs.size else n
+        self._known[model, prefix.sequence] = prefix.tokens
+        return prefix.sequence, kept, prefix.tokens[kept:].tobytes()
+
+    def _unpack(self, model: str, packed: tuple[int, int, bytes]) -> Prefix:
+        sequence, kept, new = packed
+        known = self._known.get((model, sequence), _NOTHING)
+        tokens = np.concatenate([known[:kept], np.frombuffer(new, dtype=np.int64)])
+        self._known[model, sequence] = tokens
+        return Prefix(sequence, tokens)
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+class ProcessWorker:
+    """A device served by a process of its own."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.name = setup.name
+        self.devices = (setup.device,)
+        here, there = socket.socketpair()
+        self._connection = Connection(here.detach())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wire = Wire()
+        self._preparing: list[Load | Connect | Join] = []
+        self._waiting: dict[int, tuple[asyncio.Future[Reply], Job]] = {}
+        self._next = 0
+        self._replies = 0
+        self._pace = 0.0
+        self._dropped: list[Drop] = []
+        self._why = ""
+        self._closing = threading.Event()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        start = partial(_start, setup.threads, there)
+        self._keeper = threading.Thread(
+            target=self._keep, args=(start, started), name=f"keeper of {self.name}"
+        )
+        self._keeper.daemon = True
+        self._keeper.start()
+        self._process = started.result()
+        self._send(setup)
+
+    def _keep(
+        self, start: Callable[[], subprocess.Popen[bytes]], started: Future[subprocess.Popen[bytes]]
+    ) -> None:
+        """Start the process and watch it until it ends.
+
+        The kernel kills the process when this thread ends (`engine.workers.__main__`).
+        """
+        try:
+            process = start()
+            watchdog = Watchdog(process.pid)
+        except BaseException as error:  # noqa: BLE001 - raised where the worker is made
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        while not self._closing.wait(EVERY_S) and process.poll() is None:
+            if why := watchdog.look(self._owed()):
+                self.kill(why)
+
+    def _owed(self) -> Owed:
+        jobs = (*self._preparing, *(job for _, job in list(self._waiting.values())))
+        patient = self.devices[0].kind != "cpu"
+        return Owed(jobs, self._replies, self._connection.poll(), patient, self._pace)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
+        """Start a job outside of runs and return how to wait for it."""
+        self._next += 1
+        self._preparing.append(job)
+        self._send((self._next, job))
+        return partial(self._receive, job)
+
+    def _receive(self, job: Load | Connect | Join) -> Reply:
+        try:
+            _, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._death() from None
+        self._replies += 1
+        self._preparing.remove(job)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
+        """Return 1."""
+        return 1
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve runs of this event loop from now on."""
+        self._loop = loop
+        loop.add_reader(self._connection.fileno(), self._read)
+
+    def detach(self) -> None:
+        """Stop serving the loop."""
+        if self._loop is not None and not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+        self._loop = None
+
+    def submit(self, job: Job) -> Ticket:
+        """Send a job to the worker; what it may forget goes along with the next one."""
+        assert self._loop is not None, "submit needs an attached loop"
+        self._next += 1
+        number, reply = self._next, self._loop.create_future()
+        if isinstance(job, Drop):
+            self._dropped.append(job)
+            return Ticket(reply, lambda: None)
+        self._waiting[number] = reply, job
+        dropped, self._dropped = self._dropped, []
+        self._send((number, self._wire.pack(job), *dropped))
+        return Ticket(reply, lambda: self._send((number, None)))
+
+    def kill(self, why: str) -> None:
+        """Kill the process; any thread may. Jobs under way end with `WorkerDied`, which says why."""
+        self._why = self._why or why
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kill the process: a worker has nothing to save."""
+        self._closing.set()
+        self._keeper.join()
+        self._connection.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel waits for a driver or a disk
+            self._process.wait(timeout=3)
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except (OSError, ValueError):
+            self._fail()
+
+    def _read(self) -> None:
+        try:
+            number, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            self._fail()
+            return
+        reply, _ = self._waiting.pop(number)
+        self._replies += 1
+        if isinstance(value, BaseException):
+            reply.set_exception(value)
+            return
+        for stamp in value.stamps:
+            self._pace = max(self._pace, (stamp.end - stamp.start) / 1e9 / max(1, stamp.rows))
+        reply.set_result(value)
+
+    def _fail(self) -> None:
+        if self._loop is not None and not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+        waiting, self._waiting = self._waiting, {}
+        if not waiting:
+            return
+        death = self._death()
+        for reply, _ in waiting.values():
+            reply.set_exception(death)
+
+    def _death(self) -> WorkerDied:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(timeout=2)
+        how = "closed its connection"
+        if self._why:
+            how = f"{self._why} and was killed"
+        elif code is not None:
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
+        return WorkerDied(
+            f"the worker on {self.devices[0].label} (process {self._process.pid}) {how}; start the run again"
+        )
+
+
+def _start(threads: int, there: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a worker process at the other end of a connection."""
+    root = str(Path(__file__).resolve().parents[3])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    with there:
+        return subprocess.Popen(
+            [sys.executable, "-m", "engine.workers", str(there.fileno())],
+            pass_fds=(there.fileno(),),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the run first, which stops its workers in order
+        )

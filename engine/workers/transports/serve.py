@@ -1,0 +1,83 @@
+"""What a worker process does. One thread reads the wire and answers control jobs, one forwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from engine.errors import SpecScopeError
+from engine.workers.host import Host
+from engine.workers.jobs import CONTROL
+from engine.workers.transports.process import Setup, Wire
+
+
+class _Server:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._forwards: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._stopped: set[int] = set()
+
+    def send(self, message: object) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> Any:
+        return pickle.loads(self._connection.recv_bytes())
+
+    def prepare(self) -> Host:
+        setup: Setup = self.receive()
+        if setup.core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {setup.core})
+        torch.set_num_threads(setup.threads)
+        if setup.device.kind == "cuda":
+            torch.cuda.set_device(setup.device.name.split("/")[0])
+        return Host(setup.name)
+
+    def answer(self, host: Host, number: int, job: Any) -> None:
+        try:
+            value: object = host.handle(job, lambda: number in self._stopped)
+        except SpecScopeError as error:
+            value = error
+        except Exception as error:  # noqa: BLE001 - it ends the run that asked, not the worker
+            value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
+            value.add_note(traceback.format_exc())  # the message stays one line
+        self._stopped.discard(number)
+        self.send((number, value))
+
+    def forward(self, host: Host) -> None:
+        while (item := self._forwards.get()) is not None:
+            self.answer(host, *item)
+
+    def serve(self) -> None:
+        host = self.prepare()
+        worker = threading.Thread(target=self.forward, args=(host,), daemon=True)
+        worker.start()
+        wire = Wire()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, job, *dropped = self.receive()
+                for forgotten in dropped:
+                    host.handle(forgotten)
+                if job is None:
+                    self._stopped.add(number)
+                elif isinstance(job, CONTROL) and host.scored(job):
+                    self.answer(host, number, wire.unpack(job))
+                else:  # a judge that comes early waits behind the forward that scores
+                    self._forwards.put((number, wire.unpack(job)))
+
+
+def serve(handle: int) -> None:
+    """Serve until the other end of the connection hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _Server(Connection(handle)).serve()
+    os._exit(0)  # a forward may be under way in the other thread; nobody waits for it

@@ -1,0 +1,119 @@
+"""Whether a worker process still works on its jobs: once a second, a look at what the system knows.
+
+A worker that owes a reply is given up in three cases:
+
+- It is stopped (SIGSTOP) at `STOPPED` looks in a row.
+- All its threads sleep and it uses no processor time at `IDLE` looks in a row: a deadlock, or a
+  reply that was never sent. A thread that waits for a processor or a disk is not asleep, so a busy
+  machine raises no alarm. A worker that loads a model or waits for a GPU gets `IDLE_LONG` looks.
+- It works, but its jobs take more than `FLOOR` looks, and more than `FACTOR` times as long as the
+  longest of them takes at the slowest pace measured. Before a measurement this limit is not applied.
+
+The watchdog counts looks and compares no clocks: it does not look while a laptop sleeps or a
+container is frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from engine.workers.jobs import Connect, Grow, Job, Join, Load, Measure, Propose, Score
+
+EVERY_S = 1.0
+"""Seconds between two looks."""
+STOPPED = 3
+IDLE = 4
+IDLE_LONG = 60
+FLOOR = 60
+FACTOR = 20
+
+
+class Owed(NamedTuple):
+    """What a worker owes its run at the moment of a look."""
+
+    jobs: tuple[Job, ...]
+    """Under way."""
+    replies: int
+    """Replies received so far."""
+    unread: bool
+    """Whether the run has not read all that the worker sent; then the run is late, not the worker."""
+    patient: bool
+    """Whether it may sleep for longer: on a GPU."""
+    pace: float
+    """Seconds of the slowest row so far; 0 before anything was measured."""
+
+
+class Watchdog:
+    """Looks after one process."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._replies = -1
+        self._cpu = -1.0
+        self._looks = self._stopped = self._idle = 0
+
+    def look(self, owed: Owed) -> str:
+        """Return why the worker must be given up; nothing while it need not.
+
+        To be called every `EVERY_S` seconds.
+        """
+        if not owed.jobs or owed.replies != self._replies:
+            self._replies, self._cpu = owed.replies, -1.0
+            self._looks = self._stopped = self._idle = 0
+        if not owed.jobs:
+            return ""
+        self._looks += 1
+        with contextlib.suppress(psutil.Error):  # the process ended, and its connection closed
+            self._observe(owed.unread)
+        return self._verdict(owed)
+
+    def _observe(self, unread: bool) -> None:
+        with self._process.oneshot():
+            status, times = self._process.status(), self._process.cpu_times()
+        before, self._cpu = self._cpu, times.user + times.system
+        self._stopped = self._stopped + 1 if status == psutil.STATUS_STOPPED else 0
+        idle = self._cpu == before and not unread and status == psutil.STATUS_SLEEPING
+        self._idle = self._idle + 1 if idle and _all_sleep(self._process.pid) else 0
+
+    def _verdict(self, owed: Owed) -> str:
+        if self._stopped >= STOPPED:
+            return "was stopped by a signal"
+        patient = owed.patient or any(isinstance(job, Load | Connect | Join) for job in owed.jobs)
+        if self._idle >= (IDLE_LONG if patient else IDLE):
+            return f"did nothing for {self._idle} s in the middle of its work"
+        limit = max(FLOOR, FACTOR * owed.pace * max(map(rows_of, owed.jobs)))
+        if owed.pace and self._looks > limit:
+            return (
+                f"worked on one job for {self._looks} s, {FACTOR} times as long as its slowest one would take"
+            )
+        return ""
+
+
+def rows_of(job: Job) -> int:
+    """Return how many rows a job forwards at most: those of its prefixes and of its drafts.
+
+    Cached rows count too.
+    """
+    rows = sum(len(prefix) for prefix in getattr(job, "prefixes", ()))
+    if isinstance(job, Propose):
+        rows += sum(job.counts)
+    elif isinstance(job, Grow):
+        rows += sum(job.levels) * job.shape.parents
+    elif isinstance(job, Score):
+        rows += sum(len(ids) for ids, _ in job.drafts)
+    elif isinstance(job, Measure):
+        rows += job.context + job.repeats
+    return rows
+
+
+def _all_sleep(pid: int) -> bool:
+    """Return whether all threads of a process sleep; true where the system has no /proc."""
+    states = set[str]()
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            states.add(thread.read_text(errors="replace").rpartition(")")[2].split()[0])
+    return states <= {"S"}

@@ -1,0 +1,77 @@
+"""Worker processes: one that dies or is stopped, and a model that cannot be loaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine.errors import ModelError, WorkerDied
+from engine.model.pair import Pair
+from engine.trace.events import Footer, Span
+from engine.types import Limits
+from tests.engine.workers.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers, stages
+
+KILLED = (signal.SIGKILL, "was killed by SIGKILL")
+STOPPED = (signal.SIGSTOP, "was stopped by a signal and was killed")
+VICTIMS = {
+    "the drafter": ("speculative", {}, servers, "drafter", 8, KILLED),
+    "the target": ("pearl", {}, servers, "target", 8, KILLED),
+    "the target of a pool": ("dsi", {}, servers, "target", 8, STOPPED),
+    "the first stage": ("pearl", SPLIT, stages, 0, 30, STOPPED),
+    "the last stage": ("pearl", SPLIT, stages, 1, 30, KILLED),
+    "the first rank": ("easyspec", TWO, ranks, 0, 30, KILLED),
+    "the second rank": ("easyspec", TWO, ranks, 1, 30, STOPPED),
+}
+
+
+def works(cluster, method: str, config: dict[str, object]) -> bool:
+    return cluster.run(method, PROMPT, config=config, limits=Limits(4)).status == "done"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_new_cluster_works():
+    """Each victim's own cluster is the new one after the victim before; this is the one after the last."""
+    yield
+    with engine.open(device="cpu") as cluster:
+        assert cluster.c > 1
+        assert all(works(cluster, method, config) for method, config, *_ in VICTIMS.values())
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_or_stopped_worker_ends_its_run_with_an_error_that_names_it(victim):
+    method, config, found, which, spans, (blow, how) = VICTIMS[victim]
+    with engine.open(device="cpu") as cluster:
+        assert works(cluster, method, config)
+        pid, events = found(cluster)[which].pid, list[object]()
+        kill = at_span(spans, lambda: os.kill(pid, blow))
+
+        def listen(event: object) -> None:
+            events.append(event)
+            kill(event)
+
+        start = time.perf_counter()
+        with pytest.raises(WorkerDied, match=rf"CPU core \d+ \(process {pid}\) {how}"):
+            cluster.run(method, PROMPT, config=config, limits=Limits(2000), listener=listen)
+        assert time.perf_counter() - start < 10
+        assert isinstance(events[-1], Footer)
+        assert events[-1].status == "failed"
+        assert how in events[-1].error
+        assert sum(isinstance(e, Span) for e in events) >= spans, "the trace is kept"
+        with pytest.raises(WorkerDied):
+            cluster.run(method, PROMPT, config=config, limits=Limits(4))
+
+
+def test_a_model_that_cannot_be_loaded_is_said_at_opening(tmp_path):
+    good = Pair.find("bundled")
+    broken = tmp_path / "target"
+    broken.mkdir()
+    for file in Path(good.target_path).iterdir():
+        data = file.read_bytes()
+        (broken / file.name).write_bytes(data[:5000] if file.suffix == ".safetensors" else data)
+    with pytest.raises(ModelError, match="safetensors"):
+        engine.open(target=str(broken), drafter=str(good.drafter_path), device="cpu")

@@ -1,0 +1,91 @@
+"""What worker processes do at the same time, where they stop and what they leave; facts that no load changes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine.types import Limits
+from tests.engine.workers.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers
+
+ATTEMPTS = 20
+"""A busy machine may delay what the run's side does until the workers are done: then a run shows nothing."""
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [("pearl", {}), ("pearl", SPLIT), ("easyspec", TWO)],
+    ids=("two devices", "stages", "ranks"),
+)
+def test_cancel_stops_both_devices_inside_a_draft(cluster, method, config):
+    """A draft of 32 tokens is a job of 31 or 32 forwards: a device that ended its job would have all of them."""
+    for attempt in range(ATTEMPTS):
+        stop = threading.Event()
+        later = threading.Timer(0.01 * attempt, stop.set)
+        trace = cluster.run(
+            method,
+            PROMPT,
+            config={**config, "gamma": 32},
+            limits=Limits(2000),
+            listener=at_span(1, later.start),
+            cancel=stop,
+        )
+        later.join()
+        assert trace.status == "cancelled"
+        if method == "easyspec":
+            drafts = [s.rank for s in trace.spans if s.kind in ("calibrate", "draft")]
+            assert drafts.count(0) == drafts.count(1), "both stop after the same forward"
+        forwards = Counter(s.step for s in trace.spans if s.kind == "draft" and not s.rank)
+        if 1 < forwards[max(forwards, default=0)] < 31:
+            return
+    raise AssertionError("no draft was stopped before its end")
+
+
+def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster):
+    for _ in range(ATTEMPTS):
+        trace = cluster.run("easyspec", PROMPT, config={"gamma": 8, **TWO}, limits=Limits(160))
+        assert {s.kind for s in trace.spans if s.rank == 1} == {"prefill", "calibrate", "draft"}
+        if overlaps(trace):
+            return
+    raise AssertionError("one device's attention always waited for the other's")
+
+
+def overlaps(trace) -> int:
+    """Return in how many fuzzy forwards two attention layers run at the same time, each on its device."""
+    spans = {s.id: s for s in trace.spans}
+    leaders = [s for s in trace.spans if s.kind == "draft" and s.rank == 0]
+    assert len(leaders) > 50
+    found = 0
+    for leader in leaders:
+        parts = [p for p in trace.parts if p.span in (leader.id, leader.id + 1)]
+        attention = [p for p in parts if p.kind == "attention"]
+        assert [p.layer for p in attention] == [1, 2]
+        assert [p.layer for p in parts if p.kind == "exchange"] == [1, 1]
+        one, two = (spans[p.span] for p in attention)
+        assert one.device != two.device
+        assert {one.device, two.device} == {device.name for device in trace.header.devices}
+        assert all(spans[p.span].start <= p.start <= p.end <= spans[p.span].end for p in parts)
+        a, b = attention
+        found += max(a.start, b.start) < min(a.end, b.end)
+    return found
+
+
+def shared_memory() -> set[str]:
+    """Return the handles of shared memory that this process holds."""
+    handles = Path("/proc/self/fd").iterdir()
+    return {handle.name for handle in handles if handle.is_symlink() and "specscope" in os.readlink(handle)}
+
+
+def test_nothing_is_left_behind():
+    before = shared_memory()  # of clusters that other tests keep open
+    with engine.open(device="cpu") as cluster:
+        pids = [worker.pid for worker in (*servers(cluster).values(), *ranks(cluster))]
+        assert shared_memory() <= before, "only those who mapped the memory have it"
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
