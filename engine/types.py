@@ -189,7 +189,7 @@ Gram: TypeAlias = tuple[int, ...]
 """Tokens that stand one after the other."""
 
 
-class Source(NamedTuple):
+class CopySource(NamedTuple):
     """Where the tokens of a draft were copied from."""
 
     document: int
@@ -207,7 +207,7 @@ class Draft:
     tokens: tuple[DraftToken, ...] = ()
     lease: tuple[object, ...] = field(default=(), repr=False, compare=False)
     """Keeps the q rows alive."""
-    source: Source | None = None
+    source: CopySource | None = None
     """Where the tokens were copied from; None when they were not. Parts and sums of a draft have none."""
     grams: tuple[Gram, ...] = ()
     """The n-grams of a pool that it tries, each with the token they come after. Parts and sums of a draft have none."""
@@ -276,7 +276,7 @@ class Prefix:
         )
 
 
-class Pooled(NamedTuple):
+class PoolUpdate(NamedTuple):
     """What a pool of n-grams took since it was asked last, and the window that feeds it."""
 
     model: str

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from engine.cluster.placement import Crew, Placement
+from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, sampler
 from engine.errors import RunCancelled, SpecScopeError, WorkerDied
@@ -61,12 +61,12 @@ class Execution:
     asked: Request
     pair: Pair
     pieces: Detokenizer
-    crew: Crew
+    crew: RunWorkers
     begin: Begin
     recording: Recording
     cancel: threading.Event
 
-    def carry_out(self, placement: Placement) -> None:
+    def execute(self, placement: Placement) -> None:
         """Run the method to its end, and record how it ended; what stopped it is raised, but for a cancellation."""
         error: BaseException | None = None
         try:

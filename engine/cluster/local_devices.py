@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from engine.cluster.site import Loader, Pipeline, Seat, staged
+from engine.cluster.site import Assignment, Loader, Pipeline, staged
 from engine.errors import UsageError
 from engine.model.load import load
 from engine.model.pair import Pair
@@ -20,7 +20,7 @@ from engine.workers.worker import Worker
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalDevices:
     """This machine: its GPUs, or its CPU cores."""
 
     pair: Pair
@@ -28,32 +28,32 @@ class Here:
     devices: tuple[Device, ...]
     threads: int
 
-    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets those after; the first target always the second device."""
         if layout.shared:
             device = self.devices[min(1, len(self.devices) - 1)]
             return {
-                "drafter": [Seat(f"{device.name}/drafter", (device,))],
-                "target": [Seat(device.name, (device,))],
+                "drafter": [Assignment(f"{device.name}/drafter", (device,))],
+                "target": [Assignment(device.name, (device,))],
             }
         there, needed = len(self.devices), layout.targets + layout.drafters
         if layout.ranks > 1:
             return self._grouped(layout.ranks)
         if layout.stages > 1:
-            return staged([Seat(device.name, (device,)) for device in self.devices], layout.stages)
+            return staged([Assignment(device.name, (device,)) for device in self.devices], layout.stages)
         if there == 1 and layout.targets == 1 and layout.drafters <= 1:
             # both share it, each with a track of its own
             parts = {
                 m: replace(self.devices[0], name=f"{self.devices[0].name}/{m}") for m in ("drafter", "target")
             }
-            seats = {m: [Seat(device.name, (device,))] for m, device in parts.items()}
+            seats = {m: [Assignment(device.name, (device,))] for m, device in parts.items()}
             return seats if layout.drafters else {"target": seats["target"]}
         if needed > there:
             raise UsageError(
                 f"{layout.targets} target server(s) and {layout.drafters} drafter(s) need {needed} devices; this machine "
                 f"has {there} ({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, or use a virtual profile"
             )
-        seats = [Seat(device.name, (device,)) for device in self.devices]
+        seats = [Assignment(device.name, (device,)) for device in self.devices]
         first = max(min(1, there - 1), layout.drafters)
         return {"drafter": seats[: layout.drafters], "target": seats[first : first + layout.targets]}
 
@@ -77,18 +77,18 @@ class Here:
         """Return 2 as usual, the fewest that keep drafter and target apart: every border costs a hop."""
         return Pipeline(2, len(self.devices))
 
-    def _grouped(self, ranks: int) -> dict[str, list[Seat]]:
+    def _grouped(self, ranks: int) -> dict[str, list[Assignment]]:
         """Let the first devices draft together; the target takes its turns on the second one."""
         if ranks > len(self.devices):
             raise UsageError(
                 f"{ranks} devices are to share the drafter's layers; this machine has {len(self.devices)} "
                 f"({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, or use a virtual profile"
             )
-        seats = tuple(Seat(device.name, (device,)) for device in self.devices[:ranks])
-        group = Seat("+".join(seat.name for seat in seats), self.devices[:ranks], seats)
+        seats = tuple(Assignment(device.name, (device,)) for device in self.devices[:ranks])
+        group = Assignment("+".join(seat.name for seat in seats), self.devices[:ranks], seats)
         return {"drafter": [group], "target": [seats[1]]}
 
-    def hire(self, seat: Seat) -> Worker:
+    def start_worker(self, seat: Assignment) -> Worker:
         """Start a process or a thread on the seat's device."""
         device = seat.devices[0]
         if self.runtime == "local-thread":
@@ -98,7 +98,7 @@ class Here:
         core = int(device.name.split("/")[0].partition(":")[2]) if pinned else None
         return ProcessWorker(Setup(seat.name, device, self.threads, core))
 
-    def loader(self, model: str, seat: Seat) -> Loader:
+    def loader(self, model: str, seat: Assignment) -> Loader:
         """Return how a model of the pair is loaded."""
         return loader_of(self.pair, model, seat.devices[0])
 

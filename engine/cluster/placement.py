@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.cluster.local_devices import Here, devices_of
-from engine.cluster.profile_devices import Cloud
-from engine.cluster.site import Seat, Site
+from engine.cluster.local_devices import LocalDevices, devices_of
+from engine.cluster.profile_devices import ProfileDevices
+from engine.cluster.site import Assignment, Site
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
@@ -34,7 +34,7 @@ RUNTIMES = ("local-process", "local-thread", "virtual")
 
 
 @dataclass(frozen=True)
-class Crew:
+class RunWorkers:
     """The workers of one layout."""
 
     workers: Mapping[str, tuple[Worker, ...]]
@@ -119,7 +119,7 @@ class Placement:
         loaded = next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
         return min(filter(None, (loaded, timed)), default=0)
 
-    def crew(self, layout: Layout, head: HeadFile | None = None) -> Crew:
+    def crew(self, layout: Layout, head: HeadFile | None = None) -> RunWorkers:
         """Return the workers of a layout, with their models loaded.
 
         Args:
@@ -136,7 +136,7 @@ class Placement:
         every = (each for found in seats.values() for seat in found for each in seat.singles)
         for seat in dict.fromkeys(every):
             if seat.name not in self._workers:
-                self._workers[seat.name] = self.site.hire(seat)
+                self._workers[seat.name] = self.site.start_worker(seat)
         drafters = _drafter_names(layout, len(seats.get("drafter", ())), head)
         self._load(seats, drafters, head)
         self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
@@ -144,9 +144,9 @@ class Placement:
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
-        return Crew(workers, drafters, _labelled(seats, drafters), slabs)
+        return RunWorkers(workers, drafters, _labelled(seats, drafters), slabs)
 
-    def _worker(self, seat: Seat) -> Worker:
+    def _worker(self, seat: Assignment) -> Worker:
         """Return the worker of a seat; one for several seats is made of theirs."""
         if not seat.members:
             return self._workers[seat.name]
@@ -158,9 +158,9 @@ class Placement:
         return self._groups[seat.name]
 
     def _load(
-        self, seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str], head: HeadFile | None
+        self, seats: Mapping[str, Sequence[Assignment]], drafters: Sequence[str], head: HeadFile | None
     ) -> None:
-        jobs = list[tuple[Load, Seat]]()
+        jobs = list[tuple[Load, Assignment]]()
         for model, seat in _placed(seats, drafters):
             if head is not None and model in drafters:
                 continue
@@ -175,7 +175,7 @@ class Placement:
             load = Load(_name(head), partial(load_head, str(head.path)), beside="target")
             self._fetch([(load, seat) for seat in seats.get("drafter", ())])
 
-    def _fetch(self, jobs: Sequence[tuple[Load, Seat]]) -> None:
+    def _fetch(self, jobs: Sequence[tuple[Load, Assignment]]) -> None:
         """Load what is not loaded yet, on all workers at once."""
         loading: dict[tuple[str, str], Callable[[], Reply]] = {}
         for job, seat in jobs:
@@ -234,7 +234,7 @@ def _name(head: HeadFile) -> str:
     return f"head {head.config.kind}"
 
 
-def _labelled(seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str]) -> tuple[Device, ...]:
+def _labelled(seats: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]) -> tuple[Device, ...]:
     models: dict[Device, dict[str, str]] = {}
     for key, seat in sorted(_placed(seats, drafters), key=lambda placed: placed[0]):
         role = "drafter" if key in drafters else key
@@ -247,7 +247,9 @@ def _labelled(seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str]) -> t
     )
 
 
-def _placed(seats: Mapping[str, Sequence[Seat]], drafters: Sequence[str]) -> Iterator[tuple[str, Seat]]:
+def _placed(
+    seats: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
+) -> Iterator[tuple[str, Assignment]]:
     """Yield each seat with what its worker calls the model."""
     for model, found in seats.items():
         names = drafters if model == "drafter" else [model] * len(found)
@@ -280,7 +282,7 @@ def place(
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
-    site = Here(pair, runtime, devices_of(device), threads)
+    site = LocalDevices(pair, runtime, devices_of(device), threads)
     details = {"host": processor(), "threads": threads}
     return Placement(runtime, site, _base(pair), details=details)
 
@@ -293,7 +295,7 @@ def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trac
     profile = Profile.load(name)
     latency = profile.latency(profile_pair)
     loaders, source = tokens_of(pair, tokens)
-    site = Cloud(profile, latency, loaders)
+    site = ProfileDevices(profile, latency, loaders)
     details = {"tokens": source, "profile_pair": latency.pair}
     base = Layout(drafters=int("drafter" in loaders), turns=True)
     return Placement(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.cluster.site import Loader, Pipeline, Seat, staged
+from engine.cluster.site import Assignment, Loader, Pipeline, staged
 from engine.errors import UsageError
 from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
@@ -17,7 +17,7 @@ from engine.workers.worker import Worker
 
 
 @dataclass(frozen=True)
-class Cloud:
+class ProfileDevices:
     """The GPUs of a profile. A model on several of them is one worker, drawn as one device."""
 
     profile: Profile
@@ -25,7 +25,7 @@ class Cloud:
     loaders: Mapping[str, Loader]
     processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
 
-    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first GPUs and targets those after."""
         drafter = self.latency.drafter
         if layout.drafters and drafter is None:
@@ -101,7 +101,7 @@ class Cloud:
             )
         return Pipeline(max(2, target.gpus), len(self.profile.gpus), target.layers)
 
-    def _grouped(self, ranks: int) -> dict[str, list[Seat]]:
+    def _grouped(self, ranks: int) -> dict[str, list[Assignment]]:
         """Let the first GPUs draft together; the target takes its turns on as many as it is split over."""
         needed = max(ranks, self.latency.target.gpus)
         if needed > len(self.profile.gpus):
@@ -111,28 +111,28 @@ class Cloud:
             )
         devices = tuple(_group([gpu]).devices[0] for gpu in self.profile.gpus[:needed])
         lanes = (("drafter", ranks), ("target", self.latency.target.gpus))
-        seat = Seat(f"{devices[0].name}..{devices[-1].name}/{ranks}", devices, lanes=lanes)
+        seat = Assignment(f"{devices[0].name}..{devices[-1].name}/{ranks}", devices, lanes=lanes)
         return {"drafter": [seat], "target": [seat]}
 
-    def _groups(self, first: int, count: int, width: int) -> list[Seat]:
+    def _groups(self, first: int, count: int, width: int) -> list[Assignment]:
         starts = range(first, first + count * width, width)
         return [_group(self.profile.gpus[start : start + width]) for start in starts]
 
-    def hire(self, seat: Seat) -> Worker:
+    def start_worker(self, seat: Assignment) -> Worker:
         """Start a virtual worker; those that sit on one device share its speed."""
         processor = self.processors.setdefault(seat.devices[0].name, Processor())
         return VirtualWorker(
             seat.name, seat.devices, self.latency, processor=processor, lanes=dict(seat.lanes)
         )
 
-    def loader(self, model: str, seat: Seat) -> Loader:  # noqa: ARG002 - the same tokens everywhere
+    def loader(self, model: str, seat: Assignment) -> Loader:  # noqa: ARG002 - the same tokens everywhere
         """Return where a model's tokens come from."""
         return self.loaders[model]
 
 
-def _group(gpus: Sequence[str]) -> Seat:
+def _group(gpus: Sequence[str]) -> Assignment:
     """Return the seat of devices next to each other: `gpu0`, or `gpu1-2`."""
     name = gpus[0] if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1].lstrip('gpu:c')}"
-    return Seat(
+    return Assignment(
         name, (Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual"),)
     )

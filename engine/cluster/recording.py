@@ -12,7 +12,7 @@ from engine.trace.trace import Trace
 from engine.workers.transports.process import ProcessWorker
 
 if TYPE_CHECKING:
-    from engine.cluster.placement import Crew
+    from engine.cluster.placement import RunWorkers
     from engine.run.sequences import Sequence
 
 Listener: TypeAlias = Callable[[Event], None]
@@ -60,7 +60,7 @@ class Recording:
             self.error = error
 
 
-def sampler(crew: Crew, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
+def sampler(crew: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
     """Return what measures how busy the crew's devices are; its samples come from a thread of its own."""
     pids = {d.name: w.pid for w in crew.members if isinstance(w, ProcessWorker) for d in w.devices}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from engine.cluster.execution import Execution, Request
-from engine.cluster.placement import Crew, Placement, place
+from engine.cluster.placement import Placement, RunWorkers, place
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.recording import Listener, Recording
 from engine.environment import environment
@@ -161,7 +161,7 @@ class Cluster:
             begin = asked.begin(self.placement.vocab_size, next(self._numbers))
             cancel = cancel or threading.Event()
             execution = Execution(asked, self.pair, self._pieces, crew, begin, recording, cancel)
-            execution.carry_out(self.placement)
+            execution.execute(self.placement)
             return recording.trace
         finally:
             self._busy.release()
@@ -206,7 +206,7 @@ class Cluster:
             head.check_length(asked.longest)
         return asked
 
-    def _header(self, asked: Request, crew: Crew) -> Header:
+    def _header(self, asked: Request, crew: RunWorkers) -> Header:
         there, limits = self.placement, asked.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -228,7 +228,7 @@ class Cluster:
             lossless=asked.method.lossless(asked.cfg) or asked.sampling.greedy,
         )
 
-    def _facts(self, asked: Request, crew: Crew) -> dict[str, Any]:
+    def _facts(self, asked: Request, crew: RunWorkers) -> dict[str, Any]:
         """Tell where the models come from; the drafters after the first and the drafting head, when they take part."""
         facts = {**self.placement.details, "pair": self.pair.name}
         if paths := self.pair.drafter_paths[1 : len(crew.workers.get("drafter", ()))]:

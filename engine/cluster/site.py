@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from engine.errors import UsageError
-from engine.model.slots import LanguageModel
+from engine.model.language import LanguageModel
 from engine.trace.events import Device
 from engine.types import Layout
 from engine.workers.jobs import Stage
@@ -16,12 +16,12 @@ Loader = Callable[..., LanguageModel]
 """Makes a model; `stage` may say which part of it, (number, count)."""
 
 
-class Seat(NamedTuple):
+class Assignment(NamedTuple):
     """Where a worker sits: one device, or several that work as one. The seat's name is the worker's."""
 
     name: str
     devices: tuple[Device, ...]
-    members: tuple[Seat, ...] = ()
+    members: tuple[Assignment, ...] = ()
     """Of a group of workers: the seats of each, its leader's first."""
     lanes: tuple[tuple[str, int], ...] = ()
     """For models that do not keep all of the devices busy: how many, the first ones."""
@@ -29,7 +29,7 @@ class Seat(NamedTuple):
     """Whether each member holds a part of the model's layers, rather than all of them."""
 
     @property
-    def singles(self) -> tuple[Seat, ...]:
+    def singles(self) -> tuple[Assignment, ...]:
         """The seats of its workers."""
         return self.members or (self,)
 
@@ -57,7 +57,7 @@ class Pipeline(NamedTuple):
 class Site(Protocol):
     """The devices there are: which seats a layout takes, and how workers and models come to them."""
 
-    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Return the seats of each model.
 
         Raises:
@@ -89,16 +89,16 @@ class Site(Protocol):
         """
         ...
 
-    def hire(self, seat: Seat) -> Worker:
+    def start_worker(self, seat: Assignment) -> Worker:
         """Start a worker."""
         ...
 
-    def loader(self, model: str, seat: Seat) -> Loader:
+    def loader(self, model: str, seat: Assignment) -> Loader:
         """Return how a worker makes a model."""
         ...
 
 
-def staged(seats: Sequence[Seat], count: int) -> dict[str, list[Seat]]:
+def staged(seats: Sequence[Assignment], count: int) -> dict[str, list[Assignment]]:
     """Split the target over the first seats; draft on the last of them and on the first (PEARL, appendix G).
 
     Raises:
@@ -110,5 +110,5 @@ def staged(seats: Sequence[Seat], count: int) -> dict[str, list[Seat]]:
         )
     members = tuple(seats[:count])
     devices = tuple(device for seat in members for device in seat.devices)
-    whole = Seat(f"{members[0].name}..{members[-1].name}/pipeline", devices, members, split=True)
+    whole = Assignment(f"{members[0].name}..{members[-1].name}/pipeline", devices, members, split=True)
     return {"drafter": [members[-1], members[0]], "target": [whole]}

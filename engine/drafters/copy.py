@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.types import Draft, DraftToken, Source
+from engine.types import CopySource, Draft, DraftToken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Copier:
         for number, document in enumerate(self._documents):
             self._index(number, document, 0)
 
-    def find(self, tokens: np.ndarray) -> tuple[tuple[int, ...], Source | None]:
+    def find(self, tokens: np.ndarray) -> tuple[tuple[int, ...], CopySource | None]:
         """Return the tokens to copy and where they stand; nothing and None when the last tokens match nowhere.
 
         A copy that reaches the end of the sequence goes on with what it has copied so far, so a text that repeats
@@ -69,7 +69,7 @@ class Copier:
         for n, places in self._places.items():
             place = places.get(tuple(self._text[-n:])) if n <= len(self._text) else None
             if place is not None:
-                return self._copy(*place), Source(*place, n)
+                return self._copy(*place), CopySource(*place, n)
         return (), None
 
     def draft(self, tokens: np.ndarray, most: int) -> Draft:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.drafters.tree import Node, Shape, line
+from engine.drafters.tree import Node, TreeShape, line
 from engine.draws import Draws, Key, softmax, warp
 from engine.types import Sampling
 
@@ -14,7 +14,7 @@ from engine.types import Sampling
 def next_level(
     logits: Tensor,
     above: Sequence[Node],
-    shape: Shape,
+    shape: TreeShape,
     *,
     position: int,
     sampling: Sampling,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.types import NO_TREE, Draft, DraftToken, Gram, Pooled, Tree
+from engine.types import NO_TREE, Draft, DraftToken, Gram, PoolUpdate, Tree
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,7 +159,7 @@ class Lookahead:
         grams = dict.fromkeys((last, *tail) for tail in tails if tail)
         return Draft(tuple(tokens), chain.lease, grams=tuple(grams))
 
-    def told(self) -> Pooled:
+    def told(self) -> PoolUpdate:
         """Return what happened since the last call, for the trace."""
         gained, self._gained = tuple(self._gained), []
-        return Pooled(self._model, self.window.seen, gained, len(self.pool))
+        return PoolUpdate(self._model, self.window.seen, gained, len(self.pool))

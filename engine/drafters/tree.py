@@ -42,7 +42,7 @@ class Node(NamedTuple):
     """Where it stands: (0, 2) is the third child of the first child."""
 
 
-class Shape(Protocol):
+class TreeShape(Protocol):
     """How a tree grows."""
 
     @property

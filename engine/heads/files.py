@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-class Head(NamedTuple):
+class HeadWeights(NamedTuple):
     """A drafting head, read."""
 
     config: HeadConfig
@@ -42,7 +42,7 @@ def read_head(
     target: Path | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> Head:
+) -> HeadWeights:
     """Read a head of SpecScope's own form or a published one; whole, or not at all.
 
     Args:
@@ -61,7 +61,7 @@ def read_head(
         name: weights.take(found.names[name], place, torch.int64 if name in INDICES else dtype)
         for name in found.config.tensors()
     }
-    return Head(found.config, tensors)
+    return HeadWeights(found.config, tensors)
 
 
 def check_head(path: Path, target: Path | None = None) -> HeadConfig:

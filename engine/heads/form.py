@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.errors import ModelError, one_line
 from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 
 SIDE = ("medusa", "hydra")
 _VECTORS = {"parallelspec_eagle": ("embedding", "feature"), "parallelspec_medusa": ("embedding",)}
@@ -178,7 +178,7 @@ class HeadConfig:
             raise ModelError(f"it reads the state after layer {max(found)}; the target has {layers} layers")
         return replace(self, features=found)
 
-    def layer(self) -> Shape:
+    def layer(self) -> ModelShape:
         """Return the shape of its one decoder layer.
 
         Raises:
@@ -249,7 +249,7 @@ class HeadConfig:
         return {name: size for name, size in sizes.items() if name not in _LENT}
 
 
-def layer_of(fields: dict[str, Any]) -> Shape:
+def layer_of(fields: dict[str, Any]) -> ModelShape:
     """Return the shape of a Llama decoder of one layer, from the fields of its config.
 
     Raises:
@@ -261,7 +261,7 @@ def layer_of(fields: dict[str, Any]) -> Shape:
     try:
         from transformers import LlamaConfig  # takes a second, which only heads with a layer are worth
 
-        return Shape.of(LlamaConfig(**given), Path("shape"))
+        return ModelShape.of(LlamaConfig(**given), Path("shape"))
     except ModelError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever transformers finds wrong with it

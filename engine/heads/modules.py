@@ -20,8 +20,9 @@ from engine.errors import UsageError
 from engine.heads.files import read_head, target_ids
 from engine.heads.form import HeadConfig
 from engine.model.decoder import Decoder
+from engine.model.language import LanguageModel
 from engine.model.remembered import Remembered
-from engine.model.slots import LanguageModel, Rows
+from engine.model.slots import Rows
 from engine.model.weights import Linear, Norm, as_it_is
 
 Take = Callable[[str], Tensor]

@@ -56,7 +56,7 @@ class Situation(Protocol):
         """
         ...
 
-    def head(self, kind: str) -> Head:
+    def head(self, kind: str) -> HeadLimits:
         """Return the drafting head of a kind.
 
         Raises:
@@ -65,7 +65,7 @@ class Situation(Protocol):
         ...
 
 
-class Head(Protocol):
+class HeadLimits(Protocol):
     """What a method may know of a drafting head."""
 
     @property

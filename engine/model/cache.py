@@ -13,7 +13,7 @@ from engine.model.stage import from_bytes, to_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.model.shape import Shape
+    from engine.model.shape import ModelShape
     from engine.model.slots import Rows
 
 _REUSED = 32
@@ -32,7 +32,7 @@ class Cache(Slots):
     """
 
     def __init__(
-        self, shape: Shape, slots: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, shape: ModelShape, slots: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(slots, capacity, shape.context)
         self.shape = shape
@@ -110,7 +110,7 @@ class Buffers:
         like: A tensor of the type and on the device to use.
     """
 
-    def __init__(self, shape: Shape, count: int, like: Tensor) -> None:
+    def __init__(self, shape: ModelShape, count: int, like: Tensor) -> None:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
         qkv = like.new_empty(count, (heads + 2 * kv_heads) * size)
         self.qkv = qkv

@@ -22,7 +22,7 @@ from engine.model.aligned import Aligned, attend
 from engine.model.attention import Attention
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
-from engine.model.slots import Output
+from engine.model.language import Output
 from engine.model.weights import Layer, Linear, Norm, as_it_is
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from engine.model.shape import Shape
+    from engine.model.shape import ModelShape
     from engine.model.slots import Rows
     from engine.model.stage import Border
 
@@ -51,7 +51,7 @@ class Decoder:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: ModelShape,
         take: Callable[[str], Tensor],
         name: str = "target",
         span: range | None = None,

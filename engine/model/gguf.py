@@ -148,14 +148,14 @@ class _Conversion:
         Raises:
             ModelError: A tensor is missing or has another shape than the metadata asks for.
         """
-        from engine.model.shape import Shape
+        from engine.model.shape import ModelShape
 
         held = {tensor.name: tensor for tensor in self.reader.tensors}
         names = _names(config.num_hidden_layers)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         permuted = _architecture(self.reader, self.file) == "llama"
         sources: dict[str, tuple[Any, int]] = {}
-        for ours, shape in Shape.of(config, self.file).tensors().items():
+        for ours, shape in ModelShape.of(config, self.file).tensors().items():
             base, _, kind = ours.rpartition(".")
             theirs = f"{names(base)}.{kind}"
             if theirs not in held:

@@ -17,7 +17,7 @@ from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes
 from engine.model.decoder import Decoder
 from engine.model.fields import READ, check_fields
-from engine.model.shape import FAMILIES, Shape
+from engine.model.shape import FAMILIES, ModelShape
 from engine.model.sources import resolve
 from engine.model.stage import layer_stages
 
@@ -71,7 +71,7 @@ def load(
         UsageError: The model has fewer layers than there are stages.
     """
     directory = resolve(model)
-    shape = Shape.of(read_config(directory), directory / "config.json")
+    shape = ModelShape.of(read_config(directory), directory / "config.json")
     checkpoint = Checkpoint(directory)
     checkpoint.check(shape.tensors())
     checkpoint.check_memory(shape.tensors(), device, dtype)

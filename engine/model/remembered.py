@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from engine.model.slots import Output, Rows
+from engine.model.language import Output
+from engine.model.slots import Rows
 
 if TYPE_CHECKING:
     from engine.model.fuzzy import Fuzzy
-    from engine.model.slots import LanguageModel, Slots
+    from engine.model.language import LanguageModel
+    from engine.model.slots import Slots
     from engine.model.stage import Border
 
 BYTES = 1 << 28

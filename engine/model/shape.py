@@ -23,7 +23,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Sizes and options of a decoder of the Llama kind."""
 
     layers: int
@@ -57,7 +57,7 @@ class Shape:
     """Whether the head reads normed states; not in EAGLE's."""
 
     @classmethod
-    def of(cls, config: PretrainedConfig, path: Path) -> Shape:
+    def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
         """Read a config; `path` names it in errors.
 
         Raises:

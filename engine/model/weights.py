@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from engine.model.shape import Shape
+    from engine.model.shape import ModelShape
 
 
 PACKED_FROM = 1 << 20
@@ -121,7 +121,7 @@ class Layer:
     down: Linear
 
     @classmethod
-    def of(cls, shape: Shape, number: int, take: Callable[[str], Tensor]) -> Layer:
+    def of(cls, shape: ModelShape, number: int, take: Callable[[str], Tensor]) -> Layer:
         """Collect layer `number` from a checkpoint."""
         at = f"model.layers.{number}."
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from engine.drafters.tree import Shape
+from engine.drafters.tree import TreeShape
 from engine.run.scores import Scores, judge_job, mode_of
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
 from engine.workers.jobs import Export, Grow, Grown, Import, Prefill, Propose, Proposed, Score
@@ -93,7 +93,7 @@ class Model:
         for i, each in enumerate(proposed):
             q = [RowRef(self.worker.name, row) for row in leases[i].rows] if leases else [None] * len(each)
             tokens = tuple(
-                run.teller.drafted(
+                run.emitter.drafted(
                     prefixes[i].sequence,
                     len(prefixes[i]) + at,
                     DraftToken(t.id, at - 1, q[at], t.probability, t.top, spans[at * lanes]),
@@ -122,18 +122,20 @@ class Model:
     async def grow(
         self,
         prefix: Prefix,
-        shape: Shape,
+        shape: TreeShape,
         *,
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
     ) -> Draft: ...
     @overload
-    async def grow(self, prefix: Sequence[Prefix], shape: Shape, *, sampled: bool = True) -> list[Draft]: ...
+    async def grow(
+        self, prefix: Sequence[Prefix], shape: TreeShape, *, sampled: bool = True
+    ) -> list[Draft]: ...
     async def grow(
         self,
         prefix: Prefix | Sequence[Prefix],
-        shape: Shape,
+        shape: TreeShape,
         *,
         sampled: bool = True,
         fuzzy: int = 1,
@@ -163,7 +165,7 @@ class Model:
         drafts = list[Draft]()
         for i, tree in enumerate(grown):
             tokens = tuple(
-                run.teller.drafted(
+                run.emitter.drafted(
                     prefixes[i].sequence,
                     len(prefixes[i]) + t.level,
                     DraftToken(
@@ -236,7 +238,7 @@ class Model:
         verdict: Verdict = (await run.call(self, job, spans)).value[0]
         said = [j for j in verdict.judged if j.outcome not in ("rejected", "discarded")]
         tokens = tuple(
-            run.teller.drafted(
+            run.emitter.drafted(
                 prefix.sequence, j.position, DraftToken(j.token, at - 1, None, j.p, j.top_p, spans[0])
             )
             for at, j in enumerate(said)

@@ -13,7 +13,7 @@ from engine.run.models import Model
 from engine.run.race import Race
 from engine.run.scores import Forward
 from engine.run.sequences import Sequence as Decoded
-from engine.trace.emitter import Committed, Teller
+from engine.trace.emitter import Committed, TraceEmitter
 from engine.trace.events import Part, Row, Span, SpanKind
 from engine.types import Draft, Prefix, Verdict
 from engine.workers.jobs import Drop, Job, Reply, Retire
@@ -68,7 +68,7 @@ class Run:
         self._encode = encode
         self._documents = 0
         self.step = 0
-        self.teller = Teller(emit, read)
+        self.emitter = TraceEmitter(emit, read)
         self.targets = [Model(self, "target", worker) for worker in workers.get("target", ())]
         """The pool of target servers."""
         drafting = zip(drafters, workers.get("drafter", ()), strict=True)
@@ -127,7 +127,7 @@ class Run:
         """Return the token ids of a reference document, and record it."""
         tokens = self._encode(text)
         self._documents += 1
-        self.teller.document(self._documents - 1, tokens)
+        self.emitter.document(self._documents - 1, tokens)
         return tokens
 
     @property
@@ -151,12 +151,12 @@ class Run:
             over = verdict.own is not None or sequence.done
             if verdict.draft.source is not None:
                 prompt = sequence.x.tokens[: sequence.prompt_length]
-                self.teller.later(partial(self.teller.prompt, verdict.sequence, prompt))
-            self.teller.later(partial(self.teller.round, step, verdict, committed, now))
+                self.emitter.later(partial(self.emitter.prompt, verdict.sequence, prompt))
+            self.emitter.later(partial(self.emitter.round, step, verdict, committed, now))
             if pool is not None:
-                self.teller.later(partial(self.teller.pooled, step, verdict, pool.told()))
+                self.emitter.later(partial(self.emitter.pooled, step, verdict, pool.told()))
             if over:
-                self.teller.later(partial(self.teller.discard, step, verdict.sequence, alive))
+                self.emitter.later(partial(self.emitter.discard, step, verdict.sequence, alive))
         self.step += 1
 
     def _append(self, verdict: Verdict) -> list[Committed]:
@@ -180,7 +180,7 @@ class Run:
         ticket = model.worker.submit(job)
         self._under_way[ticket.reply] = (model.worker, ticket)
         ticket.reply.add_done_callback(lambda reply: self._under_way.pop(reply, None))
-        self.teller.catch_up()
+        self.emitter.catch_up()
         return ticket
 
     async def call(self, model: Model, job: Job, spans: range) -> Reply:
@@ -260,8 +260,8 @@ class Run:
         self._open = False
         for forward in self._forwards:
             forward.show()
-        self.teller.catch_up()
+        self.emitter.catch_up()
         for sequence in range(len(self.sequences)):
-            self.teller.discard(self.step, sequence)
+            self.emitter.discard(self.step, sequence)
         errors = [reply.exception() for reply in left if not reply.cancelled()]
         return next((error for error in errors if isinstance(error, WorkerDied)), None)

@@ -26,7 +26,7 @@ from engine.model.cache import Cache
 from engine.model.decoder import Decoder
 from engine.model.load import load
 from engine.model.pair import Pair
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.trace.events import Device
 from engine.types import Draft, DraftToken, RowRef, Sampling
@@ -95,7 +95,7 @@ class Calibration:
     devices: tuple[str, ...]
     processor: str
     date: str
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, ModelShape]
     """Of `target`, and `drafter` where there is one."""
     dtype: str
     forwards: Mapping[str, Mapping[Cell, Times]]

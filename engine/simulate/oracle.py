@@ -15,7 +15,8 @@ import torch
 
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
-from engine.model.slots import Output, Rows, Slots
+from engine.model.language import Output
+from engine.model.slots import Rows, Slots
 from engine.model.stage import Border
 from engine.trace.events import Decision
 from engine.trace.trace import Trace

@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.trace.events import Commit, Copied, Decision, Document, Piece, Round, Row
-from engine.trace.events import Pooled as PooledRow
-from engine.types import DraftToken, Judged, Pooled, Verdict
+from engine.trace.events import Commit, Copied, Decision, Document, Piece, Pooled, Round, Row
+from engine.types import DraftToken, Judged, PoolUpdate, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +33,7 @@ class _Drafted(NamedTuple):
     token: DraftToken
 
 
-class Teller:
+class TraceEmitter:
     """Turns verdicts into events, and remembers drafted tokens until their fate is known.
 
     Args:
@@ -80,13 +79,13 @@ class Teller:
         counts = (len(verdict.draft), len(verdict.accepted), len(committed))
         self._emit(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
 
-    def pooled(self, step: int, verdict: Verdict, pool: Pooled) -> None:
+    def pooled(self, step: int, verdict: Verdict, pool: PoolUpdate) -> None:
         """Tell what a round tried from a pool of n-grams, and what the pool learnt in it."""
         tried = verdict.draft.grams
         for gram in (*pool.window, *tried, *pool.gained):
             self._name(*gram)
         where = (step, verdict.sequence, pool.model)
-        self._emit(PooledRow(*where, pool.window, tried, pool.gained, pool.size))
+        self._emit(Pooled(*where, pool.window, tried, pool.gained, pool.size))
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
         """Tell once how the tokens of a prompt read, for a sequence whose drafts are copied."""

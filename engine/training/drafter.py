@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from engine.errors import UsageError
 from engine.model.load import read_config
 from engine.model.pair import Pair
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training import checkpoint
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
@@ -114,8 +114,8 @@ def _check(options: DrafterOptions) -> Pair:
     return pair
 
 
-def _shape(folder: Path) -> Shape:
-    return Shape.of(read_config(folder), folder / "config.json")
+def _shape(folder: Path) -> ModelShape:
+    return ModelShape.of(read_config(folder), folder / "config.json")
 
 
 def _written(options: DrafterOptions, corpus: Corpus, training: Training) -> Corpus:

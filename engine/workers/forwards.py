@@ -13,7 +13,8 @@ from engine.errors import SpecScopeError
 from engine.heads.modules import Head
 from engine.model.cache import Cache
 from engine.model.fuzzy import Fuzzy
-from engine.model.slots import PROVISIONAL, LanguageModel, Rows, Slots
+from engine.model.language import LanguageModel
+from engine.model.slots import PROVISIONAL, Rows, Slots
 from engine.model.stage import Border
 from engine.types import NO_TREE, Packing, Prefix, Tree
 from engine.workers.jobs import Stamp

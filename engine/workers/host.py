@@ -18,7 +18,8 @@ from engine.accept import judge
 from engine.draws import Draws, argmax, facts, propose_token, softmax
 from engine.heads.modules import Head
 from engine.model.fuzzy import Alone
-from engine.model.slots import LanguageModel, Rows
+from engine.model.language import LanguageModel
+from engine.model.slots import Rows
 from engine.model.stage import Border
 from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
 from engine.workers.exchange import Exchange

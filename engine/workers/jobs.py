@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from engine.drafters.tree import Shape
+from engine.drafters.tree import TreeShape
 from engine.model.fuzzy import PartTime
-from engine.model.slots import LanguageModel
+from engine.model.language import LanguageModel
 from engine.types import Draft, Packing, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Grow:
 
     model: str
     prefixes: tuple[Prefix, ...]
-    shape: Shape
+    shape: TreeShape
     levels: tuple[int, ...]
     """Levels at most for each prefix: those of the shape, or fewer at the end of the output."""
     sampled: bool

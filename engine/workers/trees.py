@@ -43,7 +43,7 @@ class Drafting(NamedTuple):
     """Who shares the layers of fuzzy forwards."""
 
 
-class Growing:
+class TreeBuilder:
     """A tree as it grows after a prefix.
 
     Args:
@@ -111,10 +111,10 @@ class Growing:
         return tuple(self.nodes[old]._replace(parent=number[self.nodes[old].parent]) for old in kept)
 
 
-class Source(Protocol):
+class LevelSource(Protocol):
     """Who drafts: a small model, or a head of the target."""
 
-    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor] | None:
+    def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
         """Return the logits after the nodes that get children, one tensor per tree; None when nothing can be drafted yet.
 
         Args:
@@ -140,7 +140,7 @@ def grow(
         stopped: Whether somebody asked to stop.
     """
     each = zip(job.prefixes, job.levels, job.rows, strict=True)
-    trees = [Growing(*one, job, drafting) for one in each]
+    trees = [TreeBuilder(*one, job, drafting) for one in each]
     source, before = _source(forwards, job, drafting.partners, stamps), len(stamps)
     for level in range(max(job.levels)):
         growing = [tree for tree in trees if tree.wants(level)]
@@ -151,26 +151,26 @@ def grow(
     return tuple(tree.picked() for tree in trees)
 
 
-def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> Source:
+def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> LevelSource:
     if (head := forwards.heads.get(job.model)) is not None:
-        return Head(HEADS[type(head)](forwards, job, stamps))
+        return HeadLevels(HEADS[type(head)](forwards, job, stamps))
     fuzzy = _fuzzy(forwards.models[job.model].depth, job.fuzzy, partners)
-    return SmallModel(forwards, job, fuzzy, stamps)
+    return ModelLevels(forwards, job, fuzzy, stamps)
 
 
-class Head:
+class HeadLevels:
     """A drafting head: it drafts one tree at a time."""
 
     def __init__(self, rows: Callable[[Sequence[Grown], Sequence[int]], torch.Tensor | None]) -> None:
         self._rows = rows
 
-    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor] | None:
+    def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
         """Ask the head."""
         (tree,) = trees
         return None if (rows := self._rows(tree.nodes, tree.at)) is None else [rows]
 
 
-class SmallModel:
+class ModelLevels:
     """A model of its own: the first level comes from a forward of what is not cached, each other from one over the level above.
 
     Trees of several prefixes share these forwards.
@@ -182,7 +182,7 @@ class SmallModel:
         self._rows = {prefix.sequence: {-1: -1} for prefix in job.prefixes}
         """Of each tree's nodes that were forwarded: which of them each is."""
 
-    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor]:
+    def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor]:
         """Forward the nodes of the last level of all trees."""
         job, forwards, prefixes = self._job, self._forwards, [tree.prefix for tree in trees]
         if trees[0].at == [-1]:
@@ -199,7 +199,7 @@ class SmallModel:
             provisional=self._calibrates,
         )
 
-    def _level(self, tree: Growing) -> Tree:
+    def _level(self, tree: TreeBuilder) -> Tree:
         rows = self._rows[tree.prefix.sequence]
         nodes = [tree.nodes[i] for i in tree.at]
         level = tuple(node.id for node in nodes), tuple(rows[node.parent] for node in nodes)

@@ -18,7 +18,7 @@ import torch
 
 from engine.accept import Draws, Key, judge, propose_token
 from engine.drafters.level import next_level
-from engine.drafters.tree import Shape, line, root
+from engine.drafters.tree import TreeShape, line, root
 from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 
@@ -265,7 +265,7 @@ class ToyDrafter:
     async def grow(
         self,
         prefix: Prefix,
-        shape: Shape,
+        shape: TreeShape,
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from engine.cluster.local_devices import Here, Loader, Seat, devices_of
+from engine.cluster.local_devices import Loader, LocalDevices, Seat, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.model.pair import Pair
@@ -64,15 +64,15 @@ def _load(ballast: bytes) -> Scripted:
 
 
 @dataclass(frozen=True)
-class Odd(Here):
+class Odd(LocalDevices):
     """This machine with the scripted model; `stopped` workers get SIGSTOP right after their start."""
 
     stopped: bool = False
     ballast: bytes = b""
     """Bytes that travel with the job that loads the model."""
 
-    def hire(self, seat: Seat) -> ProcessWorker:
-        worker = super().hire(seat)
+    def start_worker(self, seat: Seat) -> ProcessWorker:
+        worker = super().start_worker(seat)
         assert isinstance(worker, ProcessWorker)
         if self.stopped:
             os.kill(worker.pid, signal.SIGSTOP)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from engine.errors import UsageError
-from engine.heads.files import Head as HeadFile
+from engine.heads.files import HeadWeights as HeadFile
 from engine.heads.files import read_head
 from engine.heads.form import SIDE
 from engine.model.load import read_config
 from engine.model.pair import Pair
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training.card import read_facts
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
@@ -71,14 +71,14 @@ def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
     if not found:
         raise UsageError(f"{folder / FOLDER} holds no head; specscope train medusa, for example, makes one")
     target = folder / "target"
-    shape = Shape.of(read_config(target), target)
+    shape = ModelShape.of(read_config(target), target)
     frozen = read_frozen(target, shape, torch.device("cpu"))
     answers = list(_answers(LoadedPair.load(pair), frozen, settings))
     heads = [_measure(folder, kind, shape, frozen, answers) for kind in found]
     return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
 
 
-def restore(file: HeadFile, shape: Shape) -> Head:
+def restore(file: HeadFile, shape: ModelShape) -> Head:
     """Return the module of a head that was read.
 
     Raises:
@@ -140,7 +140,9 @@ def chained(matches: Sequence[bool], count: int) -> Acceptance:
     return Acceptance(tuple(reached), tuple(accepted))
 
 
-def _measure(folder: Path, kind: str, shape: Shape, frozen: Frozen, answers: Sequence[Answers]) -> Measured:
+def _measure(
+    folder: Path, kind: str, shape: ModelShape, frozen: Frozen, answers: Sequence[Answers]
+) -> Measured:
     path = folder / FOLDER / kind
     file = read_head(path, folder / "target")
     head, config = restore(file, shape), file.config

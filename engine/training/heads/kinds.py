@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from engine.heads.form import PARALLEL
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training.fit import Losses
 from engine.training.heads.layered import Eagle, ParallelEagle, ParallelMedusa
 from engine.training.heads.layout import Texts
@@ -21,7 +21,7 @@ from engine.training.options import HeadOptions
 Head = Medusa | Hydra | Eagle | ParallelEagle | ParallelMedusa
 
 
-def build(kind: str, shape: Shape, size: int, seed: int, scale: float = 1.0, level: float = 1.0) -> Head:
+def build(kind: str, shape: ModelShape, size: int, seed: int, scale: float = 1.0, level: float = 1.0) -> Head:
     """Return a head before its training; its weights are a function of the seed.
 
     Args:

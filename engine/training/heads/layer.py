@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training.heads.layout import Packed
 
 
@@ -26,7 +26,7 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Attention of packed rows to those they come after; rotary pairs are (i, i + head_dim / 2)."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.q_proj = nn.Linear(width, queries, bias=False)
@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """A layer of the target's shape, without biases; `normed`: with a norm before its attention."""
 
-    def __init__(self, shape: Shape, *, normed: bool) -> None:
+    def __init__(self, shape: ModelShape, *, normed: bool) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.width, shape.eps) if normed else nn.Identity()
         self.self_attn = Attention(shape)

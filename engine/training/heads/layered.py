@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training.heads.layer import Layer, Norm
 from engine.training.heads.layout import Packed, Texts, pack
 from engine.training.heads.side import Frozen, Learned
@@ -21,7 +21,7 @@ from engine.training.heads.side import Frozen, Learned
 class Eagle(nn.Module):
     """One layer on fc([E(x_j); f_(j-1)]) (EAGLE); drafts one token after the other."""
 
-    def __init__(self, shape: Shape, scale: float = 1.0) -> None:
+    def __init__(self, shape: ModelShape, scale: float = 1.0) -> None:
         super().__init__()
         self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
@@ -65,7 +65,7 @@ class ParallelEagle(nn.Module):
     The paper does not say what feature a mask reads; here it is learned, like the mask's embedding.
     """
 
-    def __init__(self, shape: Shape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:
+    def __init__(self, shape: ModelShape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:
         super().__init__()
         self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
@@ -102,7 +102,7 @@ class ParallelMedusa(nn.Module):
     The paper leaves open whether it reads the target's features; here it does, as the heads it replaces do.
     """
 
-    def __init__(self, shape: Shape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:
+    def __init__(self, shape: ModelShape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:
         super().__init__()
         self._scale = scale
         self.layers = nn.ModuleList([Layer(shape, normed=True)])

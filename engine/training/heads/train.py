@@ -25,7 +25,7 @@ from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_h
 from engine.heads.form import LAYERED, PARALLEL, SUMMED, HeadConfig
 from engine.model.load import Checkpoint, load, read_config
 from engine.model.pair import Pair
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, find_sources, read_mixture
@@ -118,7 +118,7 @@ def train_head(
     return out
 
 
-def check(options: HeadOptions) -> tuple[Path, Shape]:
+def check(options: HeadOptions) -> tuple[Path, ModelShape]:
     """Return the folder and the shape of the target, if a head can be trained for it with these settings.
 
     Raises:
@@ -128,14 +128,14 @@ def check(options: HeadOptions) -> tuple[Path, Shape]:
     target = options.pair / "target"
     if not target.is_dir():
         raise UsageError(f"pair is {options.pair}; it must be a folder with target in it")
-    shape = Shape.of(read_config(target), target / "config.json")
+    shape = ModelShape.of(read_config(target), target / "config.json")
     if shape.vocab > 65536:
         raise UsageError(f"{target} has {shape.vocab} ids; training takes targets with at most 65536")
     check_lengths(options, shape.context, "the target")
     return target, shape
 
 
-def read_frozen(target: Path, shape: Shape, device: torch.device) -> Frozen:
+def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen:
     """Return what heads share with the target, in float32."""
     weights = Checkpoint(target)
     embedding = weights.take("model.embed_tokens.weight", device, torch.float32)
@@ -156,7 +156,7 @@ def _begin(head: Head, start: Path, target: Path) -> None:
     head.load_state_dict(fitting, strict=False)
 
 
-def head_config(options: HeadOptions, target: Path, shape: Shape, scale: float) -> HeadConfig:
+def head_config(options: HeadOptions, target: Path, shape: ModelShape, scale: float) -> HeadConfig:
     """Return what the file of a head says."""
     layered, parallel = options.kind in LAYERED, options.kind in PARALLEL
     return HeadConfig(

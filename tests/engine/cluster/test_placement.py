@@ -1,6 +1,6 @@
 """Seats: which devices a layout takes, and the order in which a run names them."""
 
-from engine.cluster.local_devices import Here
+from engine.cluster.local_devices import LocalDevices
 from engine.cluster.placement import Placement
 from engine.model.pair import Pair
 from engine.trace.events import Device
@@ -8,12 +8,12 @@ from engine.types import Layout
 from tests.engine.workers.harness import scripted_cluster
 
 
-class _Cores(Here):
+class _Cores(LocalDevices):
     """Twelve cores, with models that take no time to load."""
 
-    def hire(self, seat):
+    def start_worker(self, seat):
         with scripted_cluster(lambda path: 5, lambda path: 5) as there:
-            return there.placement.site.hire(seat)
+            return there.placement.site.start_worker(seat)
 
     def loader(self, model, seat):
         with scripted_cluster(lambda path: 5, lambda path: 5) as there:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafters.copy import LONGER, Copier
-from engine.types import Draft, Source
+from engine.types import CopySource, Draft
 
 
 def array(tokens) -> np.ndarray:
@@ -30,7 +30,7 @@ def naive(text: list[int], documents: list[list[int]], match: int, copy: int, lo
                     for i in range(copy):
                         more = other + ids if number == -1 else other
                         ids += more[start + i : start + i + 1]
-                    return tuple(ids), Source(number, start, n)
+                    return tuple(ids), CopySource(number, start, n)
     return (), None
 
 
@@ -66,7 +66,7 @@ def test_what_it_says_of_a_source_is_true(text, document, match, copy):
 
 
 def test_the_tokens_after_the_match_are_copied():
-    assert find([1, 2, 3, 4, 5, 6, 1, 2], copy=3) == ((3, 4, 5), Source(-1, 2, 2))
+    assert find([1, 2, 3, 4, 5, 6, 1, 2], copy=3) == ((3, 4, 5), CopySource(-1, 2, 2))
 
 
 def test_no_match_is_no_copy():
@@ -77,40 +77,40 @@ def test_no_match_is_no_copy():
 
 
 def test_the_longest_match_wins():
-    assert find([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], copy=2) == ((5, 6), Source(-1, 3, 3))
+    assert find([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], copy=2) == ((5, 6), CopySource(-1, 3, 3))
 
 
 def test_a_match_counts_up_to_three_tokens_more_than_asked_for():
     long = [1, 2, 3, 4, 5, 6]
-    assert find([*long, 7, 0, *long[1:], 8, *long], copy=1) == ((8,), Source(-1, 13, 5))
+    assert find([*long, 7, 0, *long[1:], 8, *long], copy=1) == ((8,), CopySource(-1, 13, 5))
 
 
 def test_the_latest_of_equal_matches_wins():
-    assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), Source(-1, 7, 2))
+    assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), CopySource(-1, 7, 2))
 
 
 def test_the_first_of_equal_matches_is_copied_where_that_is_asked_for():
     text = [5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2]
-    assert find(text, match=1, copy=2, longest=2, latest=False) == ((3, 6), Source(-1, 3, 2))
-    assert find(text, match=1, copy=2, longest=1, latest=False) == ((3, 6), Source(-1, 3, 1))
-    assert find([1, 1, 1], match=1, copy=3, latest=False) == ((1, 1, 1), Source(-1, 2, 2))
+    assert find(text, match=1, copy=2, longest=2, latest=False) == ((3, 6), CopySource(-1, 3, 2))
+    assert find(text, match=1, copy=2, longest=1, latest=False) == ((3, 6), CopySource(-1, 3, 1))
+    assert find([1, 1, 1], match=1, copy=3, latest=False) == ((1, 1, 1), CopySource(-1, 2, 2))
 
 
 def test_the_sequence_is_later_than_the_documents_and_they_come_in_order():
     documents = [[1, 2, 30], [1, 2, 31]]
-    assert find([1, 2, 32, 1, 2], documents, copy=1) == ((32,), Source(-1, 2, 2))
-    assert find([1, 2], documents, copy=1) == ((31,), Source(1, 2, 2))
-    assert find([9, 1, 2, 32, 8, 1, 2], [[8, 1, 2, 30]], copy=1) == ((30,), Source(0, 3, 3))
+    assert find([1, 2, 32, 1, 2], documents, copy=1) == ((32,), CopySource(-1, 2, 2))
+    assert find([1, 2], documents, copy=1) == ((31,), CopySource(1, 2, 2))
+    assert find([9, 1, 2, 32, 8, 1, 2], [[8, 1, 2, 30]], copy=1) == ((30,), CopySource(0, 3, 3))
 
 
 def test_a_copy_ends_where_its_document_ends():
-    assert find([1, 2], [[1, 2, 3, 4]]) == ((3, 4), Source(0, 2, 2))
+    assert find([1, 2], [[1, 2, 3, 4]]) == ((3, 4), CopySource(0, 2, 2))
     assert find([3, 4], [[1, 2, 3, 4]]) == ((), None), "nothing follows the match"
 
 
 def test_a_copy_goes_on_into_itself_where_the_sequence_ends():
-    assert find([7, 7, 7], copy=5) == ((7,) * 5, Source(-1, 2, 2))
-    assert find([4, 5, 6, 4, 5], copy=8) == ((6, 4, 5, 6, 4, 5, 6, 4), Source(-1, 2, 2))
+    assert find([7, 7, 7], copy=5) == ((7,) * 5, CopySource(-1, 2, 2))
+    assert find([4, 5, 6, 4, 5], copy=8) == ((6, 4, 5, 6, 4, 5, 6, 4), CopySource(-1, 2, 2))
 
 
 def test_a_match_across_two_documents_is_none():
@@ -121,7 +121,7 @@ def test_a_draft_is_the_copy_cut_to_the_room():
     copier = Copier(match=2, copy=7)
     text = array([1, 2, 3, 4, 5, 6, 1, 2])
     draft = copier.draft(text, 3)
-    assert (draft.ids, draft.parents, draft.source) == ((3, 4, 5), (-1, 0, 1), Source(-1, 2, 2))
+    assert (draft.ids, draft.parents, draft.source) == ((3, 4, 5), (-1, 0, 1), CopySource(-1, 2, 2))
     assert {(t.q, t.span) for t in draft.tokens} == {(None, -1)}, "rule 2, by no forward"
     assert copier.draft(text, 0) == Draft.empty()
     assert Copier().draft(array([1, 2, 3]), 5) == Draft.empty()

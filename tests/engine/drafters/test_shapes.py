@@ -9,7 +9,7 @@ import torch
 
 from engine.drafters.level import next_level
 from engine.drafters.static import tree
-from engine.drafters.tree import Dynamic, Node, Shape, Static, Wide, root
+from engine.drafters.tree import Dynamic, Node, Static, TreeShape, Wide, root
 from engine.draws import Draws, Key, pick
 from engine.errors import UsageError
 from engine.types import Sampling
@@ -18,7 +18,7 @@ ONE = Sampling(1.0)
 SMALL = Static(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 
 
-def choose(rows: list[list[float]], above: list[Node], shape: Shape, sampled: bool = False) -> list[Node]:
+def choose(rows: list[list[float]], above: list[Node], shape: TreeShape, sampled: bool = False) -> list[Node]:
     logits = torch.tensor(rows, dtype=torch.float64).log()
     return next_level(logits, above, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)[0]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.heads.files import read_head, write_head
 from engine.heads.modules import load_head
 from engine.model.load import load, read_config
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training.heads.features import features_of
 from engine.training.heads.kinds import Head, build
 from engine.training.heads.layered import Eagle
@@ -42,7 +42,7 @@ def target(request, tmp_path_factory) -> Path:
 
 def trained(kind: str, target: Path, out: Path) -> Head:
     """Write a head as a training does, and return its module; its numbers fit bf16, so that the file holds them exactly."""
-    shape = Shape.of(read_config(target), target)
+    shape = ModelShape.of(read_config(target), target)
     head = build(kind, shape, SIZE, seed=1, scale=SCALE)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def state(head: Head, texts: Texts, embedding: Tensor, path: list[int]) -> Tenso
 @torch.no_grad()
 def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_path):
     head = trained(kind, target, tmp_path / "head")
-    frozen = read_frozen(target, Shape.of(read_config(target), target), torch.device("cpu"))
+    frozen = read_frozen(target, ModelShape.of(read_config(target), target), torch.device("cpu"))
     ids = np.array([*TEXT, 1])
     (features,) = features_of(load(target), [ids])
     tokens = torch.from_numpy(ids)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
-from engine.cluster.local_devices import Here
+from engine.cluster.local_devices import LocalDevices
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
@@ -197,7 +197,7 @@ def three_devices(pair: Pair, runtime: str):
     """Three workers, also where there are fewer cores."""
     core = min(os.sched_getaffinity(0))
     devices = tuple(Device(f"cpu:{core}/{name}", "", f"CPU core {core} {name}", "cpu") for name in "abc")
-    placement = Placement(runtime, Here(pair, runtime, devices, 1), Layout(), c=3.0)
+    placement = Placement(runtime, LocalDevices(pair, runtime, devices, 1), Layout(), c=3.0)
     with Cluster(pair, placement) as there:
         yield there
 

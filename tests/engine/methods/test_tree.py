@@ -16,9 +16,9 @@ from engine.drafters.tree import Wide
 from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import find
+from engine.model.language import Output
 from engine.model.load import load
 from engine.model.pair import Pair
-from engine.model.slots import Output
 from engine.simulate.oracle import Scripted
 from engine.types import Layout, Limits, Packing, Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards

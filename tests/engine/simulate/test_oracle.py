@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from engine.errors import UsageError
-from engine.model.slots import LanguageModel, Rows
+from engine.model.language import LanguageModel
+from engine.model.slots import Rows
 from engine.simulate.oracle import Scripted, bernoulli_models, bernoulli_pair, recorded_pair, scripted_pair
 from engine.trace.events import Commit, Decision, Header
 from engine.trace.trace import Trace

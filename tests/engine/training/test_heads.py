@@ -18,7 +18,7 @@ from engine.errors import RunCancelled, UsageError
 from engine.heads.files import read_head
 from engine.heads.form import PARALLEL
 from engine.model.load import load, read_config
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.training import cli
 from engine.training.data import Corpus
@@ -65,8 +65,8 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
 
 
 @pytest.fixture
-def shape(trained: Path) -> Shape:
-    return Shape.of(read_config(trained / "target"), trained)
+def shape(trained: Path) -> ModelShape:
+    return ModelShape.of(read_config(trained / "target"), trained)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def texts() -> Texts:
     return Texts(ids, embedding[ids], features, np.array([0, 12, 21]), np.array([3, 5, 9, 15]))
 
 
-def head_of(kind: str, shape: Shape, size: int = 3) -> Head:
+def head_of(kind: str, shape: ModelShape, size: int = 3) -> Head:
     """Return a head with larger weights than it begins with, so that every row matters."""
     head = build(kind, shape, size, seed=1)
     generator = torch.Generator().manual_seed(2)
@@ -116,7 +116,9 @@ def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parallelspec_eagle", "parallelspec_medusa"])
-def test_packed_training_is_k_plus_1_forwards_of_inference(kind: str, shape: Shape, texts: Texts) -> None:
+def test_packed_training_is_k_plus_1_forwards_of_inference(
+    kind: str, shape: ModelShape, texts: Texts
+) -> None:
     """The paper's claim: with its mask and positions, training sees exactly what inference sees."""
     head, masks = head_of(kind, shape), 3
     assert isinstance(head, ParallelEagle | ParallelMedusa)
@@ -140,7 +142,7 @@ def test_packed_training_is_k_plus_1_forwards_of_inference(kind: str, shape: Sha
     assert compared == 10
 
 
-def test_a_mask_hidden_from_its_group_changes_the_state(shape: Shape, texts: Texts) -> None:
+def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts: Texts) -> None:
     """What the comparison above would catch."""
     head = head_of("parallelspec_eagle", shape)
     packed = pack(texts, 3, within=True)
@@ -153,7 +155,7 @@ def test_a_mask_hidden_from_its_group_changes_the_state(shape: Shape, texts: Tex
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_learning_stands_for_what_drafting_says(kind: str, shape: Shape, texts: Texts) -> None:
+def test_learning_stands_for_what_drafting_says(kind: str, shape: ModelShape, texts: Texts) -> None:
     """A state that is learned at place k is the one drafting reads there when the drafts before are the text."""
     head, frozen = head_of(kind, shape), frozen_of(shape)
     with torch.no_grad():
@@ -166,13 +168,13 @@ def test_learning_stands_for_what_drafting_says(kind: str, shape: Shape, texts: 
                     assert drafts[anchors.index(anchor), k] == token
 
 
-def frozen_of(shape: Shape) -> Frozen:
+def frozen_of(shape: ModelShape) -> Frozen:
     embedding = torch.randn(shape.vocab, WIDTH, generator=torch.Generator().manual_seed(3))
     return Frozen(embedding, embedding)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra"])
-def test_drafts_are_read_from_the_drafts_before(kind: str, shape: Shape, texts: Texts) -> None:
+def test_drafts_are_read_from_the_drafts_before(kind: str, shape: ModelShape, texts: Texts) -> None:
     head, frozen = head_of(kind, shape), frozen_of(shape)
     embedded = frozen.embedding[texts.ids]
     texts = texts._replace(embedded=embedded)
@@ -203,7 +205,9 @@ def test_drafts_are_read_from_the_drafts_before(kind: str, shape: Shape, texts: 
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])
-def test_the_scale_of_embeddings_goes_into_the_saved_weights(kind: str, shape: Shape, texts: Texts) -> None:
+def test_the_scale_of_embeddings_goes_into_the_saved_weights(
+    kind: str, shape: ModelShape, texts: Texts
+) -> None:
     trained, saved = build(kind, shape, 3, 0, scale=7.5), build(kind, shape, 3, 1)
     with torch.no_grad():
         for parameter in trained.parameters():
@@ -289,7 +293,7 @@ def test_features_are_those_of_decoding(trained: Path, tmp_path: Path) -> None:
     stored = read_features(path, corpus, trained / "target")
     alone = torch.cat([features_of(decoder, [part])[0] for part in np.split(corpus.ids, corpus.starts[1:-1])])
     torch.testing.assert_close(stored.float(), alone, atol=0.02, rtol=0.01)
-    shape = Shape.of(read_config(trained / "target"), trained)
+    shape = ModelShape.of(read_config(trained / "target"), trained)
     lm_head = read_frozen(trained / "target", shape, torch.device("cpu")).lm_head
     logits = decoder.forward(
         decoder.new_cache(1, 22), Rows.chain(0, corpus.ids[:22], 0), np.arange(22)
@@ -438,5 +442,5 @@ def test_command_line(settings: Options, capsys: pytest.CaptureFixture[str]) -> 
     assert read_head(options.out).config.heads == 2
     assert len(read_text(options.out / "written.safetensors", options.pair / "target").repeats)
     assert isinstance(
-        build("medusa", Shape.of(read_config(options.pair / "target"), options.pair), 2, 0), Medusa
+        build("medusa", ModelShape.of(read_config(options.pair / "target"), options.pair), 2, 0), Medusa
     )

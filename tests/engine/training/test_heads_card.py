@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engine.errors import UsageError
-from engine.heads.files import Head, read_head
+from engine.heads.files import HeadWeights, read_head
 from engine.model.load import read_config
 from engine.model.pair import Pair
-from engine.model.shape import Shape
+from engine.model.shape import ModelShape
 from engine.training import cli
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.kinds import Acceptance
@@ -103,10 +103,10 @@ def test_heads_that_are_not_there_or_not_trained_here(pair: Path, tmp_path: Path
     loaded = Pair.of(pair / "target", pair / "drafter")
     with pytest.raises(UsageError, match="heads holds no head; specscope train medusa"):
         make_heads_card(loaded, tmp_path, CardSettings())
-    shape = Shape.of(read_config(pair / "target"), pair)
+    shape = ModelShape.of(read_config(pair / "target"), pair)
     head = read_head(pair / "heads" / "eagle")
     with pytest.raises(UsageError, match="kind eagle with own LM heads, biases or more layers cannot be"):
-        restore(Head(replace(head.config, biased=True), head.tensors), shape)
+        restore(HeadWeights(replace(head.config, biased=True), head.tensors), shape)
 
 
 def test_command_line(pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

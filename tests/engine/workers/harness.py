@@ -13,8 +13,8 @@ from engine.cluster.session import Cluster
 from engine.errors import UsageError
 from engine.heads.modules import Work
 from engine.model.fuzzy import PartTime
+from engine.model.language import LanguageModel
 from engine.model.pair import Pair
-from engine.model.slots import LanguageModel
 from engine.simulate.oracle import scripted_pair
 from engine.trace.events import Device
 from engine.types import Layout, Limits, drafter_key
@@ -125,7 +125,7 @@ class Racks:
     def pipeline(self) -> Pipeline:
         return Pipeline(2, self.devices)
 
-    def hire(self, seat: Seat) -> VirtualWorker:
+    def start_worker(self, seat: Seat) -> VirtualWorker:
         processor = self.processors.setdefault(seat.devices[0].name, Processor())
         return VirtualWorker(
             seat.name, seat.devices, self.latency, self.latency.preempts, processor, dict(seat.lanes)
