@@ -290,10 +290,10 @@ class PoolUpdate(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """One decision of an acceptance rule, about one drafted token or about a token the target drew itself."""
+    """One decision of an acceptance rule: about a drafted token, or about the target's own token."""
 
     node: int
-    """Index in the judged draft; -1 for a token of the target's own."""
+    """Index in the judged draft; -1 for the target's own token."""
     parent: int
     """Index of its parent node; -1 is the prefix's last token."""
     position: int
@@ -302,47 +302,50 @@ class Judged(NamedTuple):
     p: float
     """p(token): after the warp when sampling, unwarped at temperature 0."""
     q: float
-    """q(token), likewise; nan when nothing was drafted."""
+    """q(token), warped like p; nan for the target's own token."""
     u: float
     """The uniform draw the rule used; nan where it used none, as at temperature 0."""
     rule: Rule
     outcome: Outcome | Origin
-    top_p: tuple[tuple[int, float], ...]
-    """The target's most probable tokens there, with their probability."""
+    top_p: tuple[tuple[int, float], ...] = ()
+    """The target's most probable tokens at this position, with their probability."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the target says of a draft: the accepted tokens, then at most one of its own."""
+class Judgement:
+    """The decisions about one draft, as the target's worker returns them."""
 
-    sequence: int
     accepted: tuple[int, ...]
     """Ids of the accepted tokens, in order."""
     own: int | None
-    """The token after them, drawn by the target: corrected, bonus or plain; None when `bonus` was off."""
+    """The target's own token after them; None when `bonus` was off."""
     origin: Origin | None
-    """What `own` is."""
+    """corrected, bonus or plain: why the target drew `own`."""
     judged: tuple[Judged, ...]
-    """Every decision, in the order taken; nodes that none reached last."""
-    nodes: tuple[int, ...] = ()
+    """Every decision, in the order taken; nodes that no decision reached are last."""
+    nodes: tuple[int, ...]
     """Draft indices of the accepted tokens."""
-    draft: Draft = field(default_factory=Draft, repr=False)
-    """What was judged."""
+    best: tuple[int, ...] = ()
+    """The most probable token after the prefix, each drafted token and each row beside, on request."""
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """The accepted tokens and the target's own."""
+        return self.accepted if self.own is None else (*self.accepted, self.own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Judgement):
+    """A judgement with the draft it is about, as methods and the trace use it."""
+
+    sequence: int
+    draft: Draft
     mode: str = "verify"
-    """pre-verify, post-verify, verify or plain: which part of the draft the forward had seen."""
+    """plain, verify, pre-verify or post-verify: see `engine.run.scores.mode_of`."""
     span: int = -1
     """Id of the target's span."""
-    forward: int = 0
-    """Rows of draft that the judged forward had seen."""
-    best: tuple[int, ...] = ()
-    """The most probable token after the prefix, after each drafted one and after each row beside, where asked for."""
 
     @property
     def all_accepted(self) -> bool:
         """Whether the whole (chain) draft was accepted."""
         return len(self.accepted) == len(self.draft)
-
-    @property
-    def emitted(self) -> tuple[int, ...]:
-        """Accepted tokens and the target's own."""
-        return self.accepted if self.own is None else (*self.accepted, self.own)

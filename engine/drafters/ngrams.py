@@ -159,7 +159,7 @@ class Lookahead:
         grams = dict.fromkeys((last, *tail) for tail in tails if tail)
         return Draft(tuple(tokens), chain.lease, grams=tuple(grams))
 
-    def told(self) -> PoolUpdate:
-        """Return what happened since the last call, for the trace."""
+    def update(self) -> PoolUpdate:
+        """Return the n-grams learnt since the last call, for the trace."""
         gained, self._gained = tuple(self._gained), []
         return PoolUpdate(self._model, self.window.seen, gained, len(self.pool))

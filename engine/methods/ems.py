@@ -17,10 +17,10 @@ from engine.drafters.copy import Copier
 from engine.drafters.tree import Wide
 from engine.methods.registry import method, setting
 from engine.methods.tree import check_nodes
+from engine.run.batch import Batch
 from engine.types import Draft, Layout, Packing
 
 if TYPE_CHECKING:
-    from engine.run.batch import Batch
     from engine.run.run import Run
 
 
@@ -63,15 +63,15 @@ Propose = Callable[[], Awaitable[list[Draft]]]
 """Drafts for the sequences that are in the batch now."""
 
 
-def _drafted(run: Run, batch: Batch, cfg: Config) -> Propose:
+def _drafted(batch: Batch, cfg: Config) -> Propose:
     """Let the drafter propose for all sequences: chains position by position, or trees level by level."""
     if cfg.width == 1:
-        return lambda: run.drafter.propose(batch.xs, cfg.gamma)
+        return lambda: batch.propose(cfg.gamma)
     shape = Wide(cfg.width, cfg.gamma)
-    return lambda: run.drafter.grow(batch.xs, shape)
+    return lambda: batch.grow(shape)
 
 
-def _copied(_: Run, batch: Batch, cfg: Config) -> Propose:
+def _copied(batch: Batch, cfg: Config) -> Propose:
     """Copy, each sequence from itself, as LLMA does."""
     copiers: dict[int, Copier] = {}
 
@@ -88,7 +88,7 @@ def _copied(_: Run, batch: Batch, cfg: Config) -> Propose:
 class _Base(NamedTuple):
     """A base method: what drafts, and how many drafters that takes."""
 
-    propose: Callable[[Run, Batch, Config], Propose]
+    propose: Callable[[Batch, Config], Propose]
     drafters: int
 
 
@@ -109,9 +109,9 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft for all, verify all in one forward, commit, until no prompt is left."""
-    batch = run.batch(cfg.batch, dynamic=cfg.dynamic)
-    propose = BASES[cfg.base].propose(run, batch, cfg)
+    batch = Batch(run, cfg.batch, dynamic=cfg.dynamic)
+    propose = BASES[cfg.base].propose(batch, cfg)
     while batch.active:
         drafts = await propose()
-        batch.commit(await run.target.verify(batch.xs, drafts))
+        batch.commit(await batch.verify(drafts))
         await batch.admit()

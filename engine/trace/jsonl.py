@@ -113,6 +113,5 @@ def read_jsonl(lines: Iterable[str]) -> Trace:
                     raise ValueError(f"line {number}: {e}") from None
 
     trace = Trace.of(parse())
-    if trace.footer is None:
-        trace.footer = trace.cut_short()
+    trace.close_incomplete()
     return trace

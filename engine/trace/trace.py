@@ -101,15 +101,26 @@ class Trace:
         if self.footer is not None:
             yield self.footer
 
-    def cut_short(self) -> Footer:
-        """Return the footer of a run that ended without one: the text so far, and the end of its last span."""
+    def new_footer(self, status: Status, error: str = "", reasons: tuple[str, ...] = ()) -> Footer:
+        """Return a footer for this trace: the committed texts, and the end of its last span or commit.
+
+        Args:
+            status: How the run ended.
+            error: Why it failed, in one line.
+            reasons: Per sequence eos, stop, length or empty; all empty unless given.
+        """
         parts: list[list[str]] = [[] for _ in self.header.prompts]
         for commit in self.commits:
             if 0 <= commit.sequence < len(parts):
                 parts[commit.sequence].append(commit.text)
         texts = tuple(map("".join, parts))
-        last = max((s.end for s in self.spans), default=0)
-        return Footer("incomplete", ("",) * len(texts), texts, last, "the run ended without a footer")
+        end = max((*(s.end for s in self.spans), *(c.time for c in self.commits)), default=0)
+        return Footer(status, reasons or ("",) * len(texts), texts, end, error)
+
+    def close_incomplete(self) -> None:
+        """Add a footer to a trace without one: its run ended badly, or its file was cut."""
+        if self.footer is None:
+            self.footer = self.new_footer("incomplete", "the run ended without a footer")
 
     @property
     def status(self) -> Status:

@@ -108,14 +108,14 @@ def test_what_is_told_is_what_was_learnt_since():
     ahead = Lookahead("target", [1, 2], 2, 2, 9)
     ahead.window.tree(1, 9)
     ahead.move((5, 0, 6), Draft((DraftToken(0),)))
-    told = ahead.told()
-    assert (told.model, told.window, told.gained, told.size) == (
+    update = ahead.update()
+    assert (update.model, update.window, update.gained, update.size) == (
         "target",
         ((1, 2), (5, 6)),
         ((1, 5), (2, 6)),
         2,
     )
-    assert ahead.told().gained == ()
+    assert ahead.update().gained == ()
 
 
 @pytest.mark.parametrize("cut", [True, False])
