@@ -257,8 +257,7 @@ class Model:
             rows = tuple(lease.rows if lease else () for lease in leases)
             nodes = (await self._call(job(depths, rows), spans)).value
         return [
-            self._new_draft(*one, spans[:: self.lanes])
-            for one in zip(prefixes, nodes, leases, strict=True)
+            self._new_draft(*one, spans[:: self.lanes]) for one in zip(prefixes, nodes, leases, strict=True)
         ]
 
     def _new_draft(

@@ -45,8 +45,7 @@ class Run:
     ) -> None:
         self.sequences = sequences
         self.targets = [
-            Model(dispatcher, worker, "target", "target", sequences)
-            for worker in workers.get("target", ())
+            Model(dispatcher, worker, "target", "target", sequences) for worker in workers.get("target", ())
         ]
         """The target servers."""
         self.drafters = [

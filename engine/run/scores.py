@@ -86,9 +86,7 @@ def mode_of(judged: int, scored: int) -> str:
     return "post-verify" if scored else "pre-verify"
 
 
-def new_verdict(
-    judgement: Judgement, prefix: Prefix, draft: Draft, mode: str, span: int
-) -> Verdict:
+def new_verdict(judgement: Judgement, prefix: Prefix, draft: Draft, mode: str, span: int) -> Verdict:
     """Return the verdict on a draft: a worker's judgement, and the target's span that scored it."""
     facts = vars(judgement)
     return Verdict(**facts, sequence=prefix.sequence, draft=draft, mode=mode, span=span)

@@ -196,9 +196,7 @@ class Host:
         write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
-    def _proposed(
-        self, ids: list[int], logits: list[torch.Tensor], rows: Sequence[int]
-    ) -> tuple[Grown, ...]:
+    def _proposed(self, ids: list[int], logits: list[torch.Tensor], rows: Sequence[int]) -> tuple[Grown, ...]:
         """Return a drafted chain; `rows` are the slab rows of its q, none unless it was sampled."""
         if not ids:
             return ()

@@ -29,7 +29,6 @@ def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
         logits,
         draft,
         lambda _: None,
-        sequence=0,
         position=10,
         sampling=sampling,
         draws=draws or Fixed(),

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -119,17 +118,32 @@ class Scores:
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
             "another draft"
         )
-        return judge(
+        judgement = judge(
             self.rows[skip:],
             draft,
             lambda token: self.run.q_rows[token.q.row] if token.q else None,
-            sequence=self.prefix.sequence,
             position=len(self.prefix) + skip,
             sampling=self.run.sampling,
             draws=self.run.draws,
             bonus=bonus,
             typical=typical,
         )
+        return Verdict(**vars(judgement), sequence=0, draft=draft)
+
+
+@dataclass
+class ToySequence:
+    """The one sequence of a toy run, as `Batch` and drafters use it."""
+
+    x: Prefix
+    end: int
+
+    @property
+    def done(self) -> bool:
+        return len(self.x) >= self.end
+
+    def room(self, prefix: Prefix) -> int:
+        return self.end - len(prefix)
 
 
 class ToyRun:
@@ -145,7 +159,7 @@ class ToyRun:
         prompt: Sequence[int] = PROMPT,
         further: Sequence[Logits] = (),
     ) -> None:
-        self.x = Prefix(0, np.asarray(prompt, dtype=np.int64))
+        self.sequences = [ToySequence(Prefix(0, np.asarray(prompt, dtype=np.int64)), len(prompt) + tokens)]
         self.drafter = ToyDrafter(self, q)
         self.drafters = [self.drafter, *(ToyDrafter(self, other) for other in further)]
         self.target = ToyTarget(self, p)
@@ -153,24 +167,27 @@ class ToyRun:
         self.draws, self.sampling = draws, sampling
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
-        self._start, self._end = len(prompt), len(prompt) + tokens
-        self.sequences = [SimpleNamespace(room=self._end)]
+        self._output = slice(len(prompt), len(prompt) + tokens)
+
+    @property
+    def x(self) -> Prefix:
+        return self.sequences[0].x
+
+    @x.setter
+    def x(self, x: Prefix) -> None:
+        self.sequences[0].x = x
 
     @property
     def done(self) -> bool:
-        return len(self.x) >= self._end
+        return self.sequences[0].done
 
     @property
     def text(self) -> tuple[int, ...]:
-        return tuple(self.x.tokens[self._start : self._end].tolist())
+        return tuple(self.x.tokens[self._output].tolist())
 
     def document(self, text: str) -> tuple[int, ...]:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
-
-    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:
-        """Return a batch of the one sequence."""
-        return ToyBatch(self)
 
     def race(self) -> Race:
         """Race as the real run does."""
@@ -178,7 +195,7 @@ class ToyRun:
 
     @property
     def room(self) -> int:
-        return self._end - len(self.x)
+        return self.sequences[0].room(self.x)
 
     def commit(self, verdict: Verdict, kept: Draft | None = None, pool: object = None) -> None:
         self.verdicts.append(verdict)
@@ -188,45 +205,6 @@ class ToyRun:
         """Keep a q row for judging."""
         self.q_rows.append(q)
         return RowRef("toy", len(self.q_rows) - 1)
-
-
-class ToyBatch:
-    """A batch of the one sequence; the run's models then take lists of one."""
-
-    def __init__(self, run: ToyRun) -> None:
-        self._run = run
-        run.drafter, run.target = OfLists(run.drafter), OfLists(run.target)
-
-    @property
-    def active(self) -> int:
-        return not self._run.done
-
-    @property
-    def xs(self) -> list[Prefix]:
-        return [self._run.x]
-
-    def room(self, prefix: Prefix) -> int:
-        return self._run.sequences[prefix.sequence].room - len(prefix)
-
-    def commit(self, verdicts: Sequence[Verdict]) -> None:
-        self._run.commit(*verdicts)
-
-    async def admit(self) -> None:
-        """Let nobody in: nobody waits."""
-
-
-class OfLists:
-    """A model whose methods take lists of one where those of the model take one."""
-
-    def __init__(self, model: object) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[None, None, list[object]]]:
-        async def call(*lists: object, **options: object) -> list[object]:
-            args = [one[0] if isinstance(one, list) else one for one in lists]
-            return [await getattr(self._model, name)(*args, **options)]
-
-        return call
 
 
 @dataclass
@@ -251,15 +229,27 @@ class ToyDrafter:
                 break
         return Draft(tuple(tokens))
 
+    async def propose_each(self, prefixes: Sequence[Prefix], n: int) -> list[Draft]:
+        return [await self.propose(prefix, n) for prefix in prefixes]
+
+    async def grow_each(self, prefixes: Sequence[Prefix], shape: TreeShape) -> list[Draft]:
+        return [await self.grow(prefix, shape) for prefix in prefixes]
+
     async def move(self, prefix: Prefix, to: ToyDrafter) -> None:
         """A table has no KV rows."""
 
     async def decode(self, prefix: Prefix, guesses: Draft, beside: Tree) -> tuple[Draft, tuple[int, ...]]:
         """Decode greedily: the guesses that are what this model says, and one token more."""
         rows = rows_of(self.logits, prefix, guesses, beside)
-        where = {"sequence": 0, "position": len(prefix), "sampling": Sampling(), "draws": self.run.draws}
-        verdict = judge(rows, guesses, lambda _: None, **where)
-        chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(verdict.emitted))
+        judgement = judge(
+            rows,
+            guesses,
+            lambda _: None,
+            position=len(prefix),
+            sampling=Sampling(),
+            draws=self.run.draws,
+        )
+        chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(judgement.emitted))
         return Draft(chain), tuple(rows.argmax(-1).tolist())
 
     async def grow(
@@ -276,7 +266,7 @@ class ToyDrafter:
         """
         run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
         contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
-        for level in range(min(shape.depth, run.sequences[0].room - len(prefix))):
+        for level in range(min(shape.depth, run.sequences[0].room(prefix))):
             exact = fuzzy == 1 or (calibrate and level == 0)
             logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
             if isinstance(logits, Parallel):
@@ -329,6 +319,9 @@ class ToyTarget:
             return verdict
         rows = rows_of(self.logits, prefix, draft, beside)
         return replace(verdict, best=tuple(rows.argmax(-1).tolist()))
+
+    async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
+        return [await self.verify(*one) for one in zip(prefixes, drafts, strict=True)]
 
 
 def rows_of(logits: Logits, prefix: Prefix, draft: Draft, beside: Tree = NO_TREE) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.methods import METHODS
+from engine.run.batch import Batch
 from engine.types import Draft, DraftToken, Layout, Packing
 from tests.engine.workers.harness import scripted_cluster
 from traces import batches
@@ -34,10 +35,10 @@ def draft(x, length: int, right: int) -> Draft:
 
 
 async def decode(run, cfg) -> None:
-    batch = run.batch(2)
+    batch = Batch(run, 2)
     for lengths, accepted in zip([*PREDICTED, (0, 0)], [*ACCEPTED, (1, 1)], strict=True):
         drafts = [draft(x, n, min(a - 1, n)) for x, n, a in zip(batch.xs, lengths, accepted, strict=True)]
-        batch.commit(await run.target.verify(batch.xs, drafts))
+        batch.commit(await batch.verify(drafts))
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
