@@ -1,15 +1,18 @@
-"""The acceptance rules: nothing else decides a token in a lossless method.
+"""The acceptance rules: a lossless method emits no token that they did not decide.
 
-Rule 1, `ratio`: the draft was sampled from q. Accept x with probability min(1, p(x)/q(x)); after a rejection go on with
-p = norm(max(0, p - q)), over siblings drawn without replacement, and at last draw from it (Leviathan et al. 2023,
-algorithm 1; Chen et al. 2023; over siblings: SpecInfer 2024, with q renormalised).
-Rule 2, `match`: the draft is a function of the prefix. Draw x from p; a child with that token is accepted, else x
-itself is emitted. Temperature 0 is rule 2 with the argmax for x, whatever drafted.
+Rule 1, `ratio`: the draft was sampled from q. Accept x with probability min(1, p(x)/q(x)). After a
+rejection continue with p = norm(max(0, p - q)) and the next sibling, drawn without replacement;
+after the last sibling draw from p (Leviathan et al. 2023, algorithm 1; Chen et al. 2023; siblings:
+SpecInfer 2024, with q renormalised).
 
-`typical`, LOSSY, only where a setting asks for it: a drafted token that p finds probable enough stands, without a draw; of
-the paths of such tokens the longest wins, then the likeliest, then the first (Medusa, Cai et al. 2024, section 2.3.1).
+Rule 2, `match`: the draft is a function of the prefix. Draw x from p; accept the child with that
+token, else emit x. At temperature 0 every draft is judged by rule 2, and x is the argmax.
 
-p and q go through the same `warp` first. Pure functions; all randomness comes from a `Draws`.
+`typical`, LOSSY, only on request: accept a drafted token if p(token) is above a bound, without a
+draw. The longest accepted path wins, then the likeliest, then the first (Medusa, Cai et al. 2024,
+section 2.3.1).
+
+The same `warp` makes p and q from logits. Pure functions; all random numbers are from a `Draws`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from engine.draws import TOP, Draws, Key, argmax, facts, most_probable, propose_token, softmax, warp
+from engine.draws import TOP, Draws, Key, argmax, most_probable, softmax, warp
 from engine.types import (
     Draft,
     DraftToken,
@@ -33,8 +36,6 @@ from engine.types import (
     Sampling,
     Typical,
 )
-
-__all__ = ["Draws", "Key", "facts", "judge", "propose_token", "warp"]
 
 
 def judge(
@@ -48,26 +49,26 @@ def judge(
     bonus: bool = True,
     typical: Typical | None = None,
 ) -> Judgement:
-    """Decide which drafted tokens stand, and the token after them.
+    """Decide which drafted tokens are accepted, and draw the token after them.
 
     Args:
-        logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i. Without `bonus`
-            the rows of nodes after which nothing is drafted may be missing; more rows than needed are ignored.
-        draft: A chain or a tree; children of one node are all drawn from one q row without replacement, in the
-            order of their indices, or all functions of the prefix.
-        q_row: Reads the row a token was drawn from, (V,); asked only for tokens that have one.
-        position: Position that row 0 decides.
+        logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i.
+            Without `bonus` the rows of leaves may be missing; surplus rows are ignored.
+        draft: A chain or a tree. The children of a node are either all drawn from one q row without
+            replacement, in the order of their indices, or all functions of the prefix.
+        q_row: Token -> the q row that it was drawn from, (V,); called for tokens with such a row.
+        position: The position that row 0 decides.
         sampling: The warp of p; at temperature 0 ties go to the lowest token id.
         draws: The random numbers.
-        bonus: Whether a wholly accepted path is followed by a token of the target's own.
-        typical: Judge by typical acceptance, which is lossy; at temperature 0 there is no difference.
+        bonus: Whether the target draws a token after a fully accepted path.
+        typical: Judge by typical acceptance, which is lossy; no difference at temperature 0.
 
     Returns:
-        The judgement. In `judged`, p and q are the numbers that the rule compared; under rule 1, for
-        a second sibling, the residual ones.
+        The judgement. In `judged`, p and q are the numbers that the rule compared; from the second
+        sibling on, under rule 1, the residual ones.
 
     Raises:
-        ValueError: The draft is not one of those, or rows are missing.
+        ValueError: The draft has another form, or rows are missing.
         ModelError: The logits are not finite.
     """
     children = _children(draft)
@@ -90,7 +91,7 @@ def judge(
 
 
 class _Walk:
-    """The target's rows and the draft, decided node by node."""
+    """One pass down a draft, with the target's rows."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class _Walk:
         self._chosen = None if typical is None or self._p is None else _choose(self._p, tokens, typical)
 
     def decide(self, parent: int, children: list[int], position: int) -> list[Judged]:
-        """Decide between the children of a node and the target's own token; the last decision counts.
+        """Decide between the children of a node and the target's own token; the last one counts.
 
         In the result p may be nan, for the warped p, and `top_p` is empty: see `with_target_rows`.
         """
@@ -219,7 +220,11 @@ class _Walk:
 
 
 def _children(draft: Draft) -> list[list[int]]:
-    """Return the children of the prefix (at 0) and of each node i (at i + 1), checked."""
+    """Return the children of the prefix (index 0) and of each node i (index i + 1).
+
+    Raises:
+        ValueError: A parent is after its child, siblings are equal, or they have different q rows.
+    """
     children: list[list[int]] = [[] for _ in range(len(draft) + 1)]
     for node, token in enumerate(draft.tokens):
         if not -1 <= token.parent < node:
@@ -238,7 +243,7 @@ def _children(draft: Draft) -> list[list[int]]:
 
 
 def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
-    """Return the rows that may decide something."""
+    """Return the rows that a judgement of this draft may read."""
     rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
     if len(logits) < rows:
         raise ValueError(f"{len(logits)} rows of logits were given; judging this draft needs {rows}")
@@ -246,15 +251,16 @@ def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
 
 
 class _Chosen(NamedTuple):
-    """What typical acceptance keeps of a draft."""
+    """Nodes of a draft that typical acceptance chose."""
 
     path: frozenset[int]
+    """The accepted path."""
     enough: frozenset[int]
-    """All nodes that are probable enough, as are those before them."""
+    """All nodes whose path is probable enough."""
 
 
 def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Chosen:
-    """Return the longest path of tokens that are probable enough; of several the likeliest, then the first."""
+    """Return the longest path of probable tokens; among equals the likeliest, then the first."""
     if not tokens:
         return _Chosen(frozenset(), frozenset())
     rows = sorted({t.parent + 1 for t in tokens})
@@ -262,20 +268,20 @@ def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Cho
     least = (typical.delta * (-entropy).exp()).clamp(max=typical.epsilon).tolist()
     bounds = dict(zip(rows, least, strict=True))
     flat = [(t.parent + 1) * p.shape[1] + t.id for t in tokens]
-    paths: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # to each node that stands: length and likelihood
+    paths: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # length and likelihood of each node's path
     for node, p_x in enumerate(p.take(torch.tensor(flat, device=p.device)).tolist()):
         parent = tokens[node].parent
         if parent in paths and p_x > bounds[parent + 1]:
             paths[node] = (paths[parent][0] + 1, paths[parent][1] * p_x)
-    at, path = max(paths, key=paths.__getitem__), set[int]()
-    while at >= 0:
-        path.add(at)
-        at = tokens[at].parent
+    node, path = max(paths, key=paths.__getitem__), set[int]()
+    while node >= 0:
+        path.add(node)
+        node = tokens[node].parent
     return _Chosen(frozenset(path), frozenset(paths))
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return norm(max(0, p - q)) in float64 on the CPU, or p where that is zero everywhere."""
+    """Return norm(max(0, p - q)) in float64 on the CPU; p if that is zero everywhere."""
     p = p.cpu().double()
     rest = (p - q.cpu()).clamp_(min=0)
     total = float(rest.sum())

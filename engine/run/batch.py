@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Up to `size` sequences at once, in their order in the run, which has prefilled the first ones.
+    """Up to `size` sequences at once, in the run's order; the first ones are prefilled.
 
     Args:
         run: The run.
         size: Sequences decoded at once; at least 1.
-        dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section 4.4
-            and limitation 1); otherwise a whole batch ends before the next one begins.
+        dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section
+            4.4 and limitation 1); otherwise a whole batch ends before the next one begins.
     """
 
     def __init__(self, run: Run, size: int, *, dynamic: bool = False) -> None:
@@ -63,7 +63,7 @@ class Batch:
         self._active = [sequence for sequence in self._active if not sequence.done]
 
     async def admit(self) -> None:
-        """Prefill waiting sequences in the KV slots of those that left, as many as fit."""
+        """Prefill waiting sequences in the KV slots of finished ones, until the batch is full."""
         free = self._size - len(self._active)
         if not self._waiting or not free or (self._active and not self._dynamic):
             return

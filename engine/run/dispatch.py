@@ -155,7 +155,7 @@ class Dispatcher:
             submission.worker.submit(Drop(scores))
 
     async def settle(self, patience: float | None = None) -> WorkerDied | None:
-        """Stop the jobs in flight, wait until the workers are free, and record what is pending.
+        """Stop the jobs in flight, wait until the workers are free, and emit the pending events.
 
         Args:
             patience: Seconds after which workers that have not answered are killed; None waits.

@@ -96,18 +96,18 @@ class Model:
         return (await self.grow_each((prefix,), shape, sampled, fuzzy, calibrate))[0]
 
     async def verify(
-        self, prefix: Prefix, draft: Draft, *, beside: Tree | None = None, typical: Typical | None = None
+        self, prefix: Prefix, draft: Draft, *, window: Tree | None = None, typical: Typical | None = None
     ) -> Verdict:
         """Score a draft and judge it, in one job.
 
         Args:
             prefix: The tokens so far.
             draft: The draft to judge.
-            beside: Further rows of the forward that are not judged. The verdict's `best` then has
-                the most probable token after every row.
+            window: Rows of a look-ahead window in the same forward, none or more; not judged. The
+                verdict's `best` then has the most probable token after every row.
             typical: Judge by typical acceptance, which is lossy.
         """
-        return (await self.verify_each((prefix,), (draft,), beside, typical))[0]
+        return (await self.verify_each((prefix,), (draft,), window, typical))[0]
 
     async def propose_each(
         self, prefixes: Sequence[Prefix], n: int, sampled: bool = True, stop_below: float = 0.0
@@ -151,17 +151,17 @@ class Model:
         self,
         prefixes: Sequence[Prefix],
         drafts: Sequence[Draft],
-        beside: Tree | None = None,
+        window: Tree | None = None,
         typical: Typical | None = None,
     ) -> list[Verdict]:
         """Score and judge one draft per prefix, all in one forward.
 
-        `beside` needs a single prefix; for it and `typical` see `verify`.
+        `window` needs a single prefix; for it and `typical` see `verify`.
         """
         spans = self._dispatcher.span_ids(3 * self.lanes)
         judges = tuple(judge_job(spans[0], draft, typical=typical) for draft in drafts)
-        rows = tuple(_rows(draft, beside or NO_TREE) for draft in drafts)
-        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=beside is not None)
+        rows = tuple(_rows(draft, window or NO_TREE) for draft in drafts)
+        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=window is not None)
         judgements = (await self._call(job, spans)).value
         return [
             new_verdict(judgement, x, draft, mode_of(len(draft), len(draft)), spans[0])
@@ -172,21 +172,21 @@ class Model:
         """Start one forward over prefix and draft; the logits stay on the device."""
         return Scores(self._dispatcher, self.worker, self.name, prefix, draft)
 
-    async def decode(self, prefix: Prefix, guesses: Draft, beside: Tree) -> tuple[Draft, tuple[int, ...]]:
-        """Draft by greedy decoding in one forward: the guesses this model confirms, and one token more.
+    async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
+        """Draft by one forward of greedy decoding: the confirmed guesses, and one token more.
 
         Args:
             prefix: The tokens so far, drafted ones included.
             guesses: A tree of tokens; the output has room for its longest path and one token more.
-            beside: Further rows of the forward that are not judged.
+            window: Rows of a look-ahead window in the same forward; not judged.
 
         Returns:
             The drafted chain (rule 2 judges it); and the most probable token after the prefix, each
-            guess and each row beside.
+            guess and each row of the window.
         """
         spans = self._dispatcher.span_ids(self.lanes)
         judges = (judge_job(spans[0], guesses),)
-        rows = (_rows(guesses, beside),)
+        rows = (_rows(guesses, window),)
         job = Score(self.name, (prefix,), rows, spans[0], judges, best=True, greedy=True)
         (judgement,) = (await self._call(job, spans)).value
         kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
@@ -199,16 +199,16 @@ class Model:
         return Draft(tokens), judgement.best
 
     def held(self, prefix: Prefix) -> int:
-        """Return how many leading KV rows of a prefix its device has cached; tree rows do not count."""
+        """Return how many KV rows of a prefix the device caches; tree rows do not count."""
         cached = self._cached.get(prefix.sequence, prefix.tokens[:0])
         n = min(len(cached), len(prefix) - 1)
         different = np.flatnonzero(cached[:n] != prefix.tokens[:n])
         return int(different[0]) if len(different) else n
 
     async def move(self, prefix: Prefix, to: Model) -> None:
-        """Copy the KV rows of a prefix, without its last token, to another device with the same model.
+        """Copy the KV rows of a prefix to another device with the same model.
 
-        Only the rows that device lacks are copied.
+        The last token has no row, and rows that the other device has are not copied.
         """
         start, ids = to.held(prefix), self._dispatcher.span_ids
         if start < len(prefix) - 1:
@@ -282,7 +282,7 @@ class Model:
         return Draft(tokens, (lease,) if lease else ())
 
 
-def _rows(draft: Draft, beside: Tree) -> Tree:
-    """Return the rows of a draft, then those beside it."""
-    parents = (parent if parent < 0 else parent + len(draft) for parent in beside[1])
-    return (*draft.ids, *beside[0]), (*draft.parents, *parents)
+def _rows(draft: Draft, window: Tree) -> Tree:
+    """Return the rows of a draft, then those of a look-ahead window."""
+    parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
+    return (*draft.ids, *window[0]), (*draft.parents, *parents)

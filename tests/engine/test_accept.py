@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.accept import Draws, Key, facts, judge, propose_token, warp
-from engine.draws import pick
+from engine.accept import judge
+from engine.draws import Draws, Key, facts, pick, propose_token, warp
 from engine.errors import ModelError
 from engine.types import Draft, DraftToken, RowRef, Sampling
 from tests.engine.toy import Table, warp_plainly

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.accept import Draws, Key, warp
 from engine.drafters.tree import Wide
+from engine.draws import Draws, Key, warp
 from engine.methods import find
 from engine.types import Draft, DraftToken, Sampling
 from tests.engine.toy import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.accept import Draws, Key
+from engine.draws import Draws, Key
 from engine.methods import find
 from engine.types import Sampling
 from tests.engine.toy import PROMPT, Logits, Table, ToyRun, warp_plainly

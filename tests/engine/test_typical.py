@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.accept import Draws, judge
+from engine.accept import judge
+from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import METHODS
 from engine.types import Draft, DraftToken, Sampling, Typical

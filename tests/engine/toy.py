@@ -15,9 +15,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from engine.accept import Draws, Key, judge, propose_token
+from engine.accept import judge
 from engine.drafters.level import next_level
 from engine.drafters.tree import TreeShape, line, root
+from engine.draws import Draws, Key, propose_token
 from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 
@@ -238,9 +239,9 @@ class ToyDrafter:
     async def move(self, prefix: Prefix, to: ToyDrafter) -> None:
         """A table has no KV rows."""
 
-    async def decode(self, prefix: Prefix, guesses: Draft, beside: Tree) -> tuple[Draft, tuple[int, ...]]:
+    async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
         """Decode greedily: the guesses that are what this model says, and one token more."""
-        rows = rows_of(self.logits, prefix, guesses, beside)
+        rows = rows_of(self.logits, prefix, guesses, window)
         judgement = judge(
             rows,
             guesses,
@@ -312,23 +313,23 @@ class ToyTarget:
         return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft))
 
     async def verify(
-        self, prefix: Prefix, draft: Draft, beside: Tree | None = None, typical: Typical | None = None
+        self, prefix: Prefix, draft: Draft, window: Tree | None = None, typical: Typical | None = None
     ) -> Verdict:
         verdict = await self.score(prefix, draft).judge(draft, typical=typical)
-        if beside is None:
+        if window is None:
             return verdict
-        rows = rows_of(self.logits, prefix, draft, beside)
+        rows = rows_of(self.logits, prefix, draft, window)
         return replace(verdict, best=tuple(rows.argmax(-1).tolist()))
 
     async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
         return [await self.verify(*one) for one in zip(prefixes, drafts, strict=True)]
 
 
-def rows_of(logits: Logits, prefix: Prefix, draft: Draft, beside: Tree = NO_TREE) -> torch.Tensor:
-    """Return a model's rows after the prefix, after each node of the draft and after each one beside it."""
+def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE) -> torch.Tensor:
+    """Return a model's rows after the prefix, after each node of the draft and after each row of a window."""
     start = tuple(prefix.tokens.tolist())
     rows = [logits(start)]
-    for ids, parents in ((draft.ids, draft.parents), beside):
+    for ids, parents in ((draft.ids, draft.parents), window):
         contexts = [start]
         for token, parent in zip(ids, parents, strict=True):
             contexts.append((*contexts[parent + 1], token))
