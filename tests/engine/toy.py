@@ -10,7 +10,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,14 +17,20 @@ import torch
 from engine.accept import judge
 from engine.drafters.level import next_level
 from engine.drafters.tree import TreeShape, line, root
-from engine.draws import Draws, Key, propose_token
+from engine.draws import Draws, propose_token
 from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
+from tests.engine.toy_draws import Branches, Enumerated
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""
 PROMPT = (0, 1)
 torch.set_num_threads(1)  # rows of 4 numbers
+
+
+def rows(*probabilities: list[float]) -> torch.Tensor:
+    """Return logits, (R, V), with these probabilities."""
+    return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
 class Table:
@@ -338,79 +343,6 @@ def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE
 
 
 Method = Callable[[ToyRun], Coroutine[None, None, None]]
-
-
-class Branches:
-    """Which way each choice goes in one execution, and then in the next one: depth first."""
-
-    def __init__(self) -> None:
-        self._script: list[int] = []
-        self._widths: list[int] = []
-        self._at = 0
-
-    def take(self, width: int) -> int:
-        """Return the way to go at a choice of so many ways."""
-        if self._at == len(self._script):
-            self._script.append(0)
-            self._widths.append(width)
-        assert self._widths[self._at] == width, "the execution is not a function of its draws"
-        self._at += 1
-        return self._script[self._at - 1]
-
-    def advance(self) -> bool:
-        """Go on to the next execution; False when there is none."""
-        self._at = 0
-        while self._script and self._script[-1] + 1 == self._widths[-1]:
-            del self._script[-1], self._widths[-1]
-        if self._script:
-            self._script[-1] += 1
-        return bool(self._script)
-
-
-class Enumerated(Draws):
-    """Draws that split the interval in which each key's number lies, and so reach every outcome.
-
-    A key that is asked twice goes on from the interval it was left with: correlations are found, not missed.
-
-    Args:
-        branches: Decides the parts taken.
-        horizon: Numbers for this position and later are 1/2: nothing that is compared may depend on them.
-    """
-
-    def __init__(self, branches: Branches, horizon: int) -> None:
-        super().__init__(0, 0)
-        self._branches, self._horizon = branches, horizon
-        self._intervals: dict[Key, tuple[float, float]] = {}
-
-    @property
-    def probability(self) -> float:
-        """Of the execution so far."""
-        return float(np.prod([high - low for low, high in self._intervals.values()]))
-
-    def number(self, key: Key) -> Key:
-        """Return the key whose number answers; a method with a known error overrides this."""
-        return key
-
-    def value(self, key: Key) -> float:
-        return float("nan")
-
-    def below(self, key: Key, t: float) -> bool:
-        return self._split(key, [0.0, min(t, 1.0), 1.0]) == 0
-
-    def choose(self, key: Key, weights: torch.Tensor | np.ndarray) -> int:
-        total = np.cumsum(np.asarray(weights, dtype=np.float64))
-        return self._split(key, [0.0, *(total / total[-1])])
-
-    def _split(self, key: Key, edges: list[float]) -> int:
-        if key.position >= self._horizon:
-            return int(np.searchsorted(edges, 0.5, side="right")) - 1
-        key = self.number(key)
-        low, high = self._intervals.get(key, (0.0, 1.0))
-        parts = [(max(low, a), min(high, b), i) for i, (a, b) in enumerate(pairwise(edges))]
-        parts = [part for part in parts if part[1] - part[0] > 1e-14]  # less is rounding
-        low, high, index = parts[self._branches.take(len(parts)) if len(parts) > 1 else 0]
-        self._intervals[key] = (low, high)
-        return index
 
 
 def joint(
