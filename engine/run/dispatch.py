@@ -1,4 +1,4 @@
-"""Jobs of a run: submitted to workers, numbered, and recorded as spans."""
+"""A run's jobs: submission to workers, span ids, and spans."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """A job at its worker. `emit_spans` records its spans, once.
+    """A job at its worker. `record` emits its spans, once.
 
     Args:
-        dispatcher: Records the spans.
+        dispatcher: Emits the spans.
         worker: The worker that does the job.
         role: `target` or `drafter`, for the spans.
         sequence: The sequence it works on, for the spans; -1 for several.
@@ -34,7 +34,7 @@ class Submission:
         self.role = role
         self.sequence = sequence
         self.step = dispatcher.step
-        """The round that asked for the job."""
+        """The round that submitted it."""
         self.spans = range(0)
         """Span ids, one per stamp of the reply."""
         self.kind: SpanKind | None = None
@@ -46,9 +46,9 @@ class Submission:
         self._stopped = False
 
     async def result(self) -> Reply:
-        """Return the reply and record the spans; if the caller is cancelled, stop the job."""
+        """Return the reply and emit the spans; if the caller is cancelled, stop the job."""
         await self.wait()
-        self.emit_spans()
+        self.record()
         return self.reply.result()
 
     async def wait(self) -> None:
@@ -60,20 +60,20 @@ class Submission:
             raise
 
     def stop(self) -> None:
-        """Ask the worker to stop; the spans are recorded as cancelled when the reply arrives."""
+        """Ask the worker to stop; the spans are emitted as cancelled when the reply arrives."""
         self._stopped = True
         self._ticket.stop()
-        self.emit_spans_when_over()
+        self.record_when_over()
 
-    def emit_spans_when_over(self) -> None:
-        """Record the spans now, or when the reply arrives."""
+    def record_when_over(self) -> None:
+        """Emit the spans now, or when the reply arrives."""
         if self.reply.done():
-            self.emit_spans()
+            self.record()
         else:
-            self.reply.add_done_callback(lambda _: self.emit_spans())
+            self.reply.add_done_callback(lambda _: self.record())
 
-    def emit_spans(self) -> None:
-        """Record the spans unless they are recorded or the job failed; the job must be over."""
+    def record(self) -> None:
+        """Emit the spans unless that is done or the job failed; the job must be over."""
         failed = self.reply.cancelled() or self.reply.exception() is not None
         if self.recorded or failed:
             return
@@ -86,11 +86,11 @@ class Submission:
 
 
 class Dispatcher:
-    """Submits a run's jobs and records their spans; `step` is the current round, 0 during prefill.
+    """Submits a run's jobs and emits their spans; `step` is the current round, 0 during prefill.
 
     Args:
         emit: Receives spans and their parts.
-        emitter: Records rounds; it catches up while the workers are busy.
+        emitter: Emits rounds, deferred until the workers are busy.
         origin: The workers' nanosecond that is the run's 0.
         check: Called before every job; raises what must end the run, such as `RunCancelled`.
     """
@@ -119,7 +119,7 @@ class Dispatcher:
         return range(self._n_spans - n, self._n_spans)
 
     def submit(self, worker: Worker, role: str, job: Job, spans: range = range(0)) -> Submission:
-        """Submit a job, then record what earlier rounds left pending: the worker is busy meanwhile.
+        """Submit a job, then emit the pending events of earlier rounds: the worker is busy now.
 
         Args:
             worker: The worker that does the job.
@@ -136,11 +136,11 @@ class Dispatcher:
         return submission
 
     async def call(self, worker: Worker, role: str, job: Job, spans: range) -> Reply:
-        """Submit a job, wait for its reply and record its spans; for the arguments see `submit`."""
+        """Submit a job, wait for its reply and emit its spans; for the arguments see `submit`."""
         return await self.submit(worker, role, job, spans).result()
 
     def keep(self, submission: Submission) -> Submission:
-        """Remember a job whose spans are recorded later; `settle` records them at the latest."""
+        """Remember a job whose spans are emitted later; `settle` emits them at the latest."""
         self._unrecorded = [*(s for s in self._unrecorded if not s.recorded), submission]
         return submission
 
@@ -149,8 +149,8 @@ class Dispatcher:
         return any(submission.worker is worker for submission in self._in_flight.values())
 
     def forget(self, submission: Submission, scores: int) -> None:
-        """Record a forward that will not be judged again, and let its worker drop the logits."""
-        submission.emit_spans_when_over()
+        """Emit the spans of a forward that will not be judged again; drop its logits."""
+        submission.record_when_over()
         if self._open:
             submission.worker.submit(Drop(scores))
 
@@ -175,7 +175,7 @@ class Dispatcher:
             await asyncio.wait(list(self._in_flight))
         self._open = False
         for submission in self._unrecorded:
-            submission.emit_spans()
+            submission.record()
         self.emitter.flush()
         self.emitter.discard_all(self.step)
         errors = [reply.exception() for reply in left if not reply.cancelled()]

@@ -63,7 +63,7 @@ class Scores:
         await self
         if mode == "pre-verify":
             self._forward.kind = "pre-verify"
-        self._forward.emit_spans()
+        self._forward.record()
         judging.spans = dispatcher.span_ids(2 * self._lanes)
         reply = await judging.result()
         return new_verdict(reply.value, self._prefix, draft, mode, self._id)

@@ -1,4 +1,4 @@
-"""Slow reference algorithms in plain Python: no cache, everything is computed from the whole text."""
+"""Slow reference algorithms in plain Python, without caches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reference:
         return self._pick([max(0, a - b) for a, b in zip(p, q, strict=True)], len(x), "residual")
 
     def children(self, x: Text, paths: list[tuple[Text, float]], width: int) -> list[tuple[Text, float]]:
-        """Return the next level of a tree after x: each path with its value for the level's order."""
+        """Return the next level of a tree after x: each path, and its value in the order."""
         rows = [warp_plainly(self.q(x + path), self._sampling if self.sampled else ONE) for path, _ in paths]
         if not self.sampled:
             candidates = [
@@ -245,7 +245,7 @@ class Ahead:
     """Fu et al. 2024: window cells computed one by one; n-grams in one list, most recent last."""
 
     def __init__(self, model: Logits, x: Text, level: int, width: int, most: int) -> None:
-        self._model, self._level, self._most = says, level, most
+        self._model, self._level, self._most = model, level, most
         self.met: list[Text] = []
         self.rows = [[x[i * len(x) // width] for i in range(width)]]
 
@@ -292,7 +292,7 @@ def lookahead(world: Reference, x: Text, level: int, width: int, most: int, end:
 def ouroboros(
     world: Reference, x: Text, gamma: int, phrases: int, level: int, width: int, most: int, end: int
 ) -> list[Round]:
-    """Zhao et al. 2024: the drafter looks ahead; phrases follow its draft; verified tokens make phrases."""
+    """Zhao et al. 2024: the drafter looks ahead; phrases follow its draft and are corrected."""
     rounds, ahead = [], Ahead(world.q, x, level, width, most)
     while len(x) < end:
         chain: Text = []

@@ -63,7 +63,7 @@ def test_a_sampled_token_is_accepted_below_p_over_q():
         assert math.isnan(last.q) if accepted else last.q == 0.2
 
 
-def test_a_correction_is_drawn_from_what_p_has_more_than_q():
+def test_a_correction_is_drawn_from_the_residual():
     # max(0, p - q) is 0, 0, 0.1, 0.3
     for u, token in [(0.0, 2), (0.249, 2), (0.251, 3), (0.999, 3)]:
         assert (
@@ -77,13 +77,14 @@ def test_without_a_residual_the_correction_is_drawn_from_p():
     assert (verdict.own, verdict.origin) == (0, "corrected")
 
 
-def test_the_residual_goes_on_over_siblings():
+def test_the_residual_is_carried_over_siblings():
     p, q = [0.1, 0.2, 0.3, 0.4], [0.5, 0.2, 0.2, 0.1]
     ref = RowRef("s", 0)
     draft = Draft(tuple(DraftToken(t, -1, ref) for t in (0, 2, 1)))
     draws = Fixed(accept_10=0.9, accept_10_1=0.8, accept_10_2=0.3, residual_10=0.5)
     verdict = decide(rows(p), draft, [q], draws, bonus=False)
-    # rejected 0: p = (0, 0, .25, .75), q = (0, .4, .4, .2); rejected 2: p = (0, 0, 0, 1), q = (0, 2/3, 0, 1/3); 1 has p = 0
+    # after 0 is rejected: p = (0, 0, .25, .75), q = (0, .4, .4, .2)
+    # after 2 is rejected: p = (0, 0, 0, 1), q = (0, 2/3, 0, 1/3), so p(1) = 0
     assert outcomes(verdict) == [
         (0, -1, 10, 0, "ratio", "rejected"),
         (1, -1, 10, 2, "ratio", "rejected"),
@@ -102,7 +103,7 @@ def test_the_residual_goes_on_over_siblings():
     assert outcomes(verdict)[-1] == (2, -1, 10, 1, "ratio", "discarded")
 
 
-def test_p_and_q_of_single_precision_are_judged_alike():
+def test_p_and_q_of_single_precision_are_judged():
     logits, sampling = torch.tensor([P, P, P]).log(), Sampling(1.0)
     draft = Draft(tuple(DraftToken(0, i - 1, RowRef("s", 0)) for i in range(2)))
     verdict = judge(
@@ -119,7 +120,7 @@ def test_p_and_q_of_single_precision_are_judged_alike():
 # rule 2, and temperature 0
 
 
-def test_a_function_of_the_prefix_is_accepted_when_it_is_drawn():
+def test_a_function_of_the_prefix_is_accepted_if_the_target_draws_it():
     draft = chain(1, 3)
     verdict = decide(rows(P, P, P), draft, draws=Fixed(target_10=0.2, target_11=0.05))
     assert outcomes(verdict) == [
@@ -158,7 +159,7 @@ def test_a_tree_is_descended_along_the_drawn_tokens():
 
 
 @pytest.mark.parametrize("q", [False, True])
-def test_at_temperature_0_everything_is_the_argmax(q):
+def test_at_temperature_0_the_target_draws_the_argmax(q):
     logits = rows([0.1, 0.2, 0.3, 0.4], [0.6, 0.2, 0.1, 0.1], [0.25] * 4)
     verdict = decide(logits, chain(3, 0, q=q), sampling=GREEDY)
     assert (verdict.accepted, verdict.own, verdict.origin) == ((3, 0), 0, "bonus")
@@ -208,14 +209,14 @@ def test_more_rows_than_needed_are_ignored():
     assert verdict.emitted == (0, 2)
 
 
-def test_what_follows_a_rejection_is_discarded():
+def test_tokens_after_a_rejection_are_discarded():
     verdict = decide(rows(P, P, P, P), chain(0, 1, 2, q=True), [Q] * 3, Fixed(accept_10=0.9, residual_10=0.5))
     assert [d.outcome for d in verdict.judged] == ["rejected", "corrected", "discarded", "discarded"]
     assert [d.position for d in verdict.judged] == [10, 10, 11, 12]
     assert [d.q for d in verdict.judged[2:]] == [0.25, 0.25]
 
 
-def test_the_targets_most_probable_tokens_are_those_of_the_decided_row():
+def test_top_p_lists_the_most_probable_tokens_of_the_decided_row():
     p = [0.02, 0.3, 0.08, 0.25, 0.05, 0.2, 0.1]
     verdict = decide(rows(p, p), chain(1), sampling=GREEDY)
     for decision in verdict.judged:
@@ -225,10 +226,10 @@ def test_the_targets_most_probable_tokens_are_those_of_the_decided_row():
     assert verdict.judged[0].p == 0
 
 
-# what is refused
+# errors
 
 
-def test_siblings_of_both_kinds_are_refused():
+def test_siblings_with_and_without_q_are_refused():
     draft = Draft((DraftToken(0, -1, RowRef("s", 0)), DraftToken(1, -1)))
     with pytest.raises(ValueError, match="siblings; draw all of them from one q row"):
         decide(rows(P, P, P), draft, [Q])

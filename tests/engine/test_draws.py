@@ -68,13 +68,13 @@ def test_no_two_keys_share_a_number():
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_number_does_not_depend_on_what_was_asked_before():
+def test_a_number_does_not_depend_on_earlier_calls():
     first, second = Draws(5, 2), Draws(5, 2)
     second.value(Key(9, "target"))
     assert first.value(Key(1, "draft")) == second.value(Key(1, "draft")) == first.value(Key(1, "draft"))
 
 
-def test_numbers_stay_what_they_were_in_released_versions():
+def test_numbers_are_those_of_released_versions():
     assert Draws(0, 0).value(Key(0, "draft")) == 0.04179569895856039
 
 
@@ -89,9 +89,9 @@ def test_below_and_choose_follow_the_number():
 def test_choose_has_the_frequencies_of_its_weights():
     draws, weights = Draws(1, 0), np.array([1.0, 0.0, 5.0, 2.0])
     counts = Counter(draws.choose(Key(i, "target"), weights) for i in range(8_000))
-    found = np.array([counts[0], counts[2], counts[3]])
+    positive = np.array([counts[0], counts[2], counts[3]])
     assert counts[1] == 0
-    assert chi_square(found, np.array([1000, 5000, 2000])) < 4
+    assert chi_square(positive, np.array([1000, 5000, 2000])) < 4
 
 
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53])
@@ -155,7 +155,7 @@ def test_a_tiny_temperature_is_the_argmax(temperature):
     assert warp(logits, Sampling(temperature)).tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
-def test_warp_leaves_masked_tokens_out():
+def test_warp_gives_masked_tokens_probability_zero():
     logits = torch.tensor([[0.0, -math.inf, 0.0]])
     assert warp(logits, Sampling(1.0, top_k=3, top_p=0.99))[0].tolist() == [0.5, 0, 0.5]
 

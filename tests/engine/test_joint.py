@@ -1,4 +1,4 @@
-"""The joint distribution of several consecutive tokens equals the target's, by exact enumeration."""
+"""The joint distribution of consecutive tokens equals the target's, by exact enumeration."""
 
 from __future__ import annotations
 

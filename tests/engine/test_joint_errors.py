@@ -1,4 +1,4 @@
-"""The enumeration detects known errors: shared random numbers, and drafts that depend on their draws."""
+"""The enumeration detects known errors: shared random numbers, drafts cut by their own draws."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def first_token(texts: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], fl
 
 
 def dropping(below: float) -> Method:
-    """Return a method with a known error: it drops a drawn token of low probability and its successors."""
+    """Return a method with a known error: it drops drawn tokens of low probability."""
 
     async def decode(run: ToyRun) -> None:
         while not run.done:

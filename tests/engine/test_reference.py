@@ -1,4 +1,4 @@
-"""Every round of a method equals that of a slow reference algorithm."""
+"""Every round of a method equals the round of a slow reference algorithm."""
 
 from __future__ import annotations
 

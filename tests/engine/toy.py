@@ -1,7 +1,7 @@
-"""A toy world: probability tables for models, a synchronous run, and draws that enumerate every outcome.
+"""A toy world: probability tables as models, and a run without workers.
 
-The toy run executes the real methods and the real acceptance rules. `joint` runs a method once for every
-outcome of its random draws and adds up the exact probability of each text.
+A toy run executes the real methods and the real acceptance rules. `joint` runs a method once for
+every outcome of its random draws and adds up the exact probability of each text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Table:
         seed: Another seed, another table.
         vocabulary: V.
         sharpness: Scale of the logits.
-        banned: So many tokens get probability 0 in every context.
+        banned: Tokens of probability 0 in every context; which ones differs.
         order: Tokens of context that matter.
     """
 
@@ -62,7 +62,7 @@ class Table:
 
 
 class Blurred(Table):
-    """A drafter whose fuzzy forwards say something else: a table of their own, which bans other tokens."""
+    """A drafter whose fuzzy forwards use another table."""
 
     def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
         super().__init__(seed, vocabulary, banned=banned)
@@ -70,19 +70,19 @@ class Blurred(Table):
 
 
 class Parallel(Table):
-    """A drafter that says what comes some tokens later, whatever comes between: heads on one state, or mask tokens."""
+    """A drafter with one row per level, independent of the tokens between (Medusa heads, masks)."""
 
     def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
         super().__init__(seed, vocabulary, banned=banned)
         self._later = [Table(seed + 100 * level, vocabulary, banned=banned) for level in range(1, 8)]
 
     def level(self, context: Sequence[int], level: int) -> torch.Tensor:
-        """Return the row of the token that comes so many after the next one."""
+        """Return the row of the token `level` positions after the next one."""
         return self(context) if level == 0 else self._later[level - 1](context)
 
 
 def always_wrong(target: Table) -> Logits:
-    """Return a drafter that only drafts tokens the target never draws; the target must have banned some."""
+    """Return a drafter of tokens that the target never draws; the target must have banned some."""
 
     def logits(context: Sequence[int]) -> torch.Tensor:
         return torch.where(torch.isinf(target(context)), 0.0, -torch.inf).double()
@@ -91,7 +91,7 @@ def always_wrong(target: Table) -> Logits:
 
 
 def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """Warp one row token by token, as a second opinion on `engine.accept.warp`."""
+    """Warp one row token by token, as a second opinion on `engine.draws.warp`."""
     x = [float(v) / sampling.temperature for v in logits]
     order = sorted(range(len(x)), key=lambda i: -x[i])
     kept = order[: sampling.top_k] if sampling.top_k else order
@@ -245,7 +245,7 @@ class ToyDrafter:
         """A table has no KV rows."""
 
     async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
-        """Decode greedily: the guesses that are what this model says, and one token more."""
+        """Decode greedily: the confirmed guesses, and one token more."""
         rows = rows_of(self.logits, prefix, guesses, window)
         judgement = judge(
             rows,
@@ -266,7 +266,7 @@ class ToyDrafter:
         fuzzy: int = 1,
         calibrate: bool = True,
     ) -> Draft:
-        """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact.
+        """Draft a tree; fuzzy levels use another table.
 
         A `Parallel` drafter has one row for all nodes of a level.
         """
@@ -331,7 +331,7 @@ class ToyTarget:
 
 
 def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE) -> torch.Tensor:
-    """Return a model's rows after the prefix, after each node of the draft and after each row of a window."""
+    """Return rows after the prefix, each node of the draft and each row of a window, (R, V)."""
     start = tuple(prefix.tokens.tolist())
     rows = [logits(start)]
     for ids, parents in ((draft.ids, draft.parents), window):
@@ -354,7 +354,7 @@ def joint(
     draws: type[Enumerated] = Enumerated,
     further: Sequence[Logits] = (),
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact probability of every text of so many tokens that the method can give."""
+    """Return the exact probability of each text of this length that the method can emit."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
     branches = Branches()
     loop = asyncio.new_event_loop()
@@ -371,7 +371,7 @@ def joint(
 
 
 def target_joint(p: Logits, sampling: Sampling, tokens: int = 3) -> dict[tuple[int, ...], float]:
-    """Return the target's own probability of every text of so many tokens."""
+    """Return the target's probability of each text of this length."""
     texts = {(): 1.0}
     for _ in range(tokens):
         texts = {

@@ -68,19 +68,19 @@ METHODS = {
 
 def method(key: str, **config: object) -> Method:
     """Return the real method with these settings."""
-    found = find(key)
-    settings = found.configure(config)
+    entry = find(key)
+    settings = entry.configure(config)
 
     def decode(run: ToyRun) -> Coroutine[None, None, None]:
-        if found.layout(settings).stages > 1:  # a drafter at both ends
+        if entry.layout(settings).stages > 1:  # a drafter at both ends
             run.drafters = [run.drafter, run.drafter]
-        return found.decode(run, settings)
+        return entry.decode(run, settings)
 
     return decode
 
 
 def sampled_tree(*widths: int, wide: bool = True) -> Method:
-    """Return a method that samples children without replacement, so many per level, and verifies the tree."""
+    """Return a method with trees sampled without replacement, `widths[i]` children on level i."""
 
     async def decode(run: ToyRun) -> None:
         while not run.done:
@@ -105,7 +105,7 @@ def sampled_tree(*widths: int, wide: bool = True) -> Method:
 
 
 def top_tree(*widths: int, as_sampled: bool = False) -> Method:
-    """Return a method whose tree holds the drafter's most probable tokens: rule 2, or (an error) rule 1."""
+    """Return a method with trees of the drafter's most probable tokens; `as_sampled` is an error."""
 
     async def decode(run: ToyRun) -> None:
         while not run.done:
