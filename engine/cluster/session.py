@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -81,7 +81,7 @@ class Cluster:
         """
         return self.placement.stages(asked)
 
-    @cached_property
+    @property
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use."""
         site = self.placement.site

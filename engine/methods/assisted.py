@@ -1,9 +1,10 @@
 """Assisted generation: the draft length follows the last round; a draft ends at an uncertain token.
 
-Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4). Lossless.
-After a round that accepts the whole draft the next draft is 2 tokens longer, otherwise 1 shorter. A draft
-ends early after a token to which the drafter gives a low probability. That token stays in the draft:
-dropping it would favour likely tokens.
+Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4).
+
+Lossless. After a round that accepts the whole draft the next draft is 2 tokens longer, otherwise 1
+shorter. A draft ends early after a token to which the drafter gives a low probability. That token
+stays in the draft: dropping it would favour likely tokens.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def tree_masks() -> Any:
 
 
 def check_nodes(width: int, levels: int, name: str) -> None:
-    """Raise UsageError if width * levels exceeds `MOST_NODES`; `name` is the setting of the levels."""
+    """Raise UsageError if width * levels exceeds `MOST_NODES`; `name` is the levels' setting."""
     if width * levels > MOST_NODES:
         raise UsageError(
             f"width {width} times {name} {levels} is {width * levels} nodes; it must be at most "

@@ -1,11 +1,13 @@
 """DSI: drafters never wait; a pool of target servers verifies their drafts in parallel.
 
-Source: Distributed Speculative Inference (ICLR 2025), algorithm 1 with lookahead (section 3.1). Lossless.
-Each drafter extends its line, a chain of drafted tokens after x, token by token. A free server verifies a line's
-undecided tokens whenever the line has `lookahead` more of them, or no other verification covers the next position.
-Verifications are judged in order of position. A line with a wrong token is stopped, with the verifications of it;
-its drafter joins the longest line that agrees with x (lines 8 to 10 of the algorithm). A turn ends when every line
-is rejected; that verification already produced the next token.
+Source: Distributed Speculative Inference (ICLR 2025), algorithm 1 with lookahead (section 3.1).
+
+Lossless. Each drafter extends its line, a chain of drafted tokens after x, token by token. A free
+server verifies a line's undecided tokens whenever the line has `lookahead` more of them, or no
+other verification covers the next position. Verifications are judged in order of position. A line
+with a wrong token is stopped, with the verifications of it; its drafter joins the longest line that
+agrees with x (lines 8 to 10 of the algorithm). A turn ends when every line is rejected; that
+verification already produced the next token.
 """
 
 from __future__ import annotations
@@ -64,10 +66,10 @@ class Config:
 
 
 def servers(lookahead: int, c: float) -> int:
-    """Return how many target servers verify one drafter's blocks without a queue: ceil(c / lookahead).
+    """Return the servers that verify a drafter's blocks without a queue: ceil(c / lookahead).
 
-    Section 3.1 has this formula, with <= printed for >=. One more server is needed if a block takes longer to draft
-    than to verify, because partial blocks are then verified in between.
+    Section 3.1 has this formula, with <= printed for >=. One more server is needed if a block takes
+    longer to draft than to verify, because partial blocks are then verified in between.
     """
     return ceil(c / lookahead - 1e-9) + (lookahead > c)
 
@@ -76,16 +78,16 @@ def plan(cfg: Config, situation: Situation) -> Config:
     """Choose the smallest feasible lookahead, and no more servers than it needs for each drafter.
 
     Raises:
-        UsageError: The cluster lacks drafters, devices or servers, the drafters have no common rule, or the
-            lookahead asked for needs more servers than there are.
+        UsageError: The cluster lacks drafters, devices or servers, the drafters have no common
+            rule, or the lookahead asked for needs more servers than there are.
     """
     if cfg.drafters > 1:
         _check_drafters(cfg, situation)
     free = max(1, situation.servers[cfg.drafters])
     if cfg.sp > free:
-        beside = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
+        drafters = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
         raise UsageError(
-            f"sp is {cfg.sp}; beside {beside} there is room for 1 to {free} target server(s): ask for fewer, or for 0"
+            f"sp is {cfg.sp}; beside {drafters} there is room for 1 to {free} target server(s): ask for fewer, or for 0"
         )
     c = situation.c()
     lookahead = _planned_lookahead(cfg.lookahead, cfg.sp or free, free, c)
@@ -94,7 +96,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
 
 
 def _planned_lookahead(lookahead: int, sp: int, free: int, c: float) -> int:
-    """Return the lookahead asked for, or for 0 the smallest one that `sp` servers verify without a queue.
+    """Return the lookahead asked for, or the smallest that `sp` servers verify without a queue.
 
     If no lookahead avoids a queue, 0 becomes the smallest one that keeps up with the drafter.
 
@@ -146,7 +148,7 @@ async def decode(run: Run, cfg: Config) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """A drafter and the undecided tokens of its line: drafted by itself, or by the line that it joined."""
+    """A drafter, and the undecided tokens of its line: its own, or those of the line it joined."""
 
     drafter: Model
     draft: Draft = field(default_factory=Draft.empty)
@@ -177,7 +179,7 @@ class _Verification:
 
 
 class _Turn:
-    """Decoding from x up to a token that no line has: every line was wrong there, or had no token yet.
+    """Decoding up to a token that no line has: all were wrong, or had no token there yet.
 
     Args:
         run: The run.
@@ -231,31 +233,31 @@ class _Turn:
     def line_to_verify(self) -> _Line | None:
         """Return a line that needs a verification.
 
-        If none covers the next position, this is the longest line, whatever its length. Otherwise it is the first
-        line that has tokens to verify that no verification has.
+        If none covers the next position, this is the longest line, whatever its length. Otherwise
+        it is the first line that has tokens to verify that no verification has.
         """
         if not self.covering:
             return max(self.lines, key=lambda line: len(line.draft))
         return next((line for line in self.lines if self.verified(line) < self.due(line)), None)
 
     def due(self, line: _Line) -> int:
-        """Return how many of the turn's tokens on a line are to be verified: whole blocks, or all if it is full."""
+        """Return how many of the turn's tokens need verification: whole blocks, at last all."""
         drafted = len(self.run.x) - self.start + len(line.draft)
         return drafted if line.full else drafted // self.cfg.lookahead * self.cfg.lookahead
 
     def verified(self, line: _Line) -> int:
-        """Return how many of the turn's tokens on a line have a verification, if only through an equal line."""
+        """Return how many of the turn's tokens on a line are being verified, on any line."""
         position = len(self.run.x)
         shared = (_common(v.ids_from(position), line.draft.ids) for v in self.covering)
         return position - self.start + max(shared, default=0)
 
     @property
     def covering(self) -> list[_Verification]:
-        """The verifications that cover the next position: all that still matter."""
+        """The verifications that cover the next position; the others no longer matter."""
         return [v for v in (*self.running, *self.finished) if v.covers(len(self.run.x))]
 
     def take_server(self) -> Model | None:
-        """Return a free server; if all are busy but the next position needs one, the one preempted longest ago."""
+        """Return a free server, or a preempted one if the next position needs one now."""
         server = next((server for server in self.pool if not server.busy), None)
         if server is None and not self.covering:
             server = self.pool[0]
@@ -267,7 +269,7 @@ class _Turn:
     # Results: what is accepted, which lines and verifications stop.
 
     async def commit_decided(self) -> bool:
-        """Judge and commit all positions that finished verifications decide; return whether the turn is over."""
+        """Commit all positions that are decided; return whether the turn is over."""
         while verification := next((v for v in self.finished if v.covers(len(self.run.x))), None):
             position = len(self.run.x)
             draft, leaves = self.candidates(verification.ids_from(position))
@@ -288,8 +290,8 @@ class _Turn:
             scored: The tokens that the verification scored, from the next position on.
 
         Returns:
-            The scored tokens as a chain, then the lines' other tokens as leaves beside it and after it; and whether
-            leaves exist. Of equal tokens the first line's counts (line 9).
+            The scored tokens as a chain, then the lines' other tokens as leaves beside it and after
+            it; and whether leaves exist. Of equal tokens the first line's counts (line 9).
         """
         lines = [(line.draft.tokens, _common(line.draft.ids, scored)) for line in self.lines]
         chain, leaves = list[DraftToken](), list[DraftToken]()
@@ -304,7 +306,9 @@ class _Turn:
         return Draft((*chain, *leaves), leases), bool(leaves)
 
     def stop_contradicted(self, accepted: tuple[int, ...], position: int) -> None:
-        """Stop verifications and drafts that the accepted tokens contradict (line 8); their drafters join a line.
+        """Stop all verifications and drafts that the accepted tokens contradict (line 8).
+
+        Their drafters join the longest line that agrees (line 10).
 
         Args:
             accepted: The tokens just accepted; at least one line agrees with them.

@@ -1,10 +1,12 @@
 """EAGLE: one layer on the target's device drafts hidden states, level by level along a static tree.
 
-Source: EAGLE (Li et al. 2024, arXiv:2401.15077), as in ParallelSpec's baselines; its tree of 25 nodes. Lossless.
-From the target's state before a token and the token itself, the layer predicts the next state; the target's
-output layer turns it into q. Deeper nodes read predicted states; accepted tokens are read again with the
-target's exact states. Children are sampled from q without replacement (rule 1), or are the most probable
-ones (rule 2).
+Source: EAGLE (Li et al. 2024, arXiv:2401.15077), as in ParallelSpec's baselines; its tree of 25
+nodes.
+
+Lossless. From the target's state before a token and the token itself, the layer predicts the next
+state; the target's output layer turns it into q. Deeper nodes read predicted states; accepted
+tokens are read again with the target's exact states. Children are sampled from q without
+replacement (rule 1), or are the most probable ones (rule 2).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check that the pair has the head and that the tree can be read; EAGLE drafts trees of any depth.
+    """Check the head and the tree; EAGLE drafts trees of any depth.
 
     Raises:
         UsageError: The head is missing, or the tree is wrong.

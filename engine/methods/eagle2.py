@@ -1,9 +1,11 @@
 """EAGLE-2: EAGLE's layer with a dynamic tree, which grows where the layer is confident.
 
-Source: EAGLE-2 (Li et al. 2024, arXiv:2406.16858), as in EasySpec; the same heads as EAGLE. Lossless.
-Each expanded node of a level gets its `top` most probable children; of all these children, the `top` with the
-largest path probability are expanded next. After `depth` levels the `total` nodes with the largest path
-probability are verified. The tree is a function of the prefix: rule 2.
+Source: EAGLE-2 (Li et al. 2024, arXiv:2406.16858), as in EasySpec; the same heads as EAGLE.
+
+Lossless. Each expanded node of a level gets its `top` most probable children; of all these
+children, the `top` with the largest path probability are expanded next. After `depth` levels the
+`total` nodes with the largest path probability are verified. The tree is a function of the prefix:
+rule 2.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""EasySpec: several devices compute several attention layers of the drafter at once; drafts get a little worse.
+"""EasySpec: several devices compute attention layers of the drafter at once, a little inexactly.
 
-Source: EasySpec (Wu et al. 2025), sections 3.1 and 3.2, algorithm 2. Lossless: bad drafts only cost time.
-The loop is that of speculative decoding; the drafter is fuzzy. The attention layers of a group all read the
-hidden state before the group, so each can run on its own device. Every draft begins with an exact forward over
-the accepted tokens and the target's own: it replaces fuzzy KV rows (bonus calibration) and gives the first
-level. q is the fuzzy distribution that a token was sampled from.
+Source: EasySpec (Wu et al. 2025), sections 3.1 and 3.2, algorithm 2.
+
+Lossless. The loop is that of speculative decoding; the drafter is fuzzy. The attention layers of a
+group all read the hidden state before the group, so each can run on its own device. Every draft
+begins with an exact forward over the accepted tokens and the target's own: it replaces fuzzy KV
+rows (bonus calibration) and gives the first level. q is the fuzzy distribution that a token was
+sampled from.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def plan(cfg: Config, situation: Situation) -> Config:
     """Use all devices for 0, up to the layer-parallel size.
 
     Raises:
-        UsageError: The drafter has fewer layers than the size, or the cluster has fewer devices than asked for.
+        UsageError: The drafter has fewer layers than the size, or the cluster has fewer devices
+            than asked for.
     """
     if 0 < situation.depth < cfg.size:
         raise UsageError(

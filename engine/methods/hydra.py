@@ -1,9 +1,10 @@
-"""Hydra: drafting heads that also read the tokens drafted before, so that a tree's levels fit together.
+"""Hydra: drafting heads that also read the tokens drafted before, so that levels fit together.
 
-Source: Hydra (Ankner et al. 2024, arXiv:2402.05109), as in ParallelSpec's baselines; Medusa's tree. Lossless.
-Head i reads the hidden state of the target's last forward, and the embeddings of the last token and of the i
-tokens drafted after it: one call per level, over all nodes that have children. The tree holds the most probable
-tokens, so it is a function of the prefix: rule 2.
+Source: Hydra (Ankner et al. 2024, arXiv:2402.05109), as in ParallelSpec's baselines; Medusa's tree.
+
+Lossless. Head i reads the hidden state of the target's last forward, and the embeddings of the last
+token and of the i tokens drafted after it: one call per level, over all nodes that have children.
+The tree holds the most probable tokens, so it is a function of the prefix: rule 2.
 """
 
 from __future__ import annotations

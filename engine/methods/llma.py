@@ -1,8 +1,9 @@
 """LLMA: draft by copying the continuation of an earlier occurrence of the last tokens.
 
-Source: LLMA (Yang et al. 2023, arXiv:2304.04487), the base method of EMS-SD (section 4.1). Lossless.
-It copies from the prompt, the output or a reference text; no drafter runs. A copy is a function of the prefix:
-rule 2. A round without a match is one plain target forward.
+Source: LLMA (Yang et al. 2023, arXiv:2304.04487), the base method of EMS-SD (section 4.1).
+
+Lossless. It copies from the prompt, the output or a reference text; no drafter runs. A copy is a
+function of the prefix: rule 2. A round without a match is one plain target forward.
 """
 
 from __future__ import annotations

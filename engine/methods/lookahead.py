@@ -1,8 +1,9 @@
 """Lookahead decoding: each target forward verifies n-grams of a pool and computes new ones for it.
 
-Source: Fu et al. 2024 (arXiv:2402.02057), algorithm 2; a baseline of PEARL and ParallelSpec. Lossless.
-No drafter runs. One target forward holds, as a tree of rows, the last token, the pool's n-grams that begin with
-it (judged) and the look-ahead window (scored only).
+Source: Fu et al. 2024 (arXiv:2402.02057), algorithm 2; a baseline of PEARL and ParallelSpec.
+
+Lossless. No drafter runs. One target forward holds, as a tree of rows, the last token, the pool's
+n-grams that begin with it (judged) and the look-ahead window (scored only).
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Medusa: drafting heads each guess one of the next tokens from the same hidden state, in one call.
 
-Source: Medusa (Cai et al. 2024, arXiv:2401.10774), as in ParallelSpec's baselines; its tree of 63 nodes. Lossless
-with exact acceptance.
-Head i reads the hidden state that the target's last forward computed for the token before the last one. It
-predicts the token i + 1 places after the last one, whichever tokens lie between. The tree holds the most
-probable combinations, so it is a function of the prefix: rule 2. Typical acceptance (section 2.3.1, LOSSY)
-accepts every token that the target finds probable enough.
+Source: Medusa (Cai et al. 2024, arXiv:2401.10774), as in ParallelSpec's baselines; its tree of 63
+nodes.
+
+Lossless with exact acceptance. Head i reads the hidden state that the target's last forward
+computed for the token before the last one. It predicts the token i + 1 places after the last one,
+whichever tokens lie between. The tree holds the most probable combinations, so it is a function of
+the prefix: rule 2. Typical acceptance (section 2.3.1, LOSSY) accepts every token that the target
+finds probable enough.
 """
 
 from __future__ import annotations

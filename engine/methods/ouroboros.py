@@ -1,9 +1,11 @@
-"""Ouroboros: the drafter drafts by lookahead decoding; phrases of its pool lengthen each draft for free.
+"""Ouroboros: the drafter decodes by lookahead; phrases of its pool lengthen drafts for free.
 
-Source: Zhao et al. 2024 (arXiv:2402.13720), section 3; a baseline of PEARL. Lossless, at any temperature.
-The drafter decodes greedily with a look-ahead window and a pool of phrases. Phrases that begin with the draft's
-last token are appended to it as branches; one target forward verifies draft and branches. The target's own
-tokens at the rejected positions and along the branches are new phrases: the pool learns from verification.
+Source: Zhao et al. 2024 (arXiv:2402.13720), section 3; a baseline of PEARL.
+
+Lossless, at any temperature. The drafter decodes greedily with a look-ahead window and a pool of
+phrases. Phrases that begin with the draft's last token are appended to it as branches; one target
+forward verifies draft and branches. The target's own tokens at the rejected positions and along the
+branches are new phrases: the pool learns from verification.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ async def decode(run: Run, cfg: Config) -> None:
 
 
 async def _draft(run: Run, cfg: Config, lookahead: Lookahead) -> Draft:
-    """Decode with the drafter, greedily and by lookahead, up to at least gamma tokens (or a full output)."""
+    """Draft gamma tokens or more by greedy lookahead decoding, at most a full output."""
     chain = Draft.empty()
     while len(chain) < min(cfg.gamma, run.room):
         x, room = run.x + chain, run.room - len(chain)
@@ -83,7 +85,7 @@ def _ngrams(tokens: Gram, level: int) -> list[Gram]:
 
 
 def _target_tokens(verdict: Verdict, chain: int) -> Gram:
-    """Return the correction of the first rejected token, then the target's argmax at the later positions.
+    """Return the correction of the first rejected token, then the target's argmax after it.
 
     Args:
         verdict: The verdict on a draft that begins with a chain.
@@ -96,7 +98,7 @@ def _target_tokens(verdict: Verdict, chain: int) -> Gram:
 
 
 def _rewritten_grams(verdict: Verdict, draft: Draft, chain: int) -> list[Gram]:
-    """Return each appended n-gram with the target's argmax in place of every token but the first."""
+    """Return each appended n-gram with the target's argmax in place of all tokens but the first."""
     nodes = {(t.parent, t.id): node for node, t in enumerate(draft.tokens)}
     grams = list[Gram]()
     for first, *phrase in draft.grams:

@@ -1,10 +1,13 @@
-"""ParallelSpec with EAGLE: one forward over the last token and K mask tokens drafts K + 1 levels of a tree.
+"""ParallelSpec with EAGLE: one forward over K mask tokens drafts K + 1 levels of EAGLE's tree.
 
-Source: ParallelSpec (Xiao et al. 2024), sections 4.2 and 4.3, algorithm 1; the tree of appendix A.3. Lossless.
-EAGLE's layer reads the target's states and the tokens, then K masks: learned vectors in place of both. The last
-token's row predicts the first level, the row of mask i level i + 1, whichever tokens lie between; so all nodes of
-a level have the same q for their children. Children are sampled without replacement (rule 1), or are the most
-probable ones (rule 2, the paper's appendix A.3).
+Source: ParallelSpec (Xiao et al. 2024), sections 4.2 and 4.3, algorithm 1; the tree of appendix
+A.3.
+
+Lossless. EAGLE's layer reads the target's states and the tokens, then K masks: learned vectors in
+place of both. The last token's row predicts the first level, the row of mask i level i + 1,
+whichever tokens lie between; so all nodes of a level have the same q for their children. Children
+are sampled without replacement (rule 1), or are the most probable ones (rule 2, the paper's
+appendix A.3).
 """
 
 from __future__ import annotations

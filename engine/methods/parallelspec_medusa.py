@@ -1,10 +1,11 @@
-"""ParallelSpec with Medusa: a layer with K mask tokens replaces Medusa's heads; one forward drafts K + 1 levels.
+"""ParallelSpec with Medusa: one layer with K mask tokens drafts what K + 1 Medusa heads draft.
 
-Source: ParallelSpec (Xiao et al. 2024), sections 4.1 and 4.3; Medusa's tree. Lossless.
-The layer reads the last tokens, each with the target's state of the token before it (the paper leaves open
-whether the layer reads states), then K masks. The last token's row predicts the first level, the row of mask i
-level i + 1, whichever tokens lie between. The tree holds the most probable combinations, so it is a function of
-the prefix: rule 2.
+Source: ParallelSpec (Xiao et al. 2024), sections 4.1 and 4.3; Medusa's tree.
+
+Lossless. The layer reads the last tokens, each with the target's state of the token before it (the
+paper leaves open whether the layer reads states), then K masks. The last token's row predicts the
+first level, the row of mask i level i + 1, whichever tokens lie between. The tree holds the most
+probable combinations, so it is a function of the prefix: rule 2.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """PEARL: draft and verify at the same time, with a draft length that adapts.
 
-Source: PEARL (ICLR 2025), sections 3.2 and 3.3, algorithm 2. Lossless.
-Pre-verify: while the drafter drafts a chunk, the target verifies the chunk's first token. Post-verify: while the
-target verifies a chunk, the drafter drafts on as if all of it were accepted. `pending` holds the tokens that were
-drafted after x and are not verified yet; if it is empty, the mode is pre-verify.
-With `guesses`, pre-verify also verifies tokens copied from the text so far (section 4.3 names such a pool as future
-work). They are a function of the prefix, so rule 2 decides those positions; drafts that begin with the emitted
-tokens stay pending. In the placement `pipeline` (appendix G) the target's layers are split over several devices,
-and the drafter works on whichever end the target does not use.
+Source: PEARL (ICLR 2025), sections 3.2 and 3.3, algorithm 2.
+
+Lossless. Pre-verify: while the drafter drafts a chunk, the target verifies the chunk's first token.
+Post-verify: while the target verifies a chunk, the drafter drafts on as if all of it were accepted.
+`pending` holds the tokens that were drafted after x and are not verified yet; if it is empty, the
+mode is pre-verify. With `guesses`, pre-verify also verifies tokens copied from the text so far
+(section 4.3 names such a pool as future work). They are a function of the prefix, so rule 2 decides
+those positions; drafts that begin with the emitted tokens stay pending. In the placement `pipeline`
+(appendix G) the target's layers are split over several devices, and the drafter works on whichever
+end the target does not use.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def layout(cfg: Config) -> Layout:
     layout=layout,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Overlap drafting and verification until the run is done; without both modes it is `speculative`."""
+    """Overlap drafting and verification until the run is done."""
     pending, copier = Draft.empty(), Copier(copy=max(1, cfg.guesses))
     while not run.done:
         if not pending and not cfg.pre_verify:
@@ -102,7 +104,7 @@ async def decode(run: Run, cfg: Config) -> None:
 
 
 async def _draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
-    """Draft gamma tokens; in a pipeline the first half on the last device, the rest on the first (appendix G)."""
+    """Draft gamma tokens; in a pipeline the last device drafts the first half (appendix G)."""
     if len(run.drafters) == 1:
         return await run.drafter.propose(prefix, gamma)
     last, first = run.drafters
@@ -115,6 +117,6 @@ async def _draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
 
 
 def _rest(draft: Draft, emitted: tuple[int, ...]) -> Draft:
-    """Return the draft without its first tokens if these are the emitted ones; otherwise an empty draft."""
+    """Drop the emitted tokens from the front of a draft; an empty draft if it begins otherwise."""
     n = len(emitted)
     return draft[n:] if draft.ids[:n] == emitted else Draft.empty()

@@ -1,8 +1,10 @@
 """Prompt lookup: draft the continuation of an earlier occurrence of the last few tokens.
 
-Source: prompt lookup decoding (Saxena 2023), ParallelSpec's baseline PLD (section 5). Lossless.
-It looks up the last 3 tokens in the prompt and the output, then the last 2, then the last one; no drafter runs.
-A copy is a function of the prefix: rule 2. A round without a match is one plain target forward.
+Source: prompt lookup decoding (Saxena 2023), ParallelSpec's baseline PLD (section 5).
+
+Lossless. It looks up the last 3 tokens in the prompt and the output, then the last 2, then the last
+one; no drafter runs. A copy is a function of the prefix: rule 2. A round without a match is one
+plain target forward.
 """
 
 from __future__ import annotations

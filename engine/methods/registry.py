@@ -25,7 +25,7 @@ class Situation:
     context: int
     """Positions that all models of the pair support."""
     depth: int
-    """Layers of the drafter; 0 without a drafter, or where its tokens are not computed by a model."""
+    """Layers of the drafter; 0 without a drafter, or if no model computes its tokens."""
     devices: int
     """Devices that can share a drafter's layers."""
     drafters: int
@@ -33,13 +33,13 @@ class Situation:
     servers: tuple[int, ...]
     """Target servers that fit beside 0, 1, 2, ... drafters."""
     c: Callable[[], float]
-    """Return T(target) / T(drafter), one row each; the first call may measure it."""
+    """() -> T(target) / T(drafter), one row each; the first call may measure it."""
     stages: Callable[[int], int]
-    """Return the devices to split a target's layers over, given the number asked for (0: the cluster's
-    default); raises UsageError where that is impossible."""
+    """Stages asked for (0: the default) -> devices that the target's layers are split over; raises
+    UsageError if that is impossible."""
     head_levels: Callable[[str], int]
-    """Return how many levels the drafting head of a kind was trained to draft (0: any number); raises
-    UsageError where the pair has no such head."""
+    """Head kind -> levels that the pair's head of this kind can draft, 0 for any number; raises
+    UsageError without such a head."""
 
 
 Decode = Callable[["Run", Any], Awaitable[None]]
@@ -166,7 +166,7 @@ class Method:
     batched: bool
     """Whether one run decodes several prompts at once."""
     plan: Callable[[Any, Situation], Any]
-    """(Config, Situation) -> Config with every `auto` value replaced; checks it against the cluster."""
+    """(Config, Situation) -> Config without `auto` values, checked against the cluster."""
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the fields of the Config, in order."""

@@ -1,7 +1,9 @@
 """Speculative decoding: draft gamma tokens, verify all of them in one target forward.
 
-Source: Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1; Chen et al. 2023 (arXiv:2302.01318). Lossless.
-A round emits the n accepted tokens and one token of the target: the correction if n < gamma, else the bonus.
+Source: Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1; Chen et al. 2023 (arXiv:2302.01318).
+
+Lossless. A round emits the n accepted tokens and one token of the target: the correction if n <
+gamma, else the bonus.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Token trees: the drafter drafts several continuations as a tree; one target forward verifies all of them.
+"""Token trees: the drafter drafts several continuations; one target forward verifies them all.
 
-Source: SpecInfer (Miao et al. 2024, arXiv:2305.09781), tree-based verification; EasySpec's +tree. Lossless.
-Rule 1 judges sampled trees, sibling after sibling with the exact residual; rule 2 judges trees of the most
-probable paths. The KV rows of the accepted path are kept, all others are dropped.
+Source: SpecInfer (Miao et al. 2024, arXiv:2305.09781), tree-based verification; EasySpec's +tree.
+
+Lossless. Rule 1 judges sampled trees, sibling after sibling with the exact residual; rule 2 judges
+trees of the most probable paths. The KV rows of the accepted path are kept, all others are dropped.
 """
 
 from __future__ import annotations

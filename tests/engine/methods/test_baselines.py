@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from engine.errors import UsageError
 from engine.methods import find
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.situations import situation
 from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
 from tests.engine.workers.harness import Flat, scripted_cluster
@@ -252,9 +252,9 @@ def test_settings_that_cannot_be_are_refused(method, config, message):
 
 @pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
 def test_a_window_larger_than_the_context_is_refused(method):
-    found, there = find(method), SimpleNamespace(context=20)
-    found.plan(found.configure({"level": 5, "window": 16}), there)
+    found, small = find(method), situation(context=20)
+    found.plan(found.configure({"level": 5, "window": 16}), small)
     with pytest.raises(UsageError) as caught:
-        found.plan(found.configure({"level": 5, "window": 17}), there)
+        found.plan(found.configure({"level": 5, "window": 17}), small)
     says = "window is 17; with level 5 and a context of 20 tokens it must be at least 1 and at most 16"
     assert str(caught.value) == says

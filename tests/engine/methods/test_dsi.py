@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import UsageError
 from engine.methods.dsi import Config, plan, servers
 from engine.trace.trace import Trace
+from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]
@@ -161,16 +162,8 @@ def test_servers_needed(lookahead, c, needed):
     assert servers(lookahead, c) == needed
 
 
-class Room:
-    def __init__(self, c: float, room: int) -> None:
-        self.c, self._room = c, room
-
-    def servers(self, drafters: int) -> int:
-        return self._room
-
-
 @pytest.mark.parametrize(
-    ("c", "room", "asked", "planned"),
+    ("c", "free", "asked", "planned"),
     [
         (14.8, 7, {}, (3, 5)),
         (7, 7, {}, (1, 7)),
@@ -180,8 +173,8 @@ class Room:
         (5, 7, {"lookahead": 2}, (2, 3)),
     ],
 )
-def test_the_plan_is_the_smallest_feasible_lookahead(c, room, asked, planned):
-    cfg = plan(Config(**asked), Room(c, room))
+def test_the_plan_is_the_smallest_feasible_lookahead(c, free, asked, planned):
+    cfg = plan(Config(**asked), situation(c=c, servers=(free, free)))
     assert (cfg.lookahead, cfg.sp) == planned
 
 
@@ -189,12 +182,12 @@ def test_an_infeasible_lookahead_says_which_is_feasible():
     with pytest.raises(
         UsageError, match=r"lookahead is 1; with 2 target server\(s\) .* at least 3 \(or sp at least 5\)"
     ):
-        plan(Config(lookahead=1, sp=2), Room(5, 7))
+        plan(Config(lookahead=1, sp=2), situation(c=5, servers=(7, 7)))
 
 
 def test_more_servers_are_not_advised_where_there_is_no_room_for_them():
     with pytest.raises(UsageError, match=r"lookahead is 1; .* it must be at least 3$"):
-        plan(Config(lookahead=1), Room(5, 2))
+        plan(Config(lookahead=1), situation(c=5, servers=(2, 2)))
 
 
 def test_more_servers_than_there_is_room_for_are_refused():

@@ -22,6 +22,7 @@ from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling
 from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.situations import situation
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, say, speeds, times
 from tests.engine.workers.harness import Flat, scripted_cluster
 
@@ -134,13 +135,7 @@ def test_the_same_drafter_twice_changes_no_time():
     assert times(race([right, right], D, 9)) == times(race([right], D, 9))
 
 
-class Room:
-    """Nine devices, three drafters."""
-
-    c, drafters = 3.0, 3
-
-    def servers(self, drafters: int) -> int:
-        return 9 - drafters
+NINE_DEVICES = situation(c=3, drafters=3, servers=tuple(9 - drafters for drafters in range(9)))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +149,7 @@ class Room:
     ],
 )
 def test_every_line_needs_servers_of_its_own(asked, planned):
-    cfg = plan(Config(**asked), Room())
+    cfg = plan(Config(**asked), NINE_DEVICES)
     assert (cfg.lookahead, cfg.sp) == planned
 
 
@@ -169,12 +164,11 @@ def test_every_line_needs_servers_of_its_own(asked, planned):
 )  # fmt: skip
 def test_what_cannot_be_is_refused(config, says):
     with pytest.raises(UsageError, match=says):
-        plan(Config(**config), Room())
+        plan(Config(**config), NINE_DEVICES)
 
 
 def test_more_drafters_than_devices_are_refused():
-    small = Room()
-    small.servers = lambda drafters: 2 - drafters
+    small = situation(drafters=3, servers=(2, 1, 0, -1))
     with pytest.raises(UsageError, match=r"drafters is 2; it must be at most 1: the pair has 3"):
         plan(Config(drafters=2), small)
 

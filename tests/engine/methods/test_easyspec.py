@@ -22,6 +22,7 @@ from engine.workers.exchange import exchange_memory
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Grow, Join, Load, Prefill, Propose
 from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.situations import situation
 from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
 from tests.engine.test_joint import BIASED, EXACT, ONE, joint, target_joint
@@ -262,24 +263,12 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_would_be_found():
 # Settings.
 
 
-class Room:
-    """What a plan may know."""
-
-    c = 4.0
-
-    def __init__(self, depth: int, devices: int) -> None:
-        self.depth, self.devices = depth, devices
-
-    def servers(self, drafters: int) -> int:
-        return 1
-
-
 @pytest.mark.parametrize(
-    ("depth", "there", "asked", "planned"),
+    ("depth", "devices", "asked", "planned"),
     [(32, 8, {}, 4), (32, 2, {}, 2), (4, 1, {}, 1), (0, 8, {"size": 5}, 5), (32, 8, {"devices": 3}, 3)],
 )
-def test_devices_are_as_many_as_there_are_up_to_the_size(depth, there, asked, planned):
-    assert plan(Config(**asked), Room(depth, there)).devices == planned
+def test_devices_are_as_many_as_there_are_up_to_the_size(depth, devices, asked, planned):
+    assert plan(Config(**asked), situation(depth=depth, devices=devices)).devices == planned
 
 
 @pytest.mark.parametrize(

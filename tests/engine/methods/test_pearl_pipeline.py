@@ -14,6 +14,7 @@ from engine.model.stage import to_bytes
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Export, Import, Load, Prefill, Propose
+from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
@@ -227,24 +228,10 @@ def test_exporting_leaves_what_is_cached_alone():
 # Settings.
 
 
-class Room:
-    """What a plan may know."""
-
-    c = 4.0
-    depth = 4
-    devices = 4
-
-    def servers(self, drafters: int) -> int:
-        return 1
-
-    def stages(self, asked: int) -> int:
-        return asked or 3
-
-
 def test_stages_are_planned_in_a_pipeline_only():
-    assert plan(Config(placement="pipeline"), Room()).stages == 3
-    assert plan(Config(placement="pipeline", stages=2), Room()).stages == 2
-    assert plan(Config(), Room()).stages == 0
+    assert plan(Config(placement="pipeline"), situation()).stages == 3
+    assert plan(Config(placement="pipeline", stages=2), situation()).stages == 2
+    assert plan(Config(), situation()).stages == 0
 
 
 @pytest.mark.parametrize(
