@@ -6,7 +6,7 @@ from engine.methods import Situation
 
 
 def situation(*, c: float = 4.0, **facts: object) -> Situation:
-    """Return a cluster of four devices with one drafter of four layers, except for the facts given."""
+    """Return facts of a cluster of four devices and a drafter of four layers, unless given."""
     defaults: dict[str, object] = {
         "context": 2048,
         "depth": 4,
