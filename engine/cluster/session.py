@@ -74,10 +74,10 @@ class Cluster:
         return self.pair.context
 
     def stages(self, asked: int) -> int:
-        """Return over how many devices a target is split by its layers: as many as asked for, or a usual number for 0.
+        """Return how many devices a target's layers are split over: `asked`, or the default for 0.
 
         Raises:
-            UsageError: There are fewer devices or layers, or no target can be split here.
+            UsageError: The cluster has fewer devices, the target fewer layers, or it cannot be split.
         """
         return self.placement.stages(asked)
 
