@@ -167,17 +167,24 @@ def test_the_trace_holds_window_and_pool():
         assert not path or any(list(gram[1 : 1 + len(path)]) == path for gram in tried[r.step])
 
 
+@pytest.fixture(scope="module")
+def tiny_cluster(tmp_path_factory):
+    """Open a tiny pair; the target also as a transformers model."""
+    pair, model = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        yield cluster, model
+
+
 @pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
 @pytest.mark.parametrize("new", [1, 3, tiny.CONTEXT - 1])
-def test_no_row_lies_beyond_the_context_whatever_the_window(tmp_path_factory, method, new):
-    pair, model = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
+def test_no_row_lies_beyond_the_context_whatever_the_window(tiny_cluster, method, new):
+    cluster, model = tiny_cluster
     prompt = list(range(20, 20 + tiny.CONTEXT - new))
     config = {"level": 8, "window": tiny.CONTEXT - 7, "guesses": 64}
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
-        trace = cluster.run(method, prompt, config=config, limits=Limits(new))
-        assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
-        with pytest.raises(UsageError, match="context of 64 tokens it must be at least 1 and at most 57"):
-            cluster.run(method, prompt, config=config | {"window": 58}, limits=Limits(new))
+    trace = cluster.run(method, prompt, config=config, limits=Limits(new))
+    assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
+    with pytest.raises(UsageError, match="context of 64 tokens it must be at least 1 and at most 57"):
+        cluster.run(method, prompt, config=config | {"window": 58}, limits=Limits(new))
 
 
 # Ouroboros.
@@ -220,10 +227,15 @@ def test_without_phrases_the_pool_still_learns_from_rejected_drafts():
     assert {p.model for p in trace.pooled} == {"drafter"}
 
 
+@pytest.fixture(scope="module")
+def plain(bundled):
+    """Return the token ids of autoregressive decoding."""
+    return bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(48)).token_ids()
+
+
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "ouroboros"])
-def test_drafts_change_no_token_above_temperature_0(bundled, method):
-    plain = bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(64)).token_ids()
-    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(64))
+def test_drafts_change_no_token_above_temperature_0(bundled, plain, method):
+    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(48))
     assert trace.token_ids() == plain
     assert sum(r.accepted for r in trace.rounds) > 0
 

@@ -261,7 +261,7 @@ def test_a_wide_tree_takes_fewer_rounds_than_a_chain_of_its_depth(bundled):
     for sampling, drafts in ((Sampling(), "greedy"), (Sampling(1.0, seed=1), "sampled")):
         rounds = [
             len(bundled.run("tree", "Tell me a story about a dragon.", config={"width": width, "drafts": drafts},
-                            sampling=sampling, limits=Limits(80)).rounds)
+                            sampling=sampling, limits=Limits(56)).rounds)
             for width in (1, 12)
         ]  # fmt: skip
         assert rounds[1] < rounds[0]
