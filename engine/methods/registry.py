@@ -11,8 +11,7 @@ from engine.errors import UsageError, shown
 from engine.types import Layout, check_range, check_text, number
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from engine.heads.find import HeadFile
     from engine.run.run import Run
 
 
@@ -56,26 +55,12 @@ class Situation(Protocol):
         """
         ...
 
-    def head(self, kind: str) -> HeadLimits:
+    def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind.
 
         Raises:
             UsageError: There is none, or it does not fit the target.
         """
-        ...
-
-
-class HeadLimits(Protocol):
-    """What a method may know of a drafting head."""
-
-    @property
-    def levels(self) -> int:
-        """Tokens it was trained to draft one after the other; 0 where any number will do."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
         ...
 
 

@@ -40,7 +40,7 @@ from engine.training.steps import (
     trim_log,
     write_facts,
 )
-from engine.training.written import FILE, read_text, write_text
+from engine.training.target_text import FILE, read_text, write_text
 
 _CALIBRATION = 8192
 """Tokens of the corpus that say which units matter."""

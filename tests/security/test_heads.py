@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import SpecScopeError, UsageError
 from engine.heads.files import check_head, read_head
-from engine.heads.form import KINDS
+from engine.heads.kinds import KINDS
 from tests.engine.heads.made import make_heads
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, one_line, spoiled, works_or_says_why
@@ -88,7 +88,7 @@ def edit(path, **changes) -> None:
             {"features": [10**9]},
             "it must hold at most 64 whole numbers, at least 0 and at most 1024",
         ),
-        ("eagle", {"kind": "x\ny" * 1000}, "it must be one of medusa, hydra, eagle"),
+        ("eagle", {"kind": "x\ny" * 1000}, "it must be one of eagle, eagle3, hydra"),
         ("eagle", {"kind": ["eagle"]}, "kind is ['eagle']; it must be one of"),
         ("eagle", {"embedding_scale": float("nan")}, "embedding_scale is nan; it must be a number above 0"),
         ("eagle", {"shape": "x" * 10_000}, "it must hold the fields of a Llama config"),
@@ -152,7 +152,7 @@ def test_tokens_outside_the_vocabulary_are_refused(made, head):
     tensors = {name: tensor.clone() for name, tensor in load_file(path / WEIGHTS).items()}
     tensors["d2t"][5] = 2**62
     save_file(tensors, path / WEIGHTS)
-    assert "d2t turns draft token 5 into" in refused(lambda: read_head(path, made[0]))
+    assert "d2t maps draft token 5 to" in refused(lambda: read_head(path, made[0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import torch
 
-from engine.heads.files import target_ids, tokenizer_digest, write_head
-from engine.heads.form import KINDS, PARALLEL, SIDE, HeadConfig
+from engine.heads.config import HeadConfig
+from engine.heads.files import tokenizer_digest, write_head
+from engine.heads.kinds import KINDS
+from engine.heads.kinds.eagle3 import target_ids
 from engine.model.load import Checkpoint, read_config
 from engine.model.pair import Pair
 
 MASKS, HEADS = 4, 5
 
 
-def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = KINDS, **options: object) -> Path:
+def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = tuple(KINDS), **options: object) -> Path:
     """Write a head of each kind and return the folder that holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, kind in enumerate(kinds):
@@ -72,11 +74,11 @@ def make_head(
         "vocab_size": config.vocab_size,
         "tokenizer": tokenizer_digest(target),
         "target": target.name,
-        "own_lm_head": own and kind in SIDE,
+        "own_lm_head": own and KINDS[kind].sized_by == "heads",
         "biased": own and kind in ("hydra", "eagle", "parallelspec_eagle"),
     }
-    fields |= {"heads": HEADS, "layers": 1} if kind in SIDE else {"shape": shape}
-    fields |= {"masks": MASKS} if kind in PARALLEL else {}
+    fields |= {"shape": shape} if KINDS[kind].layered else {"heads": HEADS, "layers": 1}
+    fields |= {"masks": MASKS} if KINDS[kind].sized_by == "masks" else {}
     if kind == "eagle3":
         usual = config.num_hidden_layers >= 5
         fields |= {"draft_vocab": config.vocab_size // 2, "features": () if usual else (0, 1, 2)}
@@ -96,7 +98,7 @@ def make_head(
         return noise
 
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {n: tensor(n, s) for n, s in head.tensors().items() if n != "d2t"}
+    tensors = {n: tensor(n, s) for n, s in KINDS[kind].tensors(head).items() if n != "d2t"}
     if kind == "eagle3":
         _choose(tensors, head, target, random)
     write_head(path, head, tensors)

@@ -17,8 +17,9 @@ from torch.nn.functional import silu
 
 import engine
 from engine.errors import ModelError, UsageError
+from engine.heads.drafting import Work
 from engine.heads.files import check_head, read_head
-from engine.heads.modules import Work, load_head
+from engine.heads.find import HeadFile, load_head
 from engine.model.load import load
 from engine.model.pair import Pair
 from engine.types import Limits, Packing, Prefix, Sampling
@@ -237,8 +238,8 @@ def test_what_its_forwards_compute_is_told(target, tmp_path):
     path, _ = target
     store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
     head = load_head(str(tmp_path / "head"), load(path))
-    assert head.work == Work(1, (32 + 16 + 16) / 32, 40 / 97)
-    assert head.exact == Work(1, 2 + 3, 40 / 97)
+    assert head.layer.guessed == Work(1, (32 + 16 + 16) / 32, 40 / 97)
+    assert head.layer.exact == Work(1, 2 + 3, 40 / 97)
 
 
 # Files.
@@ -248,7 +249,8 @@ def test_what_a_file_says(target, tmp_path):
     native = store(tmp_path / "a", with_ids(drawn(shapes("midlayer"))), CONFIG)
     assert read_head(native).config.features == (), "they depend on the target"
     config = check_head(native, target[0])
-    assert (config.kind, config.serves, config.levels, config.features) == ("eagle3", "eagle", 0, (2, 3, 4))
+    file = HeadFile(native, config)
+    assert (config.kind, file.serves, file.levels, config.features) == ("eagle3", "eagle", 0, (2, 3, 4))
     assert (config.draft_vocab, config.own_embedding, config.norm_before_residual) == (KNOWN, False, False)
     assert read_head(native).tensors["d2t"].dtype == torch.int64
     assert read_head(native, dtype=torch.bfloat16).tensors["d2t"].dtype == torch.int64
@@ -283,10 +285,10 @@ Change = Callable[[dict[str, Tensor]], object]
 @pytest.mark.parametrize(
     ("change", "config", "message"),
     [
-        (beyond, {}, "d2t turns draft token 39 into 136; the target's are 0 to 96$"),
-        (below, {}, "d2t turns draft token 3 into -1; the target's are 0 to 96$"),
-        (twice, {}, r"d2t turns 2 draft tokens into \d+; each needs one of its own$"),
-        (other_marks, {}, "t2d marks other tokens than those d2t leads to"),
+        (beyond, {}, "d2t maps draft token 39 to 136; valid are 0 to 96$"),
+        (below, {}, "d2t maps draft token 3 to -1; valid are 0 to 96$"),
+        (twice, {}, r"d2t maps 2 draft tokens to \d+; at most one may$"),
+        (other_marks, {}, "t2d and d2t mark different tokens; the file is broken$"),
         (no_marks, {}, "t2d is of type I64; supported are BOOL$"),
         (lambda t: t.update({"d2t": t["d2t"].float()}), {}, "d2t is of type F32; supported are I64$"),
         (lambda t: t.update({"d2t": t["d2t"][:9]}), {}, r"d2t has shape \[9\]; .* has \[40\]$"),

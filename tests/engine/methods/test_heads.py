@@ -14,7 +14,7 @@ import engine
 from engine.drafters.static import tree
 from engine.draws import Draws, Key
 from engine.errors import ModelError, UsageError
-from engine.heads.form import LAYERED
+from engine.heads.kinds import KINDS
 from engine.model.pair import Pair
 from engine.types import Limits, Sampling, Typical
 from tests.engine.heads.made import make_head, make_heads, with_eagle3
@@ -266,7 +266,7 @@ def test_a_text_has_to_be_begun_before_a_head_can_draft(world, method):
     assert trace.token_ids() == cluster.run("autoregressive", [7], limits=Limits(6)).token_ids()
 
 
-@pytest.mark.parametrize("method", [key for key, (kind, _) in METHODS.items() if kind in LAYERED])
+@pytest.mark.parametrize("method", [key for key, (kind, _) in METHODS.items() if KINDS[kind].layered])
 def test_rows_of_predicted_states_and_masks_are_never_read_again(world, method):
     """Each draft begins with exactly the rows that are new: the accepted tokens and the target's own."""
     cluster, _, _ = world
@@ -317,7 +317,7 @@ def pair(world):
         ({"hidden_size": 48}, "for another target: its hidden_size is 48, that of .* is 32"),
         ({"vocab_size": 101}, "for another target: its vocab_size is 101, that of .* is 97"),
         ({"tokenizer": "ab" * 32}, "its tokenizer is abababababab, that of .* is [0-9a-f]{12}"),
-        ({"kind": "oracle"}, "kind is 'oracle'; it must be one of medusa, hydra"),
+        ({"kind": "oracle"}, "kind is 'oracle'; it must be one of eagle, eagle3, hydra"),
         ({"specscope_head": 2}, "specscope_head is 2; this version reads 1"),
         ({"heads": 0}, "heads is 0; it must be a whole number, at least 1"),
         ({"features": [1, -1]}, r"features is \[1, -1\]; supported is \[-1\]"),

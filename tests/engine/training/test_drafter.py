@@ -27,8 +27,8 @@ from engine.training.options import DrafterOptions, Shape
 from engine.training.pair import new_model
 from engine.training.prune import prune
 from engine.training.steps import Progress, read_log
+from engine.training.target_text import cut_prompts, read_text, save_text, write
 from engine.training.tokenizer import ASSISTANT, BOS
-from engine.training.written import cut_prompts, read_text, save_text, write
 from engine.types import Sampling
 from tests.engine.training.test_pair import stop_after
 

@@ -17,7 +17,7 @@ from engine.model.pair import Pair
 from engine.model.shape import ModelShape
 from engine.training import cli
 from engine.training.heads.card import chained, make_heads_card, restore
-from engine.training.heads.kinds import Acceptance
+from engine.training.heads.losses import DraftAcceptance
 from engine.training.heads.plot import Line, Panel, draw, training_curves
 from engine.training.heads.train import train_head
 from engine.training.options import CardSettings, HeadOptions
@@ -61,8 +61,8 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def test_chains_begin_at_every_token_and_end_at_the_first_wrong_one() -> None:
-    assert chained([True, False, True, True], 3) == Acceptance((4, 2, 0), (3, 1, 0))
-    assert chained([], 2) == Acceptance((0, 0), (0, 0))
+    assert chained([True, False, True, True], 3) == DraftAcceptance((4, 2, 0), (3, 1, 0))
+    assert chained([], 2) == DraftAcceptance((0, 0), (0, 0))
 
 
 def test_the_card_says_what_was_trained_and_measured(pair: Path, prompts: Path) -> None:

@@ -11,7 +11,7 @@ from engine.cluster.local_devices import Loader, Pipeline, Seat, staged
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
-from engine.heads.modules import Work
+from engine.heads.drafting import Work
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
 from engine.model.pair import Pair
