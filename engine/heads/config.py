@@ -1,7 +1,7 @@
-"""The config of a drafting head (`config.json`), for all kinds; each kind's own part is in `engine.heads.kinds`.
+"""The config of a drafting head (`config.json`); each kind's checks are in `engine.heads.kinds`.
 
-A head is a directory with `config.json` and `model.safetensors`. All states are read by the target's
-LM head, unless the head has its own.
+A head is a directory with `config.json` and `model.safetensors`. All states are read by the
+target's LM head, unless the head has its own.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class HeadConfig:
     masks: int = 0
     """K, number of mask tokens (parallelspec_medusa, parallelspec_eagle)."""
     features: tuple[int, ...] = (-1,)
-    """Hidden states of the target that the head reads: i is the output of layer i (0: the embeddings),
-    -1 the final normed state. Empty for an eagle3 head with the default three (`Kind.for_target`)."""
+    """Hidden states of the target that the head reads: i is the output of layer i (0: embeddings),
+    -1 the final normed state. Empty for an eagle3 head with the default three
+    (`Kind.for_target`)."""
     tokenizer: str | None = None
     """SHA-256 of the target's tokenizer.json; None if unknown."""
     shape: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -63,7 +64,7 @@ class HeadConfig:
     embedding_scale: float = 1.0
     """Factor of E(x) before the feature is added (parallelspec_medusa)."""
     own_lm_head: bool = False
-    """Whether each head has an LM head of its own (medusa, hydra)."""
+    """Whether each head has its own LM head (medusa, hydra)."""
     biased: bool = False
     """Whether `fc`, or a hydra's own LM head, has a bias."""
     qkv_bias: bool = False

@@ -1,8 +1,8 @@
-"""How a worker and a drafting head meet: the head's interface, and the forwards it asks the worker for.
+"""The interface between a drafting head and its worker, which runs the head's forwards.
 
-D is the target's width, V its vocabulary. The target's forwards leave its hidden states beside the KV
-cache, so drafting costs no forward of the target. Before the target has forwarded a token, a head
-drafts nothing: after a prompt of one token the first draft is empty.
+D is the target's width, V its vocabulary. The target's forwards leave its hidden states beside the
+KV cache, so drafting costs no forward of the target. Before the target has forwarded a token, a
+head drafts nothing: after a prompt of one token the first draft is empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Take = Callable[[str], Tensor]
 
 
 class Work(NamedTuple):
-    """What one forward of a head computes; latency models turn it into time."""
+    """The size of one forward of a head, from which latency models compute its time."""
 
     layers: int
     """Transformer layers of the target's shape."""
@@ -65,9 +65,9 @@ class Node(Protocol):
 
 
 LevelLogits = Callable[[Sequence[Node], Sequence[int]], Tensor | None]
-"""(nodes so far, indices of those that get children) -> logits of their children: (R, V), or (1, V) if
-one row holds for all R; None if the target has not forwarded the prefix. Called level by level; without
-nodes it is the first level."""
+"""(nodes so far, indices of R parents) -> logits of their children: (R, V), or (1, V) if
+one row holds for all R; None if the target has not forwarded the prefix. Called level by level;
+without nodes it is the first level."""
 
 
 class HeadForwards(Protocol):
@@ -84,7 +84,7 @@ class HeadForwards(Protocol):
         ...
 
     def target_state(self) -> Tensor | None:
-        """Return the target's final state of the last token but one, (D,); None if not forwarded yet."""
+        """Return the target's final state of the last token but one, (D,); None if not cached."""
         ...
 
     def timed(self, rows: int, work: Work, compute: Callable[[], Tensor]) -> Tensor:
@@ -92,16 +92,16 @@ class HeadForwards(Protocol):
         ...
 
     def exact(self, masks: int = 0) -> Tensor | None:
-        """Forward the prefix's rows that the layer has not cached, with the target's states, then mask tokens.
+        """Forward the prefix's uncached rows, with the target's states, then mask tokens.
 
         Returns:
-            The logits of the last token and of the masks, (1 + masks, V); None if the target has not
-            forwarded the prefix.
+            The logits of the last token and of the masks, (1 + masks, V); None if the target has
+            not forwarded the prefix.
         """
         ...
 
     def deepen(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Forward one level of the tree; each row reads the state that the layer predicted for its parent.
+        """Forward one level of the tree; each row reads its parent's predicted state.
 
         Args:
             ids: The level's N tokens.

@@ -1,4 +1,4 @@
-"""Read and write drafting heads: in SpecScope's own form, or as published (`engine.heads.published`)."""
+"""Read drafting heads, in SpecScope's own form or as published, and write them in the former."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check_target(path: Path, config: HeadConfig, target: Path) -> None:
     """Check that a head was trained for a target.
 
     Raises:
-        UsageError: It was not; the message has both values of what differs.
+        UsageError: A size or the tokenizer differs; the message has both values.
     """
     expected, digest = read_config(target), tokenizer_digest(target)
     pairs: list[tuple[str, object, object]] = [("hidden_size", config.hidden_size, expected.hidden_size)]

@@ -53,7 +53,8 @@ class Kind:
     """The kind that methods ask for; empty: this one."""
     published: PublishedForm | None = None
     trainable: Callable[[ModelShape, int, float, float], TrainableHead] | None = None
-    """(target, size, scale of the embeddings, root mean square of the features) -> a new head to train."""
+    """(target, size, scale of the embeddings, root mean square of the features) -> a new head to
+    train."""
     for_target: Callable[[HeadConfig, int], HeadConfig] = _same
     """(config, layers of the target) -> the config with all states numbered; raises ModelError."""
     check_values: Callable[[Path, Checkpoint, Published], None] = _unchecked
@@ -64,7 +65,7 @@ class Kind:
         return getattr(config, self.sized_by) if self.sized_by else 0
 
     def drafts(self, size: int) -> int:
-        """Return the tokens that a head of a size drafts: with masks, the token's own row drafts one, too."""
+        """Return the tokens that a head drafts: one per head, or one more than its masks."""
         return size + 1 if self.sized_by == "masks" else size
 
     def levels(self, config: HeadConfig) -> int:

@@ -1,4 +1,4 @@
-"""Parts that the modules of several kinds share: residual blocks, decoder layers, masks, and their drafting."""
+"""What the modules of several kinds share: residual blocks, decoder layers, masks, drafting."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ def decoder_layer(
     ends: tuple[Tensor, Callable[[Tensor], Tensor]],
     masks: int = 0,
 ) -> Decoder:
-    """Return a head's layer as a decoder of its own.
+    """Return a head's layer as a decoder.
 
     Args:
         shape: Of the layer.
         take: Returns its tensors.
-        inputs: (rows, their embeddings) -> (residual input, optional attention input), (T, ...) each.
+        inputs: (rows, their embeddings) -> (residual input, optional attention input), (T, ...)
+            each.
         ends: Embedding, (V, D), and LM head.
         masks: K, number of mask tokens; mask k has id -1 - k.
     """
@@ -82,7 +83,7 @@ def replace_masks(rows: Rows, x: Tensor, vectors: Tensor | None) -> Tensor:
 
 
 def draft_with_states(forwards: HeadForwards) -> LevelLogits:
-    """Draft as EAGLE does: a forward per level, the first with exact states, the others with predicted ones."""
+    """Draft with a forward per level: the first reads exact states, the others predicted ones."""
     row_of = {-1: -1}  # tree node index -> index of its forwarded row
 
     def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
@@ -96,7 +97,7 @@ def draft_with_states(forwards: HeadForwards) -> LevelLogits:
 
 
 def draft_with_masks(forwards: HeadForwards) -> LevelLogits:
-    """Draft in one forward over the last token and the masks; one row holds for every node of a level."""
+    """Draft in one forward over the last token and the masks: one row of logits per level."""
     rows: Tensor | None = None
 
     def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:

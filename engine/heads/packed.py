@@ -1,9 +1,10 @@
 """Packed rows of texts: their tokens, and a group of further rows after each anchor.
 
-Group-wise parallel training (ParallelSpec, section 4.1 and Figure 3): a group is a token and K masks, and
-all groups of a text are in one sequence. Token i follows token i - 1, mask (i, 1) follows token i, mask
-(i, k) follows mask (i, k - 1). Attention masks and positions follow from these parents by the function
-that inference uses (`Slots`), so no group sees another's masks, and a row's position is that of inference.
+Group-wise parallel training (ParallelSpec, section 4.1 and Figure 3): a group is a token and K
+masks, and all groups of a text are in one sequence. Token i follows token i - 1, mask (i, 1)
+follows token i, mask (i, k) follows mask (i, k - 1). Attention masks and positions follow from
+these parents by the function that inference uses (`Slots`), so no group sees another's masks, and
+rows have the positions of inference.
 
 The same layout holds the chains that an autoregressive head drafts at many anchors at once.
 """
@@ -31,7 +32,8 @@ class Texts(NamedTuple):
     starts: np.ndarray
     """First token of each text, then T, (N + 1,) int64."""
     anchors: np.ndarray
-    """Tokens after which a draft begins, (A,) int64, rising; none is the first or the last of its text."""
+    """Tokens after which a draft begins, (A,) int64, rising; none is the first or the last of its
+    text."""
 
     def anchors_with(self, count: int) -> np.ndarray:
         """Return the anchors whose text has at least `count` more tokens."""
@@ -87,7 +89,7 @@ def lay_out(groups: np.ndarray) -> PackedText:
 
 
 def pack(texts: Texts, count: int, *, within: bool) -> Packed:
-    """Return the rows that a layer reads: each text from its second token to its last but one, with groups.
+    """Return the rows that a layer reads: the tokens of each text without its ends, with groups.
 
     The row of x_j reads f_(j-1), so x_0 has no row; x_(L-1) has nothing to predict.
 

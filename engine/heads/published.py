@@ -64,7 +64,7 @@ def check_supported(path: Path, shapes: TensorShapes) -> None:
 
 
 def is_redundant(name: str) -> bool:
-    """Return whether a published tensor is not read: the target has it, or it follows from others."""
+    """Return whether a published tensor is not read: the target has it, or others imply it."""
     return bool(_SHARED.fullmatch(name)) or name.startswith("model.") or name == "t2d"
 
 

@@ -1,8 +1,8 @@
 """What the trainable modules of all kinds share.
 
 A trainable module turns the target's features into states that the target's own LM head reads; a
-parameter's name is its tensor's name in the file. Embeddings are often much smaller than features, and
-small inputs are learned slowly, so a module is trained on embeddings times a scale.
+parameter's name is its tensor's name in the file. Embeddings are often much smaller than features,
+and small inputs are learned slowly, so a module is trained on embeddings times a scale.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Learned(NamedTuple):
     states: Tensor
     """Inputs of the LM head, (A', D)."""
     labels: Tensor
-    """Index in `Texts` of the token that each state predicts, (A',) int64; its feature is one before."""
+    """Index in `Texts` of the token that each state predicts, (A',) int64; its feature is one
+    before."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class TrainableHead:
 
     module: nn.Module
     learn: Callable[[Texts], list[Learned]]
-    """Returns the states of all drafts, by place in the draft, with the text's own tokens as earlier drafts."""
+    """Returns the states of all drafts, by place in the draft, with the text's own tokens as
+    earlier drafts."""
     draft: Callable[[Texts, Frozen, int], Tensor]
     """(texts, frozen, count) -> greedy drafts at every anchor, as in use, (A, count)."""
     to_file: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -75,7 +77,7 @@ def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:
-    """Return the rows with a number in the groups of the anchors; number 0 is the anchors' own rows."""
+    """Return the rows of a number in the anchors' groups; the anchors themselves have number 0."""
     rows, anchors = packed.at(number), torch.from_numpy(texts.anchors).to(texts.ids.device)
     return rows[torch.isin(packed.tokens[rows], anchors)]
 

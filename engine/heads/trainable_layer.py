@@ -1,4 +1,4 @@
-"""A trainable decoder layer of the Llama family over packed rows; tensors are named as in transformers."""
+"""A trainable Llama decoder layer over packed rows; tensors are named as in transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainableNorm(nn.Module):
 
 
 class TrainableAttention(nn.Module):
-    """Attention of packed rows to the rows that they see; rotary pairs are (i, i + head_dim / 2)."""
+    """Attention of packed rows; rotary pairs are (i, i + head_dim / 2)."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class TrainableFeedForward(nn.Module):
 
 
 class TrainableLayer(nn.Module):
-    """A layer of the target's shape, without biases; `input_norm`: with a norm before its attention."""
+    """A layer of the target's shape, without biases; `input_norm` norms its attention's input."""
 
     def __init__(self, shape: ModelShape, *, input_norm: bool) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ class Shape:
         return cls(*(int(part) for part in parts))
 
     def parameters(self, vocabulary: int) -> int:
-        """Return the number of parameters of a model of this shape, given the size of its vocabulary."""
+        """Return the number of parameters of a model of this shape and vocabulary."""
         layer = 4 * self.hidden**2 + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return vocabulary * self.hidden + self.layers * layer + self.hidden
 
@@ -62,7 +62,7 @@ class Recipe:
     data: Path
     """Folder of NAME.txt.xz files."""
     out: Path
-    """Folder for what is trained, its logs and its checkpoints."""
+    """Folder for the trained models, logs and checkpoints."""
 
     batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
     sequence: int = setting(256, "Tokens in one sequence.", low=2, high=131072)
@@ -104,7 +104,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class PairOptions(Recipe):
-    """Settings of `train_pair`; the defaults are those of the bundled pair, for two CPU cores."""
+    """Settings of `train_pair`; the defaults trained the bundled pair on two CPU cores."""
 
     steps: int = setting(2560, "Training steps of the target.", low=1, high=10_000_000)
     drafter_steps: int = setting(1460, "Training steps of the drafter.", low=1, high=10_000_000)
@@ -183,7 +183,8 @@ class HeadOptions(Recipe):
     text: Path | None = None
     """File of text that the same target wrote in an earlier training; None: it is written now."""
     start: Path | None = None
-    """Directory of a head whose tensors are copied where names and shapes agree; None: all are random."""
+    """Directory of a head whose tensors are copied where names and shapes agree; None: all are
+    random."""
 
     size: int = setting(
         4,

@@ -1,4 +1,4 @@
-"""A worker's side of drafting with a head: its forwards after one prefix (`engine.heads.drafting`)."""
+"""The forwards of a drafting head on its worker (`engine.heads.drafting.HeadForwards`)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class PrefixForwards:
         self.prefix, self.levels = prefix, levels
         self._forwards, self._name, self._stamps = forwards, name, stamps
         self._rest = Prefix(prefix.sequence, prefix.tokens[1:])
-        """The tokens with a row in the head's layer: the row of a token reads the state of the one before."""
+        """The tokens with a row in the head's layer: the row of a token reads the state of the one
+        before."""
 
     def target_state(self) -> torch.Tensor | None:
-        """Return the target's final state of the last token but one, (D,); None if not forwarded yet."""
+        """Return the target's final state of the last token but one, (D,); None if not cached."""
         if len(self.prefix) < 2:
             return None
         states = self._forwards.features(TARGET, self.prefix, len(self.prefix) - 2)
@@ -51,11 +52,11 @@ class PrefixForwards:
         return out
 
     def exact(self, masks: int = 0) -> torch.Tensor | None:
-        """Forward the prefix's rows that the layer has not cached, with the target's states, then mask tokens.
+        """Forward the prefix's uncached rows, with the target's states, then mask tokens.
 
         Returns:
-            The logits of the last token and of the masks, (1 + masks, V); None if the target has not
-            forwarded the prefix.
+            The logits of the last token and of the masks, (1 + masks, V); None if the target has
+            not forwarded the prefix.
         """
         chain = tuple(range(-1, -1 - masks, -1)), tuple(range(-1, masks - 1))
         return self._follow("draft", chain)
@@ -65,7 +66,7 @@ class PrefixForwards:
         self._follow("prefill", NO_DRAFT, logits=False)
 
     def deepen(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Forward one level of the tree; each row reads the state that the layer predicted for its parent.
+        """Forward one level of the tree; each row reads its parent's predicted state.
 
         Args:
             ids: The level's N tokens.

@@ -1,7 +1,7 @@
 """EAGLE (Li et al. 2024): one decoder layer that predicts the target's next hidden state.
 
-`fc` maps [E(x_j); f_(j-1)] to the layer's input; the layer has no norm before its attention. Its output
-is f_j, which the target's LM head reads, and which the row of the next drafted token reads.
+`fc` maps [E(x_j); f_(j-1)] to the layer's input; the layer has no norm before its attention. Its
+output is f_j, which the target's LM head reads, and which the row of the next drafted token reads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _matches(names: Collection[str]) -> bool:
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Read EAGLE's own names, or those of speculators."""
+    """Read the tensor names of EAGLE or of speculators."""
     names = {
         re.sub(r"^fusion_fc\.", "fc.", re.sub(r"^transformer\.", "layers.0.", name)): name for name in shapes
     }
@@ -97,7 +97,7 @@ class TrainableEagle(nn.Module):
         init_matrices(self)
 
     def learn(self, texts: Texts) -> list[Learned]:
-        """Return the states of all tokens: one place, because later drafts read the head's own states."""
+        """Return the states of all tokens; later places would read predicted states."""
         packed = pack(texts, 0, within=True)
         states = self(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
         return [Learned(states, packed.tokens + 1)]

@@ -1,9 +1,9 @@
-"""EAGLE-3 (Li et al. 2025, section 3.1): EAGLE's layer on states of low, middle and high target layers.
+"""EAGLE-3 (Li et al. 2025, section 3.1): EAGLE's layer on states of several target layers.
 
-g_t is the concatenation of k states of the target at token t, (k D). `fc` maps it to one vector. The
-attention of the row of token j reads [E(x_j); fc g_(j-1)], each normed; the layer's output, before the
-last norm, replaces fc g_j in the row after a drafted token j. Norm and LM head are the head's own; its
-token i is the target's token i + d2t[i].
+g_t is the concatenation of k states at token t, (k D), by default of a low, a middle and a high
+layer. `fc` maps it to one vector. The attention of the row of token j reads [E(x_j); fc g_(j-1)],
+each normed; the layer's output, before the last norm, replaces fc g_j in the row after a drafted
+token j. Norm and LM head are the head's own; its token i is the target's token i + d2t[i].
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def _check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
 
 
 def matches(names: Collection[str]) -> bool:
-    """Return whether tensor names are those of a published EAGLE-3 head."""
+    """Return whether a checkpoint with these tensor names is an EAGLE-3 head."""
     return any(part in name for name in names for part in _NAMES)
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Read EAGLE-3's own names, or those of speculators; without embeddings the target's are used."""
+    """Read the tensor names of EAGLE-3 or of speculators."""
     names = {re.sub(r"^midlayer\.", "layers.0.", name): name for name in shapes}
     layer, file = layer_config(path, raw, names), path / "config.json"
     for flag in _UNSUPPORTED:
@@ -148,9 +148,10 @@ def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _states(file: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the target states that a published head reads, as in `HeadConfig.features`; empty if not listed.
+    """Return the `HeadConfig.features` of a published head; empty if its config does not list them.
 
-    Speculators and vLLM number the layers whose inputs are read, SpecForge and SGLang those whose outputs are.
+    Speculators and vLLM number the layers whose inputs are read, SpecForge and SGLang those whose
+    outputs are.
     """
     for fields, offset in ((raw, 0), (_nested(raw), 1)):
         if (ids := fields.get(_LAYER_IDS)) is not None:

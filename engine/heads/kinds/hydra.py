@@ -50,7 +50,7 @@ def _matches(names: Collection[str]) -> bool:
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Each head is a Sequential of blocks; with a Dropout before each, the blocks have odd numbers."""
+    """Read Hydra's names: a block's number is even, or odd where a Dropout precedes each block."""
     blocks = [match.groups() for match in map(_MLP.fullmatch, shapes) if match]
     heads, numbers = 1 + max(int(i) for i, _, _ in blocks), sorted({int(m) for _, m, _ in blocks})
     own_number = {m: 2 * j + 1 for j, m in enumerate(numbers)}

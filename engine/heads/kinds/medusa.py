@@ -1,6 +1,7 @@
 """Medusa (Cai et al. 2024): heads side by side on one hidden state, in one call.
 
-Head i maps f_(n-1) to the state of x_(n+1+i) by its layers x + SiLU(W x + b), tensors `{i}.{j}.linear`.
+Head i maps f_(n-1) to the state of x_(n+1+i) by its layers x + SiLU(W x + b), tensors
+`{i}.{j}.linear`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
 
 
 class Medusa:
-    """Heads that draft; each is a chain of residual blocks, then the target's LM head or its own."""
+    """Heads that draft: residual blocks, then the target's LM head or the head's own."""
 
     keeps = ()
     layer = None

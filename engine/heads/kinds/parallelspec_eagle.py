@@ -1,7 +1,7 @@
-"""ParallelSpec (Xiao et al. 2024, section 4.3) in EAGLE's place: EAGLE's layer with K mask tokens.
+"""ParallelSpec (Xiao et al. 2024, section 4.3) in EAGLE's place: EAGLE's layer with K masks.
 
-One forward over the last token and the masks drafts K + 1 tokens. A mask's row reads learned vectors
-instead of both the embedding and the state.
+One forward over the last token and the masks drafts K + 1 tokens. A mask's row reads learned
+vectors instead of both the embedding and the state.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class ParallelEagle:
 class TrainableParallelEagle(nn.Module):
     """The layer in training; it reads embeddings times `scale`.
 
-    The paper does not say which feature a mask reads; here it is learned, like the mask's embedding.
+    The paper does not say which feature a mask reads; here it is learned, like the mask's
+    embedding.
     """
 
     def __init__(self, shape: ModelShape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:

@@ -1,7 +1,7 @@
-"""ParallelSpec (Xiao et al. 2024, section 4.3) in Medusa's place: a whole decoder layer with K mask tokens.
+"""ParallelSpec (Xiao et al. 2024, section 4.3) in Medusa's place: a decoder layer with K masks.
 
-The row of token j reads embedding_scale E(x_j) + f_(j-1), a mask's row a learned vector; a final norm
-precedes the LM head. One forward over the last token and the masks drafts K + 1 tokens.
+The row of token j reads embedding_scale E(x_j) + f_(j-1), a mask's row a learned vector; a final
+norm precedes the LM head. One forward over the last token and the masks drafts K + 1 tokens.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class ParallelMedusa:
 class TrainableParallelMedusa(nn.Module):
     """The layer in training.
 
-    The paper leaves open whether it reads the target's features; here it does, as Medusa's heads do.
+    The paper leaves open whether it reads the target's features; here it does, as Medusa's heads
+    do.
     """
 
     def __init__(self, shape: ModelShape, masks: int, scale: float = 1.0, level: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""The card of a pair's drafting heads: their training, and how many of their drafts are accepted."""
+"""The card of a pair's drafting heads: their training and their acceptance rates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MeasuredHead(NamedTuple):
 
 
 def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
-    """Measure the heads in a pair's folder and return their card as Markdown; call with torch on one thread.
+    """Measure the heads in a pair's folder, on one thread; return their card as Markdown.
 
     Raises:
         UsageError: The folder has no heads, one cannot be measured, or prompts cannot be read.
@@ -81,7 +81,8 @@ def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
     """Return the trainable module of a head that was read.
 
     Raises:
-        UsageError: It has parts that no trainable module has: LM heads, biases, or more than one layer.
+        UsageError: It has parts that no trainable module has: LM heads, biases, or more than one
+            layer.
     """
     config, kind = weights.config, KINDS[weights.config.kind]
     biased = config.biased or config.qkv_bias
@@ -95,7 +96,7 @@ def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
 
 
 def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iterator[Answers]:
-    """Let the target answer every prompt that fits the window, greedily."""
+    """Yield the target's greedy answers to the prompts that fit the window."""
     window = min(settings.window, loaded.pair.context)
     new = min(settings.new_tokens, window // 2)
     sets: list[tuple[str, Iterable[str]]] = []
@@ -124,16 +125,20 @@ def _text(loaded: LoadedPair, frozen: Frozen, prompt: Sequence[int], written: Se
 
 
 def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
-    """Return what a drafter accepts that is right at these tokens of an answer, drafting `count` from each on.
+    """Return the acceptance of drafts of `count` tokens from each token of an answer on.
 
-    As long as its drafts are right, it reads the answer itself, so whether it is right does not depend on where it began.
+    Args:
+        matches: Whether the drafter's token equals the target's, for each token of the answer. As
+            long as its drafts are right, the drafter reads the answer itself, so this does not
+            depend on where it began.
+        count: Tokens of a draft.
     """
     reached, accepted = [0] * count, [0] * count
     for begin in range(len(matches)):
-        for k, right in enumerate(matches[begin : begin + count]):
+        for k, match in enumerate(matches[begin : begin + count]):
             reached[k] += 1
-            accepted[k] += right
-            if not right:
+            accepted[k] += match
+            if not match:
                 break
     return DraftAcceptance(tuple(reached), tuple(accepted))
 
@@ -184,16 +189,15 @@ def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Seq
         "",
         *(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
         "",
-        "Share of the drafts that reach token k of which token k is accepted, too, at T = 0: the most probable token at "
-        "each place, against the target's own greedy answers to prompts that were never trained on, from every token of "
-        "an answer on. Tokens per forward: the accepted ones of one chain and the target's own. A tree reaches more. "
-        "Of the drafter, the same: it costs a model's forward for each token, a head a part of a layer.",
+        "Acceptance rate of token k among the drafts whose earlier tokens were accepted, at T = 0: the most probable "
+        "token at each place, compared with the target's own greedy answers to prompts that were never trained on, from "
+        "every token of an answer on. Tokens per forward: the accepted tokens of one chain and the target's own; a tree "
+        "has more. The drafter is measured alike, but each of its tokens costs a model's forward, a head's at most a layer's.",
         "",
         "## Limits",
         "",
-        "Trained for minutes on one CPU core that other programs used too, on one target's text, on texts of at most 480 "
-        "tokens. What the heads draft is only as good as the target, which is a small one; nothing they draft can change "
-        "its text.",
+        "Trained for minutes on one shared CPU core, on one target's text, on texts of at most 480 tokens. The heads' "
+        "drafts are at best as good as the target, which is small; they cannot change its text.",
         "",
     ]
     return "\n".join(lines)
@@ -234,8 +238,8 @@ def _text_of(heads: Sequence[MeasuredHead]) -> list[str]:
         return []
     options = facts["options"]
     return [
-        f"Text: {facts['answers']:,} answers of the target itself, {facts['text_tokens']:,} tokens with their prompts, which "
-        "were cut from the pair's corpus; half of the answers greedy, half at temperature 1. Every fiftieth was held out. "
+        f"Text: {facts['answers']:,} answers of the target, {facts['text_tokens']:,} tokens with their prompts, which were "
+        "cut from the pair's corpus; half of the answers greedy, half at temperature 1. Every fiftieth was held out. "
         f"{options['optimizer']} for the matrices and AdamW for the rest, batches of {options['batch']} texts, seed "
         f"{options['seed']}."
     ]

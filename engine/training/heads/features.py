@@ -1,4 +1,4 @@
-"""The target's features of a text, computed once and stored beside it, and the batches of a training."""
+"""The target's features of a text, computed once and stored, and the batches of a training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_features(
     progress: Callable[[int], None],
     cancel: threading.Event,
 ) -> None:
-    """Store the features of all texts, (N, D) bf16 in the order of their tokens; the file appears whole.
+    """Store the features of all texts, (N, D) bf16; the file appears whole.
 
     Args:
         path: The file.
@@ -122,11 +122,11 @@ class Batches:
         return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
 
     def tokens(self, count: int, seed: int) -> int:
-        """Return the number of tokens of the first `count` texts; a repeated text counts each time."""
+        """Return the tokens of the first `count` texts; a repeated text counts each time."""
         return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
-        """Yield up to `limit` held-out texts, `count` at a time, with all their tokens as anchors."""
+        """Yield up to `limit` held-out texts, `count` at a time; every token is an anchor."""
         for first in range(0, min(limit, len(self.held_out)), count):
             yield self._texts(
                 self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
@@ -143,7 +143,7 @@ class Batches:
         return Texts(ids, self._embedding[ids], features, starts, np.concatenate(places))
 
     def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
-        """Return texts `first` to `first + count` of an endless series of epochs, each in its own order."""
+        """Return texts `first` to `first + count` of an endless series of shuffled epochs."""
         n, chosen = len(self.learned), list[np.ndarray]()
         for epoch in range(first // n, (first + count - 1) // n + 1):
             order = np.random.default_rng([seed, epoch]).permutation(self.learned)

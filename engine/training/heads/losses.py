@@ -18,11 +18,11 @@ from engine.training.options import HeadOptions
 
 
 def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: HeadOptions) -> Losses:
-    """Return the losses of one batch, summed over the places of a draft with their weights lambda_k.
+    """Return the losses of one batch, summed over the places k of a draft with weight lambda_k.
 
-    Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p || q) to
-    the target's distribution (online; equation 4, whose cross-entropy has the same gradient), or a mixture
-    by `token_loss`; and smooth L1 to the target's features.
+    Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p
+    || q) to the target's distribution (online; equation 4, whose cross-entropy has the same
+    gradient), or a mixture by `token_loss`; and smooth L1 to the target's features.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
     for k, (states, labels) in enumerate(head.learn(texts)):
@@ -63,7 +63,7 @@ class DraftAcceptance(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Tokens per forward of the target with one drafted chain: the accepted ones and the target's own."""
+        """Tokens per forward of the target with drafted chains, its own token included."""
         return 1.0 + sum(accumulate((rate or 0.0 for rate in self.rates), mul))
 
     def __add__(self, other: DraftAcceptance) -> DraftAcceptance:  # type: ignore[override]

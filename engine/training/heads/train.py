@@ -2,8 +2,9 @@
 
     train_head(HeadOptions.of("eagle", data=Path("corpus"), out=Path("eagle"), pair=Path("pair")))
 
-Self-distillation: prompts are cut from the corpus, the target answers them, and its features at every
-token are computed once. Only the head is trained; the target, its embedding and its LM head stay fixed.
+Self-distillation: prompts are cut from the corpus, the target answers them, and its features at
+every token are computed once. Only the head is trained; the target, its embedding and its LM head
+stay fixed.
 """
 
 from __future__ import annotations
@@ -66,11 +67,14 @@ def train_head(
     *,
     resume: bool = False,
 ) -> Path:
-    """Train a drafting head and write it to `out`. For `progress`, `cancel` and `resume` see `Training`.
+    """Train a drafting head and write it to `out`.
+
+    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
-        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and both as
-        `curves.svg`, and, unless text was given, `written.safetensors` and `features.safetensors`.
+        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
+        both as `curves.svg`, and, unless text was given, `written.safetensors` and
+        `features.safetensors`.
 
     Raises:
         UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
@@ -115,10 +119,10 @@ def train_head(
 
 
 def check(options: HeadOptions) -> tuple[Path, ModelShape]:
-    """Return the folder and the shape of the target, if a head can be trained for it with these settings.
+    """Check the settings against the target; return its folder and its shape.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: The target is missing, or a setting exceeds its vocabulary or context.
         ModelError: The target is broken.
     """
     target = options.pair / "target"
