@@ -42,7 +42,7 @@ class Answers(NamedTuple):
     texts: tuple[Texts, ...]
     """One prompt with its answer each; the anchors are the tokens of the answer."""
     drafter: DraftAcceptance
-    """DraftAcceptance of the pair's drafter, drafting `DRAFTS` tokens."""
+    """Acceptance of the pair's drafter, drafting `DRAFTS` tokens."""
 
 
 class MeasuredHead(NamedTuple):
@@ -54,7 +54,7 @@ class MeasuredHead(NamedTuple):
     facts: dict[str, Any]
     """Facts of its training; empty if unknown."""
     accepted: dict[str, DraftAcceptance]
-    """DraftAcceptance by name of the set of prompts."""
+    """Acceptance by name of the set of prompts."""
     drawn: bool
     """Whether its folder has the training's curves."""
 
@@ -183,7 +183,7 @@ def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Seq
         "",
         *_text_of(heads),
         "",
-        "## DraftAcceptance",
+        "## Acceptance",
         "",
         *_acceptance(answers, heads),
         "",

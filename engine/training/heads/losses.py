@@ -58,7 +58,7 @@ class DraftAcceptance(NamedTuple):
 
     @property
     def rates(self) -> tuple[float | None, ...]:
-        """DraftAcceptance rate of each place; None if no draft reached it."""
+        """Acceptance rate of each place; None if no draft reached it."""
         return tuple(a / r if r else None for a, r in zip(self.accepted, self.reached, strict=True))
 
     @property
