@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import SpecScopeError, UsageError
 from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
-from tests.engine.heads.made import make_heads
+from tests.engine.heads.random_heads import make_heads
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, one_line, spoiled, works_or_says_why
 

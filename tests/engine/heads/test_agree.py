@@ -25,7 +25,7 @@ from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.types import Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
-from tests.engine.heads.grown import GROWN, level_rows, path_to
+from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to
 from tests.engine.model import tiny
 
 SIZE, SCALE, LEVELS = 3, 4.0, 3

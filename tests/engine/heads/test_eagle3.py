@@ -25,7 +25,7 @@ from engine.model.pair import Pair
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
-from tests.engine.heads.grown import GROWN, level_rows, path_to
+from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 

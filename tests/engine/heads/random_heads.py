@@ -1,4 +1,4 @@
-"""Drafting heads with random weights, on disk, for any target."""
+"""Drafting heads with random weights, written for any target."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from engine.model.load import Checkpoint, read_config
 from engine.model.pair import Pair
 
 MASKS, HEADS = 4, 5
+ORDER = ("medusa", "hydra", "eagle", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
+"""All kinds; the index of a kind is the seed of its weights, some of whose drafts the tests need accepted."""
 
 
-def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = tuple(KINDS), **options: object) -> Path:
+def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = ORDER, **options: object) -> Path:
     """Write a head of each kind and return the folder that holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, kind in enumerate(kinds):
@@ -26,18 +28,18 @@ def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = tuple(KINDS)
 
 
 def with_heads(pair: Pair, folder: Path) -> Pair:
-    """Return a pair with a head of each kind: its own, or random ones for those it lacks."""
-    own = [kind for kind in KINDS if pair.heads_path and (pair.heads_path / kind).is_dir()]
+    """Return a pair with a head of each kind: the pair's own, or a random one."""
+    own = [kind for kind in ORDER if pair.heads_path and (pair.heads_path / kind).is_dir()]
     if not folder.exists():
-        make_heads(folder, pair.target_path, tuple(kind for kind in KINDS if kind not in own))
+        make_heads(folder, pair.target_path, tuple(kind for kind in ORDER if kind not in own))
         for kind in own:
             (folder / kind).symlink_to(pair.heads_path / kind, target_is_directory=True)
     return replace(pair, heads_path=folder)
 
 
 def with_eagle3(pair: Pair, folder: Path) -> Pair:
-    """Return a pair of `with_heads` whose EAGLE-3 head lies where methods look for EAGLE's."""
-    assert pair.heads_path, "it has heads"
+    """Return a pair of `with_heads` with the EAGLE-3 head in place of EAGLE's."""
+    assert pair.heads_path
     if not folder.exists():
         folder.mkdir()
         (folder / "eagle").symlink_to(pair.heads_path / "eagle3", target_is_directory=True)
@@ -91,7 +93,7 @@ def make_head(
         noise = torch.randn(size, generator=random) * scale / (size[-1] ** 0.5 if len(size) > 1 else 10)
         if name.startswith("mask"):
             return 1 + noise
-        if name == "fc.weight":  # what it predicts leans towards the state it reads
+        if name == "fc.weight":  # the predicted state is close to the one that is read
             noise[:, -d:] += torch.eye(d)
         if name.endswith("res_connection.weight"):
             noise[:, :d] += torch.eye(d)
@@ -108,16 +110,16 @@ def make_head(
 def _choose(
     tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator
 ) -> None:
-    """Choose the tokens an EAGLE-3 head knows; its LM head and its embeddings lean towards the target's."""
-    known = torch.arange(head.vocab_size)
+    """Choose an EAGLE-3 head's draft vocabulary; add the target's LM head and embedding to its own."""
+    ids = torch.arange(head.vocab_size)
     if n := head.draft_vocab:
-        known = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
-        tensors["d2t"] = known - torch.arange(n)
-        assert torch.equal(target_ids(tensors["d2t"]), known)
+        ids = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
+        tensors["d2t"] = ids - torch.arange(n)
+        assert torch.equal(target_ids(tensors["d2t"]), ids)
     names, weights = ("model.embed_tokens.weight", "lm_head.weight"), Checkpoint(target)
     embedding, *rest = (
         weights.take(name, torch.device("cpu"), torch.float32) for name in names if name in weights.shapes
     )
-    tensors["lm_head.weight"] += (rest or [embedding])[0][known]
+    tensors["lm_head.weight"] += (rest or [embedding])[0][ids]
     if head.own_embedding:
         tensors["embed_tokens.weight"] += embedding
