@@ -40,7 +40,7 @@ def texts() -> Texts:
 
 
 def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
-    """Return a head with larger weights than it begins with, so that every row matters."""
+    """Return a head with larger weights than an untrained one, so that every row matters."""
     head = build_head(kind, shape, size, seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
     return head
 
 
-def test_groups_see_the_tokens_before_and_their_own_masks() -> None:
+def test_groups_attend_to_earlier_tokens_and_their_own_masks() -> None:
     layout = lay_out(np.array([0, 2, 1]))
     assert layout.tokens.tolist() == [0, 1, 1, 1, 2, 2]
     assert layout.numbers.tolist() == [0, 0, 1, 2, 0, 1]
@@ -80,7 +80,7 @@ def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:
 def test_packed_training_is_k_plus_1_forwards_of_inference(
     kind: str, shape: ModelShape, texts: Texts
 ) -> None:
-    """The paper's claim: with its mask and positions, training sees exactly what inference sees."""
+    """The paper's claim: with its attention mask and positions, training equals inference."""
     head, masks = head_of(kind, shape), 3
     packed, compared = pack(texts, masks, within=True), 0
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_packed_training_is_k_plus_1_forwards_of_inference(
 
 
 def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts: Texts) -> None:
-    """What the comparison above would catch."""
+    """The comparison above can fail."""
     head = head_of("parallelspec_eagle", shape)
     packed = pack(texts, 3, within=True)
     row = int(packed.at(2)[0])
@@ -118,8 +118,8 @@ def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts
 
 
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
-def test_learning_stands_for_what_drafting_says(kind: str, shape: ModelShape, texts: Texts) -> None:
-    """A state that is learned at place k is the one drafting reads there when the drafts before are the text."""
+def test_learned_states_give_the_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
+    """The learned state of place k gives the draft there, if earlier drafts do not matter or are the text."""
     head, frozen = head_of(kind, shape), frozen_of(shape)
     with torch.no_grad():
         drafts = head.draft(texts, frozen, 3)
@@ -137,20 +137,20 @@ def frozen_of(shape: ModelShape) -> Frozen:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra"])
-def test_drafts_are_read_from_the_drafts_before(kind: str, shape: ModelShape, texts: Texts) -> None:
+def test_later_drafts_read_earlier_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
     head, frozen = head_of(kind, shape), frozen_of(shape)
     embedded = frozen.embedding[texts.ids]
     texts = texts._replace(embedded=embedded)
     with torch.no_grad():
         drafts, n = head.draft(texts, frozen, 3), 5
-        read = [embedded[n]]
+        inputs = [embedded[n]]
         if isinstance(head.module, TrainableHydra):
             for i in range(3):
-                z = torch.cat([texts.features[n - 1], *read])
+                z = torch.cat([texts.features[n - 1], *inputs])
                 block = head.module.hydra_mlp[i].get_submodule("1")
                 state = block.res_connection(z) + functional.silu(block.linear(z))
-                read.append(frozen.embedding[(state @ frozen.lm_head.T).argmax()])
-                assert (read[-1] == frozen.embedding[drafts[1, i]]).all()
+                inputs.append(frozen.embedding[(state @ frozen.lm_head.T).argmax()])
+                assert (inputs[-1] == frozen.embedding[drafts[1, i]]).all()
         else:
             assert isinstance(head.module, TrainableEagle)
             tokens, features = [*embedded[1 : n + 1]], [*texts.features[:n]]
@@ -168,9 +168,7 @@ def test_drafts_are_read_from_the_drafts_before(kind: str, shape: ModelShape, te
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])
-def test_the_scale_of_embeddings_goes_into_the_saved_weights(
-    kind: str, shape: ModelShape, texts: Texts
-) -> None:
+def test_saved_weights_include_the_scale_of_embeddings(kind: str, shape: ModelShape, texts: Texts) -> None:
     trained, saved = build_head(kind, shape, 3, 0, scale=7.5), build_head(kind, shape, 3, 1)
     with torch.no_grad():
         for parameter in trained.module.parameters():
@@ -222,13 +220,13 @@ def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
 
 
 def test_acceptance_counts_drafts_where_the_text_is_greedy() -> None:
-    """Text 0 1 2 3 4 5; the target would say the next number, but 9 after 3, so token 4 was drawn."""
+    """Text 0 1 2 3 4 5; the target's argmax is the next number, but 9 after 3, so token 4 was drawn."""
     lm_head, ids = torch.eye(10), torch.tensor([0, 1, 2, 3, 4, 5])
     greedy = torch.tensor([1, 2, 3, 9, 5, 6])
     texts = Texts(ids, lm_head[ids], lm_head[greedy], np.array([0, 6]), np.array([1, 2, 3, 4]))
     head = stub(drafts=[[2, 3, 9], [3, 4, 5], [4, 5, 6], [5, 6, 7]])
     counts = acceptance(head, texts, Frozen(lm_head, lm_head), 3)
-    # anchor 1: 2 and 3 are accepted, then the text leaves the greedy one; anchor 2: 3; anchor 3: nothing counts;
+    # anchor 1: 2 and 3 are accepted, then the text is not greedy; anchor 2: 3; anchor 3: no place counts;
     # anchor 4: 5, then the text ends
     assert counts == DraftAcceptance((3, 1, 0), (3, 1, 0))
     assert counts.rates == (1.0, 1.0, None)

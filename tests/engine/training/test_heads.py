@@ -34,7 +34,7 @@ Options = Callable[..., HeadOptions]
 
 @pytest.fixture
 def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
-    """Settings of a training of a second, for the toy pair's target."""
+    """Return a function that makes settings of a one-second training for the toy pair's target."""
 
     def of(kind: str = "eagle", **changed: object) -> HeadOptions:
         base = HeadOptions.of(
@@ -59,7 +59,7 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
     return of
 
 
-def test_features_are_those_of_decoding(trained: Path, tmp_path: Path) -> None:
+def test_stored_features_equal_those_of_decoding(trained: Path, tmp_path: Path) -> None:
     decoder = load(trained / "target")
     corpus = toy_corpus([1, *range(20, 40), 2], [1, 5, 6, 7, 2], [1, 9, 2])
     path = tmp_path / "features.safetensors"
@@ -77,7 +77,7 @@ def test_features_are_those_of_decoding(trained: Path, tmp_path: Path) -> None:
         read_features(path, toy_corpus([1, 5, 6, 7, 2]), trained / "target")
 
 
-def test_batches_are_functions_of_their_step() -> None:
+def test_batches_depend_on_seed_and_step_only() -> None:
     corpus = toy_corpus(*([1, *range(20, 23 + i % 5), 2] for i in range(120)))
     features = torch.arange(len(corpus.ids)).float()[:, None].bfloat16()
     batches = Batches(corpus, features, torch.arange(65536).float()[:, None], 6)
@@ -95,8 +95,12 @@ def test_batches_are_functions_of_their_step() -> None:
     assert batches.tokens(117, 0) == sum(min(6, n) for n in np.diff(corpus.starts)[batches.learned])
 
 
+def test_every_trainable_kind_has_defaults() -> None:
+    assert set(HEAD_DEFAULTS) == {name for name, kind in KINDS.items() if kind.trainable}
+
+
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
-def test_heads_learn(kind: str, settings: Options, trained: Path) -> None:
+def test_every_kind_learns_and_writes_its_files(kind: str, settings: Options, trained: Path) -> None:
     out = train_head(settings(kind, steps=40))
     log, measured = read_log(out / "loss.jsonl"), read_log(out / "acceptance.jsonl")
     assert [row["step"] for row in measured] == [5, 10, 15, 20, 25, 30, 35, 40]
@@ -137,21 +141,21 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
-def test_text_and_features_serve_several_heads(settings: Options) -> None:
-    first, heard = train_head(settings(steps=2)), list[Progress]()
+def test_text_and_features_are_reused_by_another_head(settings: Options) -> None:
+    first, reports = train_head(settings(steps=2)), list[Progress]()
     again = settings("medusa", steps=2, text=first / "written.safetensors")
-    train_head(again, heard.append)
-    assert {p.phase for p in heard} == {"medusa"}
+    train_head(again, reports.append)
+    assert {p.phase for p in reports} == {"medusa"}
     assert not (again.out / "features.safetensors").exists()
 
 
-def test_a_head_begins_where_another_ended(settings: Options, trained: Path, tmp_path: Path) -> None:
+def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: Path, tmp_path: Path) -> None:
     first = train_head(settings(steps=20))
     text = first / "written.safetensors"
     more = settings("parallelspec_eagle", steps=1, learning_rate=1e-8, text=text, start=first)
-    mine, theirs = (read_head(folder).tensors for folder in (train_head(more), first))
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(mine[name], tensor, atol=1e-4, rtol=0.01)
+    copied, original = (read_head(folder).tensors for folder in (train_head(more), first))
+    for name, tensor in original.items():
+        torch.testing.assert_close(copied[name], tensor, atol=1e-4, rtol=0.01)
     with pytest.raises(UsageError, match=r"no tensor of that head fits this one; leave out --start$"):
         train_head(settings("medusa", text=text, start=first))
     other = tmp_path / "other"
@@ -178,7 +182,9 @@ def test_a_head_begins_where_another_ended(settings: Options, trained: Path, tmp
         ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target in it"),
     ],
 )
-def test_wrong_settings(settings: Options, changed: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused_before_anything_is_written(
+    settings: Options, changed: dict[str, object], message: str
+) -> None:
     with pytest.raises(UsageError, match=f"^{message}") as error:
         train_head(settings(**changed))
     assert "\n" not in str(error.value)
@@ -200,13 +206,13 @@ def test_a_parallel_drafter_without_masks_drafts_one_token(kind: str, settings: 
     assert read_head(again).config.masks == 2
 
 
-def test_text_too_short_to_learn_from() -> None:
+def test_a_text_too_short_to_learn_from_is_refused() -> None:
     corpus = Corpus(np.array([1, 2], dtype=np.uint16), np.array([0, 2]), np.ones(1, dtype=np.int64))
     with pytest.raises(UsageError, match="the text is too short to learn from"):
         Batches(corpus, torch.zeros(2, 4), torch.zeros(8, 4), 64)
 
 
-def test_command_line(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trains_a_head(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options, parser = settings("medusa"), argparse.ArgumentParser()
     cli.add_arguments(parser)
     words = f"medusa --pair {options.pair} --data {options.data} --out {options.out} --threads 1 --size 2"
