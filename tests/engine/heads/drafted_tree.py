@@ -12,7 +12,7 @@ from engine.workers.jobs import Grown
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
 """Token and parent of each node."""
 GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
-"""Of each level: the nodes above it, and those of them that get children."""
+"""Nodes above each level, and their parents of the level's nodes."""
 
 
 def level_rows(host: Host, prefix: Prefix, levels: int) -> list[torch.Tensor | None]:

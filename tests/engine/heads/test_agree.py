@@ -1,4 +1,4 @@
-"""Training and inference agree: what a trained head drafts with is, row by row, what its module computed in training."""
+"""Training and inference agree: a head's logits equal those of its trainable module, row by row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.engine.model import tiny
 
 SIZE, SCALE, LEVELS = 3, 4.0, 3
 TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
-"""A draft begins behind its last token."""
+"""The draft begins after its last token."""
 
 
 @pytest.fixture(scope="module", params=["llama3-rope", "yarn-rope", "qwen3"])
@@ -41,7 +41,7 @@ def target(request, tmp_path_factory) -> Path:
 
 
 def trained(kind: str, target: Path, out: Path) -> TrainableHead:
-    """Write a head as a training does, and return its module; its numbers fit bf16, so that the file holds them exactly."""
+    """Write a head as a training does, and return it; its numbers are bf16, as in the file."""
     shape = ModelShape.of(read_config(target), target)
     head = build_head(kind, shape, SIZE, seed=1, scale=SCALE)
     torch.manual_seed(3)
@@ -55,7 +55,7 @@ def trained(kind: str, target: Path, out: Path) -> TrainableHead:
 
 
 def drafted(target: Path, out: Path) -> list[Tensor]:
-    """The runtime's logits after the nodes of each level, (R, V); (1, V) where one row holds for all."""
+    """Return the worker's logits of each level, (R, V); (1, V) if one row holds for all nodes."""
     host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
     host.handle(Load("target", partial(load, str(target))))
     host.handle(Load("head", partial(load_head, str(out)), beside="target"))
@@ -65,7 +65,7 @@ def drafted(target: Path, out: Path) -> list[Tensor]:
 
 
 def state(module: nn.Module, texts: Texts, embedding: Tensor, path: list[int]) -> Tensor:
-    """The module's state after the text and some drafts, (D,)."""
+    """Return the module's state after the text and some drafts, (D,)."""
     (n,) = texts.anchors
     f, place = texts.features[n - 1], len(path)
     if isinstance(module, TrainableMedusa):
@@ -76,18 +76,18 @@ def state(module: nn.Module, texts: Texts, embedding: Tensor, path: list[int]) -
         packed = pack(texts, SIZE, within=False)
         return module(texts, packed)[packed.at(place)[-1]]
     states = list[Tensor]()
-    for behind in range(place + 1):
-        packed = pack(texts, behind, within=False)
+    for count in range(place + 1):
+        packed = pack(texts, count, within=False)
         embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
-        for k, (token, before) in enumerate(zip(path[:behind], states, strict=True), 1):
-            embedded[packed.at(k)], features[packed.at(k)] = embedding[token], before
-        states.append(module(embedded, features, packed)[packed.at(behind)[-1]])
+        for k, (token, previous) in enumerate(zip(path[:count], states, strict=True), 1):
+            embedded[packed.at(k)], features[packed.at(k)] = embedding[token], previous
+        states.append(module(embedded, features, packed)[packed.at(count)[-1]])
     return states[-1]
 
 
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 @torch.no_grad()
-def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_path):
+def test_drafting_has_the_logits_of_the_training(kind, target, tmp_path):
     head = trained(kind, target, tmp_path / "head")
     frozen = read_frozen(target, ModelShape.of(read_config(target), target), torch.device("cpu"))
     ids = np.array([*TEXT, 1])
@@ -102,10 +102,10 @@ def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_pa
         assert len(rows) in (1, len(at))
         for i, logits in enumerate(expected):
             torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-4, rtol=1e-4)
-    assert max(float(logits.std()) for logits in expected) > 0.1, "they say something"
+    assert max(float(logits.std()) for logits in expected) > 0.1, "the logits differ"
 
 
-def test_the_scale_of_embeddings_is_in_the_file_where_it_cannot_be_in_the_weights(target, tmp_path):
+def test_the_scale_of_embeddings_is_in_the_config_if_it_cannot_be_in_the_weights(target, tmp_path):
     for kind in HEAD_DEFAULTS:
         trained(kind, target, tmp_path / kind)
         scale = read_head(tmp_path / kind, target).config.embedding_scale

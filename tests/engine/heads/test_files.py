@@ -21,7 +21,7 @@ from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, m
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_is_read_again(kind: str, tmp_path: Path) -> None:
+def test_a_written_head_is_read_again(kind: str, tmp_path: Path) -> None:
     config = HeadConfig(
         kind, D, V, heads=2, masks=3 if kind[0] == "p" else 0, shape=SHAPE, tokenizer="a" * 64
     )
@@ -155,7 +155,7 @@ Change = Callable[[dict[str, Tensor]], object]
         (eagle(), CONFIG | {"layer_types": 1}, lambda _: None, "layer_types is 1; it must be a list$"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_a_broken_published_file_is_refused_by_name(
     shapes: dict[str, tuple[int, ...]], config: dict[str, Any], change: Change, message: str, tmp_path: Path
 ) -> None:
     tensors = drawn(shapes)
@@ -165,7 +165,7 @@ def test_what_is_wrong_is_named(
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_no_heads(tmp_path: Path) -> None:
+def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no directory; give the one that holds"):
         read_head(tmp_path / "medusa_lm_head.pt")
     with pytest.raises(ModelError, match=r"holds no \*\.safetensors$"):
@@ -220,7 +220,9 @@ def test_files_that_are_no_heads(tmp_path: Path) -> None:
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
 )
-def test_a_broken_config_of_our_own(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_broken_config_of_specscopes_form_is_refused_by_name(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     config = HeadConfig("parallelspec_eagle", D, V, masks=3, shape=SHAPE)
     write_head(tmp_path, config, drawn(KINDS[config.kind].tensors(config)))
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -230,7 +232,7 @@ def test_a_broken_config_of_our_own(change: dict[str, Any], message: str, tmp_pa
     assert "\n" not in str(error.value)
 
 
-def test_heads_of_another_target_are_refused() -> None:
+def test_a_head_for_another_target_is_refused() -> None:
     target = PAIRS / "bundled" / "target"
     config = HeadConfig("medusa", 320, 4096, heads=1, tokenizer=tokenizer_digest(target))
     check_target(Path("head"), config, target)

@@ -34,7 +34,7 @@ from tests.engine.heads.forms import (
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
 def test_medusa(prefix: str, tmp_path: Path) -> None:
     tensors = {prefix + name: t for name, t in drawn(medusa_1()).items()}
-    if prefix:  # Medusa-2 comes with its model
+    if prefix:  # Medusa-2 checkpoints include the whole model
         tensors |= drawn(
             {"model.embed_tokens.weight": (V, D), "lm_head.weight": (V, D), "model.norm.weight": (D,)}
         )

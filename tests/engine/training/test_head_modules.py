@@ -70,8 +70,8 @@ def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:
     packed = pack(texts, 3, within=True)
     ends = torch.tensor([12] * 12 + [21] * 9)
     assert bool((packed.tokens + packed.numbers + 1 < ends[packed.tokens]).all())
-    behind = {a: int((packed.tokens[packed.numbers > 0] == a).sum()) for a in (3, 5, 9, 15)}
-    assert behind == {3: 3, 5: 3, 9: 1, 15: 3}
+    group_sizes = {a: int((packed.tokens[packed.numbers > 0] == a).sum()) for a in (3, 5, 9, 15)}
+    assert group_sizes == {3: 3, 5: 3, 9: 1, 15: 3}
     assert packed.at(0).tolist() == torch.nonzero(packed.numbers == 0)[:, 0].tolist()
     assert packed.tokens[packed.at(0)].tolist() == [*range(1, 11), *range(13, 20)]
 
