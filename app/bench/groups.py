@@ -25,7 +25,7 @@ from engine.errors import UsageError
 from engine.heads.files import check_head
 from engine.heads.form import PARALLEL, HeadConfig
 from engine.methods import BASELINE
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.training.heads.plot import Line, Panel, draw
 

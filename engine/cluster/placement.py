@@ -18,7 +18,7 @@ from engine.environment import processor
 from engine.errors import UsageError
 from engine.heads.find import HeadFile
 from engine.heads.modules import load_head
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.simulate.profile import Profile
 from engine.trace.events import Device
 from engine.trace.trace import Trace

@@ -11,8 +11,8 @@ from engine.cluster.local_devices import loader_of
 from engine.cluster.site import Loader
 from engine.errors import UsageError
 from engine.model.language import LanguageModel
-from engine.model.pair import Pair
 from engine.model.remembered import Remembered
+from engine.pairs.pair import Pair
 from engine.simulate.oracle import bernoulli_models, recorded_pair
 from engine.trace.events import Device
 from engine.trace.trace import Trace

@@ -19,7 +19,7 @@ from engine.files import read_bytes, replacing
 from engine.heads.form import INDICES, LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
 from engine.model.fields import LONGEST_VOCABULARY
-from engine.model.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
+from engine.pairs.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

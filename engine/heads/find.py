@@ -11,7 +11,7 @@ from engine.heads.files import check_head
 from engine.heads.form import LAYERED, HeadConfig
 
 if TYPE_CHECKING:
-    from engine.model.pair import Pair
+    from engine.pairs.pair import Pair
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ ROOMS = (
     "trace",
     "drafters",
     "model",
+    "pairs",
     "heads",
     "workers",
     "run",

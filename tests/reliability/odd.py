@@ -15,7 +15,7 @@ import numpy as np
 from engine.cluster.local_devices import Loader, LocalDevices, Seat, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Layout
 from engine.workers.transports.process import ProcessWorker

@@ -15,13 +15,13 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-import engine.model.hub as hubs
+import engine.pairs.hub as hubs
 from app.main import main
 from engine.errors import ModelError, RunCancelled
-from engine.model import download
-from engine.model.download import needed
-from engine.model.hub import Progress, resolve, resolve_local
-from engine.model.pair import Pair
+from engine.pairs import download
+from engine.pairs.download import needed
+from engine.pairs.hub import Progress, resolve, resolve_local
+from engine.pairs.pair import Pair
 from tests.security.hubs import COMMIT, FILES, MODEL, Hub, serving
 
 WEIGHTS = "model.safetensors"
@@ -314,7 +314,7 @@ def test_a_stopped_download_leaves_nothing_half_usable(hub: Hub, cache: Path) ->
 
 def test_a_killed_program_leaves_no_download_behind(hub: Hub) -> None:
     hub.hang = "/api/"
-    code = f"from engine.model.hub import resolve; resolve({MODEL!r})"
+    code = f"from engine.pairs.hub import resolve; resolve({MODEL!r})"
     program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     assert hub.reached.wait(60)
     (download,) = psutil.Process(program.pid).children()
@@ -369,4 +369,4 @@ def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "specscope: stopped"
     mine = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [child for child in mine if "engine.model.download" in child.cmdline()]
+    assert not [child for child in mine if "engine.pairs.download" in child.cmdline()]

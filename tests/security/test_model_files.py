@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelError, PairError, SpecScopeError
-from engine.model import load as loading
-from engine.model import pair as pairs
-from engine.model.load import load, read_config
-from engine.model.pair import Pair
+from engine.pairs import load as loading
+from engine.pairs import pair as pairs
+from engine.pairs.load import load, read_config
+from engine.pairs.pair import Pair
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, one_line, spoiled, works_or_says_why
 

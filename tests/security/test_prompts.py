@@ -15,7 +15,7 @@ from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PRO
 from engine.cluster.prompts import encode, ids_of
 from engine.errors import UsageError
 from engine.methods import METHODS
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.types import Limits
 
 HUGE = 4_000_000

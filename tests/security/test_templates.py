@@ -12,10 +12,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.errors import ModelError, UsageError
-from engine.model import pair as pairs
-from engine.model import templates
-from engine.model.pair import Pair
-from engine.model.templates import Renderer
+from engine.pairs import pair as pairs
+from engine.pairs import templates
+from engine.pairs.pair import Pair
+from engine.pairs.templates import Renderer
 from tests.security.odd import one_line
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -15,9 +15,9 @@ from engine.errors import UsageError
 from engine.heads.files import HeadWeights as HeadFile
 from engine.heads.files import read_head
 from engine.heads.form import SIDE
-from engine.model.load import read_config
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
+from engine.pairs.load import read_config
+from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of

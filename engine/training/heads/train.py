@@ -23,9 +23,9 @@ from engine.errors import UsageError
 from engine.files import replacing
 from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
 from engine.heads.form import LAYERED, PARALLEL, SUMMED, HeadConfig
-from engine.model.load import Checkpoint, load, read_config
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
+from engine.pairs.load import Checkpoint, load, read_config
+from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, find_sources, read_mixture

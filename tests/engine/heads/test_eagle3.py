@@ -19,8 +19,8 @@ import engine
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head
 from engine.heads.modules import Work, load_head
-from engine.model.load import load
-from engine.model.pair import Pair
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill

@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from engine.heads.form import KINDS, LAYER, HeadConfig
-from engine.model.pair import PAIRS
+from engine.pairs.pair import PAIRS
 from engine.training.heads.layered import Eagle
 from engine.training.heads.layout import Packed
 from engine.training.heads.side import Hydra, Medusa

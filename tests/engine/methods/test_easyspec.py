@@ -16,7 +16,7 @@ from engine.draws import Draws, warp
 from engine.errors import UsageError
 from engine.methods import find
 from engine.methods.easyspec import Config, plan
-from engine.model.load import load
+from engine.pairs.load import load
 from engine.types import Draft, Limits, Packing, Prefix, Sampling
 from engine.workers.exchange import exchange_memory
 from engine.workers.host import Host

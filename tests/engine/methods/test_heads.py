@@ -15,7 +15,7 @@ from engine.drafters.static import tree
 from engine.draws import Draws, Key
 from engine.errors import ModelError, UsageError
 from engine.heads.form import LAYERED
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling, Typical
 from tests.engine.heads.made import make_head, make_heads, with_eagle3
 from tests.engine.methods.pairs import save_with_tokenizer

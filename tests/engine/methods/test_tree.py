@@ -17,8 +17,8 @@ from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import find
 from engine.model.language import Output
-from engine.model.load import load
-from engine.model.pair import Pair
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Layout, Limits, Packing, Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards

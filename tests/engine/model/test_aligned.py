@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model import load
 from engine.model.aligned import Aligned, attend
 from engine.model.slots import PAD, Rows
+from engine.pairs import load
 from engine.types import Prefix
 from engine.workers.packing import Alignment, padded
 from tests.engine.model import tiny

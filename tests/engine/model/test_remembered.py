@@ -6,9 +6,9 @@ import torch
 
 from engine.model.decoder import Decoder
 from engine.model.fuzzy import Fuzzy
-from engine.model.load import load
 from engine.model.remembered import Remembered
 from engine.model.slots import PROVISIONAL, Rows
+from engine.pairs.load import load
 from tests.engine.model import tiny
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

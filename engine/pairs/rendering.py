@@ -1,4 +1,4 @@
-"""The process that renders chat templates: `python -P rendering.py FD`, started by `engine.model.templates`.
+"""The process that renders chat templates: `python -P rendering.py FD`, started by `engine.pairs.templates`.
 
 It imports nothing of SpecScope, transformers or torch, so it starts in a tenth of a second. Its Jinja environment is the one
 transformers renders with (`transformers.utils.chat_template_utils`); a test compares their texts.

@@ -1,6 +1,6 @@
 """Models of the hub: find them in the local cache, or download them with a time limit, progress and cancel.
 
-`engine/model/download.py` talks to the hub in a process of its own. No library call that waits for a network can be
+`engine/pairs/download.py` talks to the hub in a process of its own. No library call that waits for a network can be
 interrupted from another thread, a process can be ended at any moment. The network is used for a named hub id only.
 """
 
@@ -26,7 +26,7 @@ from engine.files import parse_json, read_bytes
 ANSWER = 10.0
 """Seconds in which the hub must have listed a model's files, however slowly it sends the list."""
 STALL = 30.0
-"""Seconds in which at least `engine.model.download.CHUNK` bytes of a file, or its end, must arrive."""
+"""Seconds in which at least `engine.pairs.download.CHUNK` bytes of a file, or its end, must arrive."""
 GRACE = 3.0
 """Seconds in which a download that is stopped removes its incomplete file."""
 ADVICE = "check the network, or give a directory"
@@ -208,7 +208,7 @@ def _child(model: str) -> Generator[SimpleQueue[bytes | None]]:
     # Plain HTTP removes what it could not complete, counts every byte and obeys a signal.
     usual = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.model.download", model],
+        [sys.executable, "-m", "engine.pairs.download", model],
         env={**usual, **os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.PIPE,  # closes when this process ends; the download then ends, too
         stdout=subprocess.PIPE,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model import catalog, hub
-from engine.model.hub import Progress
-from engine.model.pair import Pair
-from engine.model.sources import is_slow, resolve, resolve_local
-from tests.engine.model.gguf_files import write
+from engine.pairs import catalog, hub
+from engine.pairs.hub import Progress
+from engine.pairs.pair import Pair
+from engine.pairs.sources import is_slow, resolve, resolve_local
+from tests.engine.pairs.gguf_files import write
 
 
 @pytest.fixture(autouse=True)

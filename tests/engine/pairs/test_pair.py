@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from engine.errors import ModelError, PairError, UsageError
-from engine.model import pair as pairs
-from engine.model.pair import Pair
+from engine.pairs import pair as pairs
+from engine.pairs.pair import Pair
 
 BUNDLED = Pair.find("bundled")
 USER, ASSISTANT, SYSTEM, BOS, EOS = 3, 4, 5, 1, 2

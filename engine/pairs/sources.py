@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from engine.errors import ModelError, RunCancelled
-from engine.model import catalog, gguf, hub
-from engine.model.hub import Progress, Report
+from engine.pairs import catalog, gguf, hub
+from engine.pairs.hub import Progress, Report
 
 
 def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:

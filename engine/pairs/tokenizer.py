@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, Tokenizers
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.files import parse_json
 from engine.model.fields import LONGEST_VOCABULARY, MOST_TOKENS
-from engine.model.load import read_config, read_object
-from engine.model.templates import LONGEST, RENDERER
+from engine.pairs.load import read_config, read_object
+from engine.pairs.templates import LONGEST, RENDERER
 
 if TYPE_CHECKING:
     from pathlib import Path

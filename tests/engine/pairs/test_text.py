@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.model.pair import Pair
-from engine.model.text import Detokenizer, IncrementalText
+from engine.pairs.pair import Pair
+from engine.pairs.text import Detokenizer, IncrementalText
 
 TOKENIZER = Pair.find("bundled").tokenizer
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, one_line
-from engine.model.cached import cache_folder
+from engine.pairs.cached import cache_folder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError, one_line
-from engine.model.catalog import CATALOG
 from engine.model.fields import end_ids
-from engine.model.load import read_config, read_object
-from engine.model.sources import resolve
-from engine.model.templates import RENDERER
-from engine.model.tokenizer import check_same, check_template, load_tokenizer
+from engine.pairs.catalog import CATALOG
+from engine.pairs.load import read_config, read_object
+from engine.pairs.sources import resolve
+from engine.pairs.templates import RENDERER
+from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
 from engine.types import MOST_DRAFTERS, check_text, drafter_key
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from engine.files import parse_json, read_bytes
 from engine.model.decoder import Decoder
 from engine.model.fields import READ, check_fields
 from engine.model.shape import FAMILIES, ModelShape
-from engine.model.sources import resolve
 from engine.model.stage import layer_stages
+from engine.pairs.sources import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import ModelError
-from engine.model import gguf
-from engine.model.gguf import KINDS, converted, size_of
-from engine.model.load import load
 from engine.model.slots import Rows
-from tests.engine.model.gguf_files import VOCAB, WIDTH, write
+from engine.pairs import gguf
+from engine.pairs.gguf import KINDS, converted, size_of
+from engine.pairs.load import load
+from tests.engine.pairs.gguf_files import VOCAB, WIDTH, write
 
 IDS = [5, 90, 17, 200, 31, 8, 254]
 
