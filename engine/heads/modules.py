@@ -21,9 +21,9 @@ from engine.heads.files import read_head, target_ids
 from engine.heads.form import HeadConfig
 from engine.model.decoder import Decoder
 from engine.model.language import LanguageModel
-from engine.model.remembered import Remembered
+from engine.model.memoized import MemoizedModel
 from engine.model.slots import Rows
-from engine.model.weights import Linear, Norm, as_it_is
+from engine.model.weights import Linear, Norm, identity
 
 Take = Callable[[str], Tensor]
 
@@ -116,7 +116,7 @@ class Eagle:
 
     keeps = (-1,)
     work = exact = Work(1, 2)
-    fuse = staticmethod(as_it_is)
+    fuse = staticmethod(identity)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         fc = _linear(take, "fc", bias=config.biased)
@@ -182,7 +182,7 @@ class ParallelEagle:
 
     keeps = ()
     work = exact = Work(1, 2)
-    fuse = staticmethod(as_it_is)
+    fuse = staticmethod(identity)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         fc = _linear(take, "fc", bias=config.biased)
@@ -203,7 +203,7 @@ class ParallelMedusa:
 
     keeps = ()
     work = exact = Work(1, 0)
-    fuse = staticmethod(as_it_is)
+    fuse = staticmethod(identity)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
         embedding, scale = _masks(config, take, "mask.embedding"), config.embedding_scale
@@ -236,7 +236,7 @@ def load_head(path: str, target: LanguageModel) -> Head:
         ModelError: Its config or its weights are missing or broken.
         UsageError: The target has no hidden states.
     """
-    if isinstance(target, Remembered):
+    if isinstance(target, MemoizedModel):
         target = target.model
     if not isinstance(target, Decoder):
         raise UsageError(
@@ -268,8 +268,16 @@ def _layer(
     def named(key: str) -> Tensor:
         return take(key.removeprefix("model."))
 
-    ends = ends or (target.embedding, target.head)
-    return Decoder(config.layer(), named, "drafter", ends=ends, before=before, masks=config.masks)
+    embedding, head = ends or (target.embedding, target.head)
+    return Decoder(
+        config.layer(),
+        named,
+        "drafter",
+        embedding=embedding,
+        head=head,
+        make_inputs=before,
+        mask_tokens=config.masks,
+    )
 
 
 def _masks(config: HeadConfig, take: Take, name: str) -> Tensor | None:

@@ -79,7 +79,7 @@ def lay_out(behind: np.ndarray) -> Layout:
     parents = np.where(numbers == 0, before[tokens], np.arange(len(tokens)) - 1)
     slots = Slots(1, len(tokens))
     slots.append(Rows.of(0, np.zeros(len(tokens)), parents))
-    return Layout(tokens, numbers, slots.positions[0], slots.mask(0, 0))
+    return Layout(tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0))
 
 
 def pack(texts: Texts, count: int, *, within: bool) -> Packed:
