@@ -12,7 +12,7 @@ from typing import Protocol
 
 from app.runs import LiveRun
 from engine.errors import RunCancelled, UsageError
-from engine.pairs.hub import Progress, Report
+from engine.pairs.progress import Progress, Report
 from engine.pairs.sources import is_slow, resolve
 
 MOST = 4
@@ -21,7 +21,7 @@ Models = tuple[str, ...]
 
 
 class Resolve(Protocol):
-    """Finds the directory of a model, as `engine.pairs.hub.resolve` does."""
+    """Finds the directory of a model, as `engine.pairs.sources.resolve` does."""
 
     def __call__(
         self, model: str, progress: Report | None = None, cancel: threading.Event | None = None

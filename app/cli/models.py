@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it."""
     from engine.pairs import catalog
-    from engine.pairs.hub import megabytes
+    from engine.pairs.progress import megabytes
 
     if args.action == "list":
         return _list(args)
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from engine.pairs import catalog
-    from engine.pairs.hub import megabytes
+    from engine.pairs.progress import megabytes
 
     rows: list[dict[str, Any]] = []
     for entry in catalog.CATALOG.values():

@@ -25,8 +25,8 @@ from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, find
-from engine.pairs.hub import Report
 from engine.pairs.pair import Pair
+from engine.pairs.progress import Report
 from engine.pairs.sources import resolve, resolve_local
 from engine.pairs.text import Detokenizer
 from engine.trace.events import Header

@@ -19,7 +19,8 @@ from engine.files import read_bytes, replacing
 from engine.heads.form import INDICES, LAYER, HeadConfig
 from engine.heads.official import Published, Shapes, is_needless, recognise
 from engine.model.fields import LONGEST_VOCABULARY
-from engine.pairs.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
+from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, some
+from engine.pairs.config import read_config, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -1,1 +1,1 @@
-"""A target and its drafters: found, downloaded, converted, loaded; their tokenizer and chat template."""
+"""A target and its drafters: where they are, their weights, tokenizer and chat template."""

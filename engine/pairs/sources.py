@@ -1,4 +1,4 @@
-"""Find a model's directory from what a person names: a directory, a GGUF file, a short name, or a hub id."""
+"""Find a model by its name: a directory, a GGUF file, a short name or a hub id."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import os
 import threading
 from pathlib import Path
 
-from engine.errors import ModelError, RunCancelled
+from engine.errors import ModelError
 from engine.pairs import catalog, gguf, hub
-from engine.pairs.hub import Progress, Report
+from engine.pairs.progress import Report
 
 
 def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the directory of a model; download or convert the model first where that is needed.
+    """Return the directory of a model; download or convert the model first if necessary.
 
     Args:
-        model: Directory, GGUF file, short name of the catalog, or hub id. A path on this machine comes first.
-        progress: Takes the state of a download or conversion.
-        cancel: Set it to stop either; nothing incomplete stays.
+        model: Directory, GGUF file, short name of the catalog, or hub id. An existing path has
+            precedence over a name.
+        progress: Receives the state of a download or conversion.
+        cancel: Stops both when set; no incomplete file remains.
 
     Raises:
-        ModelError: There is no such model, it cannot be had, or the file is of an unsupported kind.
+        ModelError: The model does not exist, cannot be downloaded, or is of an unsupported kind.
         RunCancelled: `cancel` was set.
     """
+    if (folder := _local(model)) is not None:
+        return folder
     if _is_short_name(model):
         return catalog.get(str(model), progress, cancel)
-    if not _is_gguf(model):
-        return hub.resolve(model, progress, cancel)
-    file = Path(os.path.expanduser(model))
-
-    def report(done: int, total: int) -> None:
-        if cancel is not None and cancel.is_set():
-            raise RunCancelled(f"the conversion of {file.name} was stopped")
-        if progress is not None:
-            progress(Progress(file.name, "model.safetensors", done, total, "Converting"))
-
-    return gguf.converted(file, report)
+    if _is_gguf(model):
+        return gguf.converted(Path(os.path.expanduser(model)), progress, cancel)
+    return hub.download(str(model), progress, cancel)
 
 
 def resolve_local(model: str | Path) -> Path:
@@ -44,20 +39,36 @@ def resolve_local(model: str | Path) -> Path:
     Raises:
         ModelError: The model is not on this machine, or not converted.
     """
-    if _is_short_name(model):
-        folder = catalog.installed(str(model))
-    elif _is_gguf(model):
-        folder = gguf.cached(Path(os.path.expanduser(model)))
-    else:
-        return hub.resolve_local(model)
-    if folder is None:
+    if (folder := _local(model)) is None:
         raise ModelError(f"{model} is no longer in the cache; run again to get it")
     return folder
 
 
 def is_slow(model: str | Path) -> bool:
-    """Return whether `resolve` may have to download or convert a model: it is named by no directory."""
+    """Return whether `resolve` may download or convert: the model is not named by a directory."""
     return _is_short_name(model) or _is_gguf(model) or hub.is_hub_id(model)
+
+
+def _local(model: str | Path) -> Path | None:
+    """Return the directory of a model; None if it must be downloaded or converted first.
+
+    Raises:
+        ModelError: The name is neither a model on this machine nor a hub id.
+    """
+    if _is_short_name(model):
+        return catalog.installed(str(model))
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        return path
+    if _is_gguf(model):
+        return gguf.cached(path)
+    if os.path.exists(path):
+        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
+    if not hub.is_hub_id(model):
+        raise ModelError(
+            f"{path}: there is no such directory; give a model directory or a hub id like owner/name"
+        )
+    return hub.cached(str(model))
 
 
 def _is_short_name(model: str | Path) -> bool:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
-from engine.pairs.load import read_config
+from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
 from engine.training import checkpoint
 from engine.training.card import read_facts

@@ -15,13 +15,14 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-import engine.pairs.hub as hubs
+import engine.pairs.hub as hub_module
 from app.main import main
 from engine.errors import ModelError, RunCancelled
-from engine.pairs import download
-from engine.pairs.download import needed
-from engine.pairs.hub import Progress, resolve, resolve_local
+from engine.pairs import hub_process
+from engine.pairs.hub_process import needed
 from engine.pairs.pair import Pair
+from engine.pairs.progress import Progress
+from engine.pairs.sources import resolve, resolve_local
 from tests.security.hubs import COMMIT, FILES, MODEL, Hub, serving
 
 WEIGHTS = "model.safetensors"
@@ -70,8 +71,8 @@ def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
     address = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     with pytest.raises(Exception) as error:  # noqa: PT011 - the library's own
-        download.fetch(MODEL, lambda **_: None)
-    message = download.reason(error.value)
+        hub_process.fetch(MODEL, lambda **_: None)
+    message = hub_process.reason(error.value)
     assert message.isprintable()
     return message
 
@@ -85,7 +86,7 @@ def incomplete(cache: Path) -> list[str]:
 
 @pytest.mark.parametrize("how", ["hang", "drip"])
 def test_a_hub_that_never_answers_or_answers_byte_by_byte(hub: Hub, how: str, monkeypatch) -> None:
-    monkeypatch.setattr(hubs, "ANSWER", 1.0)
+    monkeypatch.setattr(hub_module, "ANSWER", 1.0)
     setattr(hub, how, "/api/")
     message = refused()
     assert f"the hub ({hub.url}) did not answer in 1 s; check the network, or give a directory" in message
@@ -100,7 +101,7 @@ def test_a_hub_that_refuses_the_connection(hub: Hub, monkeypatch) -> None:
 
 @pytest.mark.parametrize("how", ["hang", "drip"])
 def test_a_file_that_stops_arriving(hub: Hub, how: str, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(hubs, "STALL", 1.0)
+    monkeypatch.setattr(hub_module, "STALL", 1.0)
     setattr(hub, how, "model.safetensors")
     assert "made no progress for 1 s, at " in refused()
     assert incomplete(cache) == []
@@ -109,7 +110,7 @@ def test_a_file_that_stops_arriving(hub: Hub, how: str, cache: Path, monkeypatch
 
 
 def test_a_connection_that_breaks_off_every_time(hub: Hub, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(hubs, "STALL", 4.0)
+    monkeypatch.setattr(hub_module, "STALL", 4.0)
     hub.cut = 100_000
     assert "made no progress for 4 s" in refused()
     assert incomplete(cache) == []
@@ -314,7 +315,7 @@ def test_a_stopped_download_leaves_nothing_half_usable(hub: Hub, cache: Path) ->
 
 def test_a_killed_program_leaves_no_download_behind(hub: Hub) -> None:
     hub.hang = "/api/"
-    code = f"from engine.pairs.hub import resolve; resolve({MODEL!r})"
+    code = f"from engine.pairs.sources import resolve; resolve({MODEL!r})"
     program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     assert hub.reached.wait(60)
     (download,) = psutil.Process(program.pid).children()
@@ -369,4 +370,4 @@ def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "specscope: stopped"
     mine = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [child for child in mine if "engine.pairs.download" in child.cmdline()]
+    assert not [child for child in mine if "engine.pairs.hub_process" in child.cmdline()]

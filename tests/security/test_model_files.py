@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelError, PairError, SpecScopeError
-from engine.pairs import load as loading
+from engine.pairs import checkpoint
 from engine.pairs import pair as pairs
-from engine.pairs.load import load, read_config
+from engine.pairs.config import read_config
+from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, one_line, spoiled, works_or_says_why
@@ -137,20 +138,20 @@ def test_no_size_reaches_torch_or_transformers_before_it_is_checked(model, monke
 
     edit(model / "config.json", num_hidden_layers=10**9, rope_theta=5)
     monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
-    monkeypatch.setattr(loading, "Checkpoint", never)
+    monkeypatch.setattr("engine.pairs.load.Checkpoint", never)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
 
 def test_sizes_that_the_tensors_do_not_have_are_refused_before_a_tensor_is_read(model, monkeypatch):
     monkeypatch.setattr(
-        loading.Checkpoint, "take", lambda *_: (_ for _ in ()).throw(AssertionError("a tensor was read"))
+        checkpoint.Checkpoint, "take", lambda *_: (_ for _ in ()).throw(AssertionError("a tensor was read"))
     )
     edit(model / "config.json", vocab_size=1 << 22, hidden_size=1 << 17)
     assert "has shape [97, 32]; config.json asks for [4194304, 131072]" in refused(lambda: load(model))
 
 
 def test_weights_larger_than_the_memory_are_refused(model, monkeypatch):
-    monkeypatch.setattr(loading.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1000})())
+    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1000})())
     assert "the weights take 0.0 GB in memory; this machine has 0.0 GB" in refused(lambda: load(model))
 
 
@@ -304,7 +305,7 @@ def test_a_tokenizer_file_of_a_gigabyte_is_refused_unread(pair):
 def test_a_tokenizer_that_asks_for_code_or_for_files_elsewhere_is_refused(pair, change, kind):
     (pair / "evil.py").write_text("raise SystemExit('remote code ran')")
     edit(pair / "tokenizer_config.json", tokenizer_class=kind, **change)
-    assert f"{next(iter(change))} leads to code or files elsewhere" in refused(lambda: Pair.of(pair))
+    assert f"{next(iter(change))} refers to code or other files" in refused(lambda: Pair.of(pair))
 
 
 def sequence(count, text):

@@ -16,7 +16,7 @@ from engine.heads.files import HeadWeights as HeadFile
 from engine.heads.files import read_head
 from engine.heads.form import SIDE
 from engine.model.shape import ModelShape
-from engine.pairs.load import read_config
+from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.data import SOURCES

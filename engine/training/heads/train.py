@@ -24,7 +24,9 @@ from engine.files import replacing
 from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
 from engine.heads.form import LAYERED, PARALLEL, SUMMED, HeadConfig
 from engine.model.shape import ModelShape
-from engine.pairs.load import Checkpoint, load, read_config
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.config import read_config
+from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.checkpoint import State

@@ -9,7 +9,8 @@ import torch
 
 from engine.heads.files import target_ids, tokenizer_digest, write_head
 from engine.heads.form import KINDS, PARALLEL, SIDE, HeadConfig
-from engine.pairs.load import Checkpoint, read_config
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
 
 MASKS, HEADS = 4, 5

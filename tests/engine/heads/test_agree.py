@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.heads.files import read_head, write_head
 from engine.heads.modules import load_head
 from engine.model.shape import ModelShape
-from engine.pairs.load import load, read_config
+from engine.pairs.config import read_config
+from engine.pairs.load import load
 from engine.training.heads.features import features_of
 from engine.training.heads.kinds import Head, build
 from engine.training.heads.layered import Eagle

@@ -48,7 +48,7 @@ def test_bundled_pair():
     assert BUNDLED.drafter_path is not None
     assert BUNDLED.drafter_path.name == "drafter"
     assert (BUNDLED.vocab_size, BUNDLED.context) == (4096, 2304)
-    assert BUNDLED.eos == BUNDLED.stop == (EOS, USER)
+    assert BUNDLED.eos == (EOS, USER)
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "../pairs/bundled", "bundled/target", "", "/"])

@@ -13,7 +13,7 @@ import torch
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
 from engine.model.shape import ModelShape
-from engine.pairs.load import read_config
+from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
 from engine.training import cli
 from engine.training.heads.card import chained, make_heads_card, restore
