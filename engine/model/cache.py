@@ -42,7 +42,7 @@ class Cache(Slots):
         self.tensor = torch.zeros(size, dtype=dtype, device=device)
         """Keys, then values: (layers, slots, 2 x kv_heads, capacity, head_dim)."""
         self.features: Tensor | None = None
-        """Hidden states kept by `store_features`, (slots, capacity, k D); None if no run keeps any."""
+        """Hidden states kept by `store_features`, (slots, capacity, k D), or None."""
         self._buffers: dict[int, Buffers] = {}
 
     def store_features(self, rows: Rows, states: Tensor) -> None:
@@ -104,7 +104,8 @@ class Cache(Slots):
 class Buffers:
     """Intermediate tensors that all layers of a forward share, with views of their parts.
 
-    Reused between forwards: for a few rows of a small model, making the views takes noticeable time.
+    Reused between forwards: for a few rows of a small model, making the views takes noticeable
+    time.
 
     Args:
         shape: The model's shape.

@@ -1,8 +1,8 @@
 """A Llama-style decoder: one packed forward for prefill, single rows, chains, trees and batches.
 
 Linear layers process the rows of all slots at once; attention runs slot by slot, without padding.
-Loading reorders queries and keys so that rotary pairs (i, i + head_dim / 2) are neighbours: rotation
-is then one complex product, and attention scores stay the same.
+Loading reorders queries and keys so that rotary pairs (i, i + head_dim / 2) are neighbours:
+rotation is then one complex product, and attention scores stay the same.
 
 In a fuzzy forward (`engine.model.fuzzy`) the layers of a group read one hidden state.
 """
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """Language model over packed rows; see `engine.model.slots.LanguageModel`.
+    """A language model over packed rows; see `engine.model.language.LanguageModel`.
 
     Args:
         shape: Sizes and options.
-        take: Returns a checkpoint tensor by name, with the dtype and device to compute with.
+        take: Returns a checkpoint tensor by name, with the decoder's dtype and device.
         name: The model's name in spans: target or drafter.
         span: Layers of this stage of a split model (`engine.model.stage`); default: all.
         embedding: Token embeddings (V, D) of a drafting head; default: the checkpoint's.
@@ -104,7 +104,7 @@ class Decoder:
         return Linear(weight, shared=self.shape.tied)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
-        """Return an empty cache for `slots` sequences of `capacity` rows each, tree rows included."""
+        """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
         positions = min(capacity, self.context)
         if positions > len(self._rotations):
             angles = torch.outer(torch.arange(positions).float(), torch.tensor(self.shape.frequencies))
@@ -156,7 +156,7 @@ class Decoder:
         indices: np.ndarray,
         parts: Sequence[SlotAttention | PaddedAttention],
     ) -> Tensor:
-        """Return the scaled rotation of each row, (T, heads + kv_heads, head_dim / 2), complex."""
+        """Return the scaled rotation of each row, (T, heads + kv_heads, head_dim / 2) complex."""
         if len(parts) == 1 and isinstance(parts[0], SlotAttention) and parts[0].chained:
             rotations = self._rotations[parts[0].start : parts[0].stop]
         else:
@@ -165,7 +165,7 @@ class Decoder:
         return rotations * self._scales
 
     def _inputs(self, rows: Rows, stage_io: StageIO | None) -> tuple[Tensor, Tensor | None]:
-        """Return the residual input (T, D) of the first layer and its attention input, if separate."""
+        """Return the first layer's residual input (T, D) and its attention input, if separate."""
         if not self.is_first:
             return _required(stage_io).receive(len(rows), self.layers[0].mlp_norm.weight), None
         ids = rows.tokens if self._make_inputs is None else np.maximum(rows.tokens, 0)

@@ -1,7 +1,7 @@
 """Layer-parallel attention: the layers of a group read one hidden state and run at the same time.
 
 Source: EasySpec (Wu et al. 2025), section 3.1, algorithm 2, with the groups of Table 6. The result
-is fuzzy: good enough for drafting, but its keys and values differ from those of an exact forward.
+is fuzzy: good enough for drafting, but its keys and values differ from an exact forward's.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Fuzzy:
     """The layer groups of one forward and the devices that share them.
 
     Args:
-        groups: Groups of layers whose attention runs at the same time; together all layers in order.
+        groups: Groups of layers whose attention runs at the same time; together all layers in
+            order.
         devices: Devices that share the attention layers; default: this one alone.
         watch: Called with layer and buffers after each attention computed on this device.
     """

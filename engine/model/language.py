@@ -19,7 +19,7 @@ class Output(NamedTuple):
     logits: Tensor
     """(W, V) float32, one line per wanted row, in the order of `want`."""
     hidden: dict[int, Tensor]
-    """(T, D) per requested layer: 0 embeddings, i the state after i layers, -1 the final normed one."""
+    """Layer -> state (T, D): 0 the embeddings, i after i layers, -1 the final normed state."""
     cells: int = 0
     """Query-key cells that attention computed in one layer and one head, masked ones included."""
 
@@ -68,8 +68,8 @@ class LanguageModel(Protocol):
             want: Indices (W,), 0 to T - 1, of the rows whose logits are returned, in that order.
             hidden: Layers whose states are returned; see `Output.hidden`.
             fuzzy: Groups of layers that read one hidden state; default: an exact forward.
-            stage_io: For a stage of a split model, its incoming and outgoing hidden states. All stages
-                but the last return logits of shape (W, 0).
+            stage_io: For a stage of a split model, its incoming and outgoing hidden states. All
+                stages but the last return logits of shape (W, 0).
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.

@@ -29,10 +29,10 @@ BYTES = 1 << 28
 class MemoizedModel:
     """A language model that memoizes its logits; see `engine.model.language.LanguageModel`.
 
-    Logits depend only on the tokens up to their row. If all wanted logits are memoized, the rows enter
-    the cache without keys and values (`Slots.missing_kv`); a later forward computes these if it needs
-    them. A forward that returns hidden states is always computed. So is every forward on a cache that
-    a fuzzy forward has used: its keys then depend on more than its tokens.
+    Logits depend only on the tokens up to their row. If all wanted logits are memoized, the rows
+    enter the cache without keys and values (`Slots.missing_kv`); a later forward computes these if
+    it needs them. A forward that returns hidden states is always computed. So is every forward on a
+    cache that a fuzzy forward has used: its keys then depend on more than its tokens.
 
     Args:
         model: The model to memoize; it must have no sliding windows.

@@ -1,6 +1,7 @@
 """Attention of several slots in one call, after padding has given them equal lengths.
 
-The vanilla method of EMS-SD pads for this (section 3.1): one batched call per layer, not one per slot.
+The vanilla method of EMS-SD pads for this (section 3.1): one batched call per layer, not one per
+slot.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Rows:
     parents: np.ndarray
     """Parent of each row as an index inside its slot, (T,) int64; -1 for a root.
 
-    The indices of new rows continue those of the cached rows."""
+    The indices of new rows continue the cached rows' indices."""
     flags: np.ndarray
     """PAD and PROVISIONAL bits, (T,) uint8."""
     vectors: Tensor | None = None

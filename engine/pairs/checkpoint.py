@@ -32,7 +32,7 @@ class Checkpoint:
 
     Args:
         directory: The directory of the files.
-        files: The files to read; default: those of a model.
+        files: The files to read; default: the files of a model.
 
     Raises:
         ModelError: A file is missing or broken, or the directory has only pickled weights.

@@ -39,7 +39,7 @@ _TYPES = dict(zip(FAMILIES, ("llama", "mistral", "qwen2", "qwen3"), strict=True)
 
 
 def read_config(directory: Path) -> Any:
-    """Return the config of a model directory, an object with the attributes of a transformers config.
+    """Return the config of a model directory, with a transformers config's attributes.
 
     Raises:
         ModelError: The file is missing, not JSON, or of an unsupported architecture.

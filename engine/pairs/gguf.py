@@ -159,7 +159,7 @@ def _write_config(source: GgufFile, folder: Path) -> Any:
 
 
 def _drop_extra_tokens(path: Path, vocab_size: int) -> None:
-    """Remove from a tokenizer.json the tokens that transformers adds beyond the file's vocabulary."""
+    """Remove from a tokenizer.json tokens that transformers adds beyond the vocabulary."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocab_size]
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Read a GGUF file: architecture, rotary scaling, and tensors in the form of a transformers checkpoint.
+"""Read a GGUF file: architecture, rotary scaling, and tensors as in a transformers checkpoint.
 
 The packages `gguf` and transformers parse the format, its block types and its tokenizer.
 """

@@ -1,7 +1,7 @@
 """Models of the hub: in its local cache, or downloaded with progress, time limits and cancellation.
 
-The download runs in a process (`engine/pairs/hub_process.py`), because a process can be ended at any
-moment, and a library call that waits for a network cannot.
+The download runs in a process (`engine/pairs/hub_process.py`), because a process can be ended at
+any moment, and a library call that waits for a network cannot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The process that downloads a hub model: `python -m engine.pairs.hub_process OWNER/NAME`.
 
-It prints one JSON object per line: `hub` with the hub's address, `file`, `done` and `total` during the
-transfer, then `ended` or `error`. It does not trust file names, sizes or lengths that the hub sends.
+It prints one JSON object per line: `hub` with the hub's address, `file`, `done` and `total` during
+the transfer, then `ended` or `error`. It does not trust file names, sizes or lengths that the hub
+sends.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def needed(files: Sequence[tuple[str, Any]]) -> dict[str, int]:
         files: Name and size of all files of a repository, as the hub lists them.
 
     Raises:
-        ModelError: A name leaves the repository, a size is invalid, or the config or the safetensors
-            are missing.
+        ModelError: A name leaves the repository, a size is invalid, or the config or the
+            safetensors are missing.
     """
     for name, _ in files:
         if not name or {"..", ".", ""} & set(name.split("/")) or "\\" in name or "\0" in name:
@@ -98,7 +99,7 @@ def check_space(sizes: dict[str, int], cache: Path) -> None:
 
 
 class _Bar:
-    """Replacement for the library's progress bar of a file: reports bytes and limits their number."""
+    """Replacement for the library's progress bar: reports bytes and limits their number."""
 
     def __init__(self, name: str, size: int, report: Callable[[int], None]) -> None:
         self._name, self._size, self._report = name, size, report

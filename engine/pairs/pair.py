@@ -37,7 +37,7 @@ class Pair:
     vocab_size: int
     """The smallest vocabulary size of the models, which may be padded.
 
-    It includes every token of the tokenizer. Ids beyond it must not be drawn from a drafter's logits."""
+    It includes every token of the tokenizer. Larger ids of a drafter's logits must not be drawn."""
     context: int
     """The smallest context length of the models, in positions."""
     eos: tuple[int, ...]
@@ -89,7 +89,7 @@ class Pair:
 
         Args:
             target: Directory, GGUF file, short name of the catalog, or hub id.
-            drafters: The drafters, named likewise; None is ignored.
+            drafters: The drafters, named in the same ways; None is ignored.
             resolve: Returns the directory of a model.
 
         Raises:
@@ -158,7 +158,8 @@ class Pair:
             messages: Messages with `role` and `content`.
 
         Raises:
-            UsageError: A message is empty, invalid or of an unknown role, or the template refuses it.
+            UsageError: A message is empty, invalid or of an unknown role, or the template refuses
+                it.
         """
         if not self.tokenizer.chat_template:
             raise UsageError(

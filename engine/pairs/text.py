@@ -48,9 +48,9 @@ class Detokenizer:
 class IncrementalText:
     """A text that grows by tokens.
 
-    The results of `push` and `flush` concatenate to the text of `tokenizer.decode`. The last token of a
-    character adds that character; special tokens add nothing. The cost of a push does not depend on
-    the length of the text.
+    The results of `push` and `flush` concatenate to the text of `tokenizer.decode`. The last token
+    of a character adds that character; special tokens add nothing. The cost of a push does not
+    depend on the length of the text.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -119,8 +119,8 @@ def _token_bytes(name: str, byte_level: bool) -> bytes:
 def _bytes_of_characters() -> dict[str, int]:
     """Return character -> byte for byte-level tokens.
 
-    Printable Latin-1 characters encode themselves; characters from U+0100 on encode the other 68 bytes
-    in order.
+    Printable Latin-1 characters encode themselves; characters from U+0100 on encode the other 68
+    bytes in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
