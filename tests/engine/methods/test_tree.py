@@ -43,7 +43,9 @@ class Ranked(Scripted):
         inside = cache.append(rows)
         logits = torch.full((len(want), self.vocab_size), -1e4)
         for line, row in enumerate(want):
-            for rank, token in enumerate(self._ranks(cache.path(int(rows.slots[row]), int(inside[row])))):
+            for rank, token in enumerate(
+                self._ranks(cache.tokens_to(int(rows.slots[row]), int(inside[row])))
+            ):
                 logits[line, token] = -rank
         return Output(logits, {})
 
