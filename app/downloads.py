@@ -12,8 +12,8 @@ from typing import Protocol
 
 from app.runs import LiveRun
 from engine.errors import RunCancelled, UsageError
-from engine.model.hub import Progress, Report
-from engine.model.sources import is_slow, resolve
+from engine.pairs.progress import Progress, Report
+from engine.pairs.sources import is_slow, resolve
 
 MOST = 4
 """Sets of models that are downloaded at once."""
@@ -21,7 +21,7 @@ Models = tuple[str, ...]
 
 
 class Resolve(Protocol):
-    """Finds the directory of a model, as `engine.model.hub.resolve` does."""
+    """Finds the directory of a model, as `engine.pairs.sources.resolve` does."""
 
     def __call__(
         self, model: str, progress: Report | None = None, cancel: threading.Event | None = None

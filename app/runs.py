@@ -16,7 +16,7 @@ from traces.live import LiveLog
 
 if TYPE_CHECKING:
     from engine.cluster.prompts import Prompt
-    from engine.model.hub import Progress
+    from engine.pairs.progress import Progress
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
 

@@ -17,7 +17,7 @@ import engine
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
-from engine.model.sources import resolve
+from engine.pairs.sources import resolve
 from engine.trace.events import Event, Header
 from engine.trace.trace import Trace
 from traces.store import Store

@@ -98,3 +98,20 @@ def replacing(path: Path) -> Generator[IO[str]]:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Return the folder of downloaded and converted models.
+
+    SPECSCOPE_CACHE if set, else `specscope` in the user's cache folder.
+
+    Raises:
+        UsageError: The folder is in the home of an unknown user.
+    """
+    chosen = os.environ.get("SPECSCOPE_CACHE")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specscope"
+    except RuntimeError as error:
+        raise UsageError(f"SPECSCOPE_CACHE is {chosen!r}: {error}") from None

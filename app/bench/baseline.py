@@ -12,7 +12,7 @@ import transformers
 
 from app.bench.race import Generate
 from engine.errors import UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 
 
 class Transformers:

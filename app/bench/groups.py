@@ -26,7 +26,7 @@ from engine.heads.config import HeadConfig
 from engine.heads.files import check_head
 from engine.heads.kinds import KINDS
 from engine.methods import BASELINE
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.training.heads.plot import Line, Panel, draw
 

@@ -19,7 +19,7 @@ from app.bench.figures import Figure
 from app.bench.plan import Plan
 from app.bench.race import Race
 from engine.errors import UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
 from engine.types import Limits

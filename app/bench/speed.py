@@ -14,7 +14,7 @@ from app.bench.baseline import Transformers, quiet
 from app.bench.figures import Figure
 from app.bench.plan import Plan
 from app.bench.race import Generate, Race
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.types import Limits
 

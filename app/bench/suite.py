@@ -12,9 +12,9 @@ import engine
 from app.bench import ems, memory, speed, tracing
 from app.bench.figures import Figure
 from app.bench.plan import Plan
-from engine.model.load import load
-from engine.model.pair import Pair
 from engine.model.similarity import Similarity, similarity
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.training.measure import ROWS, LoadedPair, measure_cost
 
 Note = Callable[[str], None]

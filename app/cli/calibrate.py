@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, write the file, and say what came out."""
     _check(args)
-    from engine.model.pair import Pair
-    from engine.model.sources import resolve
+    from engine.pairs.pair import Pair
+    from engine.pairs.sources import resolve
     from engine.simulate.calibrate import FULL, QUICK, calibrate
     from engine.simulate.profile import Profile, parse
     from engine.simulate.writing import profile_text

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
-    from engine.model import catalog
-    from engine.model.hub import megabytes
+    from engine.pairs import catalog
+    from engine.pairs.progress import megabytes
 
     if args.action == "list":
         return _list(args)
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from engine.model import catalog
-    from engine.model.hub import megabytes
+    from engine.pairs import catalog
+    from engine.pairs.progress import megabytes
 
     rows: list[dict[str, Any]] = []
     for entry in catalog.CATALOG.values():

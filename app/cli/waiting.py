@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.model.hub import Progress
+    from engine.pairs.progress import Progress
 
 
 class DownloadBar:

@@ -14,8 +14,8 @@ from engine.cluster.recording import Recording, sampler
 from engine.errors import RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.methods import Method
-from engine.model.pair import Pair
-from engine.model.text import Detokenizer, IncrementalText
+from engine.pairs.pair import Pair
+from engine.pairs.text import Detokenizer, IncrementalText
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence

@@ -10,8 +10,8 @@ import torch
 
 from engine.cluster.site import Assignment, Loader, Pipeline, staged
 from engine.errors import UsageError
-from engine.model.load import load
-from engine.model.pair import Pair
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.trace.events import Device
 from engine.types import Layout
 from engine.workers.transports.process import ProcessWorker, Setup

@@ -17,7 +17,7 @@ from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, load_head
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.simulate.profile import Profile
 from engine.trace.events import Device
 from engine.trace.trace import Trace

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from engine.bounds import check_prompt, check_prompts, is_chat
 from engine.errors import UsageError
-from engine.model.pair import Pair
-from engine.model.text import Detokenizer
+from engine.pairs.pair import Pair
+from engine.pairs.text import Detokenizer
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""

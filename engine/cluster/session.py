@@ -25,10 +25,10 @@ from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, Situation, find
-from engine.model.hub import Report
-from engine.model.pair import Pair
-from engine.model.sources import resolve, resolve_local
-from engine.model.text import Detokenizer
+from engine.pairs.pair import Pair
+from engine.pairs.progress import Report
+from engine.pairs.sources import resolve, resolve_local
+from engine.pairs.text import Detokenizer
 from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Layout, Limits, Sampling

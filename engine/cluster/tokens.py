@@ -11,8 +11,8 @@ from engine.cluster.local_devices import loader_of
 from engine.cluster.site import Loader
 from engine.errors import UsageError
 from engine.model.language import LanguageModel
-from engine.model.pair import Pair
-from engine.model.remembered import Remembered
+from engine.model.memoized import MemoizedModel
+from engine.pairs.pair import Pair
 from engine.simulate.oracle import bernoulli_models, recorded_pair
 from engine.trace.events import Device
 from engine.trace.trace import Trace
@@ -45,7 +45,7 @@ def _remembering(loader: Loader) -> Loader:
     def once() -> LanguageModel:
         model = loader()
         windows = getattr(getattr(model, "shape", None), "windows", ())
-        return model if any(windows) else Remembered(model)
+        return model if any(windows) else MemoizedModel(model)
 
     return lambda **_: once()  # stages ask the whole model, too: their share of its time is the profile's
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from engine.model.decoder import Decoder
-from engine.model.weights import as_it_is
+from engine.model.weights import identity
 from engine.types import Prefix
 
 Take = Callable[[str], Tensor]
@@ -41,7 +41,7 @@ class HeadLayer(NamedTuple):
     """A forward of rows that read the target's states."""
     guessed: Work
     """A forward of rows that read states which the head predicted."""
-    fuse: Callable[[Tensor], Tensor] = as_it_is
+    fuse: Callable[[Tensor], Tensor] = identity
     """Maps the target's k states, (T, k D), to the vectors that the layer's rows read, (T, D)."""
 
 

@@ -20,7 +20,8 @@ from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
 from engine.heads.kinds import KINDS
 from engine.heads.published import Published, check_supported, is_redundant
 from engine.model.fields import LONGEST_VOCABULARY
-from engine.model.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
+from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, some
+from engine.pairs.config import read_config, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

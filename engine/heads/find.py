@@ -10,13 +10,13 @@ from engine.errors import UsageError
 from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
 from engine.model.decoder import Decoder
-from engine.model.remembered import Remembered
+from engine.model.memoized import MemoizedModel
 
 if TYPE_CHECKING:
     from engine.heads.config import HeadConfig
     from engine.heads.drafting import Head
     from engine.model.language import LanguageModel
-    from engine.model.pair import Pair
+    from engine.pairs.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def load_head(path: str, target: LanguageModel) -> Head:
         ModelError: Its config or its weights are missing or broken.
         UsageError: The target has no hidden states.
     """
-    if isinstance(target, Remembered):
+    if isinstance(target, MemoizedModel):
         target = target.model
     if not isinstance(target, Decoder):
         raise UsageError(

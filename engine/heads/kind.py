@@ -12,8 +12,8 @@ from engine.heads.drafting import Head, Take
 from engine.heads.published import Published
 from engine.heads.trainable import TrainableHead
 from engine.model.decoder import Decoder
-from engine.model.load import Checkpoint
 from engine.model.shape import ModelShape
+from engine.pairs.checkpoint import Checkpoint
 
 
 class PublishedForm(NamedTuple):

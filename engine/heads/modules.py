@@ -59,7 +59,16 @@ def decoder_layer(
     def named(key: str) -> Tensor:
         return take(key.removeprefix("model."))
 
-    return Decoder(shape, named, "drafter", ends=ends, before=inputs, masks=masks)
+    embedding, lm_head = ends
+    return Decoder(
+        shape,
+        named,
+        "drafter",
+        embedding=embedding,
+        head=lm_head,
+        make_inputs=inputs,
+        mask_tokens=masks,
+    )
 
 
 def vectors_of(rows: Rows) -> Tensor:

@@ -85,7 +85,7 @@ def lay_out(groups: np.ndarray) -> PackedText:
     parents = np.where(numbers == 0, previous[tokens], np.arange(len(tokens)) - 1)
     slots = Slots(1, len(tokens))
     slots.append(Rows.of(0, np.zeros(len(tokens)), parents))
-    return PackedText(tokens, numbers, slots.positions[0], slots.mask(0, 0))
+    return PackedText(tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0))
 
 
 def pack(texts: Texts, count: int, *, within: bool) -> Packed:

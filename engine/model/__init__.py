@@ -1,1 +1,1 @@
-"""Models: loading, the decoder over packed rows, its KV cache, and the pair's tokenizer."""
+"""The decoder over packed rows, its weights and its KV cache."""

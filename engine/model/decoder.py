@@ -1,10 +1,10 @@
-"""A decoder of the Llama kind over packed rows: one forward for prefill, single rows, chains, trees and batches.
+"""A Llama-style decoder: one packed forward for prefill, single rows, chains, trees and batches.
 
-Linear layers see the rows of all slots at once; attention works slot by slot on the slot's own rows, so nothing is
-padded. Rotary pairs (i, i + head_dim / 2) are brought next to each other when the weights are loaded: rotating is
-then one complex product, and scores do not change because queries and keys are reordered alike.
+Linear layers process the rows of all slots at once; attention runs slot by slot, without padding.
+Loading reorders queries and keys so that rotary pairs (i, i + head_dim / 2) are neighbours:
+rotation is then one complex product, and attention scores stay the same.
 
-A forward may be fuzzy (`engine.model.fuzzy`): groups of layers then read one hidden state.
+In a fuzzy forward (`engine.model.fuzzy`) the layers of a group read one hidden state.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional
 
 from engine.errors import UsageError
-from engine.model.aligned import Aligned, attend
-from engine.model.attention import Attention
+from engine.model.attention import SlotAttention
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output
-from engine.model.weights import Layer, Linear, Norm, as_it_is
+from engine.model.padded_attention import PaddedAttention, attention_parts
+from engine.model.weights import Layer, Linear, Norm, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,21 +32,26 @@ if TYPE_CHECKING:
 
     from engine.model.shape import ModelShape
     from engine.model.slots import Rows
-    from engine.model.stage import Border
+    from engine.model.stage import StageIO
+
+    MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
+    """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
+
+    Without an attention input, attention reads the normed residual input."""
 
 
 class Decoder:
-    """Language model over packed rows; see `engine.model.slots.LanguageModel`.
+    """A language model over packed rows; see `engine.model.language.LanguageModel`.
 
     Args:
         shape: Sizes and options.
-        take: Returns the checkpoint's tensor of a name, in the dtype and on the device to compute with.
-        name: What spans call it: target or drafter.
-        span: Its layers, for a stage of a split model (`engine.model.stage`); all of them when not given.
-        ends: Embedding, (V, D), and head of a drafting head's layer; the checkpoint's own when not given.
-        before: Makes of rows, and the embeddings of their tokens (T, D), what enters the first layer, (T, D), and what its
-            attention reads, (T, any width), where that is not the same, normed.
-        masks: Mask tokens of a drafting head; their ids are -1, -2, and so on.
+        take: Returns a checkpoint tensor by name, with the decoder's dtype and device.
+        name: The model's name in spans: target or drafter.
+        span: Layers of this stage of a split model (`engine.model.stage`); default: all.
+        embedding: Token embeddings (V, D) of a drafting head; default: the checkpoint's.
+        head: LM head (T, D) -> (T, V) of a drafting head; default: the checkpoint's.
+        make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
+        mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
     """
 
     def __init__(
@@ -56,39 +61,50 @@ class Decoder:
         name: str = "target",
         span: range | None = None,
         *,
-        ends: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None,
-        before: Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]] | None = None,
-        masks: int = 0,
+        embedding: Tensor | None = None,
+        head: Callable[[Tensor], Tensor] | None = None,
+        make_inputs: MakeInputs | None = None,
+        mask_tokens: int = 0,
     ) -> None:
         span = range(shape.layers) if span is None else span
-        self.starts, self.ends = span.start == 0, span.stop == shape.layers
-        """Whether it has the embeddings, and whether it has the head."""
+        self.is_first = span.start == 0
+        """Whether this is the first stage, which embeds tokens."""
+        self.is_last = span.stop == shape.layers
+        """Whether this is the last stage, which computes logits."""
         self.shape = replace(shape, layers=len(span), windows=shape.windows[span.start : span.stop])
         self.name = name
         self.vocab_size = shape.vocab
         self.context = shape.context
-        self._before, self._lowest = before, -masks
+        self._make_inputs, self._lowest_id = make_inputs, -mask_tokens
         self.layers = [Layer.of(shape, i, take) for i in span]
-        self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else as_it_is
+        self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
-        if ends is not None:
-            self.embedding, self.head = ends
-        else:
-            nothing = like.new_empty((0, shape.width))
-            held = self.starts or (self.ends and shape.tied)
-            self.embedding = take("model.embed_tokens.weight") if held else nothing
-            head = nothing if not self.ends else self.embedding if shape.tied else take("lm_head.weight")
-            self.head = Linear(head, shared=shape.tied)
-        self._ordinary = Fuzzy(layer_groups(len(span), 1))
-        # Queries are scaled by 1 / sqrt(head_dim) while they are rotated.
+        self.embedding = self._load_embedding(take) if embedding is None else embedding
+        self.head = self._load_head(take) if head is None else head
+        self._exact = Fuzzy(layer_groups(len(span), 1))
+        # The rotation of queries includes the factor 1 / sqrt(head_dim).
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
         scales[: shape.heads] /= math.sqrt(shape.head_dim)
         self._scales = scales.to(self.device)
         self._rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
 
+    def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
+        """Return the embeddings, (V, D), for the first stage and for a tied head; else (0, D)."""
+        if self.is_first or (self.is_last and self.shape.tied):
+            return take("model.embed_tokens.weight")
+        return self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
+
+    def _load_head(self, take: Callable[[str], Tensor]) -> Linear:
+        """Return the LM head; an empty one for all stages but the last."""
+        if not self.is_last:
+            weight = self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
+        else:
+            weight = self.embedding if self.shape.tied else take("lm_head.weight")
+        return Linear(weight, shared=self.shape.tied)
+
     def new_cache(self, slots: int, capacity: int) -> Cache:
-        """Return an empty cache for `slots` sequences of `capacity` rows each, tree rows included."""
+        """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
         positions = min(capacity, self.context)
         if positions > len(self._rotations):
             angles = torch.outer(torch.arange(positions).float(), torch.tensor(self.shape.frequencies))
@@ -108,54 +124,69 @@ class Decoder:
         want: np.ndarray,
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
-        border: Border | None = None,
+        stage_io: StageIO | None = None,
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
-        picked = self._check(rows, want, hidden)
+        wanted = self._check(rows, want, hidden)
         segments = rows.segments()
-        before = [(slot, cache.length(slot)) for slot, _, _ in segments]
+        lengths = [(slot, cache.length(slot)) for slot, _, _ in segments]
         try:
-            index = cache.append(rows)
+            indices = cache.append(rows)
             buffers = cache.buffers(len(rows))
-            parts = list(attend(cache, buffers, segments))
-            if len(parts) == 1 and isinstance(parts[0], Attention) and parts[0].chained:
-                rotation = self._rotations[parts[0].start : parts[0].stop]
-            else:
-                rotation = self._rotations[
-                    torch.from_numpy(cache.positions[rows.slots, index]).to(self.device)
-                ]
-            x, first = self._enter(rows, border)
-            turns = rotation * self._scales
-            states = self._run(x, first, turns, buffers, parts, hidden, fuzzy or self._ordinary)
+            parts = list(attention_parts(cache, buffers, segments))
+            rotation = self._rotation(cache, rows, indices, parts)
+            x, attention_input = self._inputs(rows, stage_io)
+            states = self._run(x, attention_input, rotation, buffers, parts, hidden, fuzzy or self._exact)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
-            if not self.ends:
-                _known(border).leave(x)
+            if not self.is_last:
+                _required(stage_io).send(x)
                 return Output(x.new_empty((len(want), 0)), states, cells)
-            if picked is not None:
-                x = x.index_select(0, picked)
+            if wanted is not None:
+                x = x.index_select(0, wanted)
             return Output(self.head(self.norm(x)).float(), states, cells)
         except BaseException:
-            for slot, length in before:  # keys and values behind it were not all written
+            for slot, length in lengths:  # some of the new keys and values are not written
                 cache.truncate(slot, length)
             raise
 
-    def _enter(self, rows: Rows, border: Border | None) -> tuple[Tensor, Tensor | None]:
-        """Return what enters the first of its layers, (T, D), and what its attention reads, where that is not the same, normed."""
-        if not self.starts:
-            return _known(border).enter(len(rows), self.layers[0].mlp_norm.weight), None
-        ids = rows.tokens if self._before is None else np.maximum(rows.tokens, 0)
+    def _rotation(
+        self,
+        cache: Cache,
+        rows: Rows,
+        indices: np.ndarray,
+        parts: Sequence[SlotAttention | PaddedAttention],
+    ) -> Tensor:
+        """Return the scaled rotation of each row, (T, heads + kv_heads, head_dim / 2) complex."""
+        if len(parts) == 1 and isinstance(parts[0], SlotAttention) and parts[0].chained:
+            rotations = self._rotations[parts[0].start : parts[0].stop]
+        else:
+            positions = torch.from_numpy(cache.positions[rows.slots, indices])
+            rotations = self._rotations[positions.to(self.device)]
+        return rotations * self._scales
+
+    def _inputs(self, rows: Rows, stage_io: StageIO | None) -> tuple[Tensor, Tensor | None]:
+        """Return the first layer's residual input (T, D) and its attention input, if separate."""
+        if not self.is_first:
+            return _required(stage_io).receive(len(rows), self.layers[0].mlp_norm.weight), None
+        ids = rows.tokens if self._make_inputs is None else np.maximum(rows.tokens, 0)
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
-        return (x, None) if self._before is None else self._before(rows, x)
+        return (x, None) if self._make_inputs is None else self._make_inputs(rows, x)
 
     def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
-        """Check a forward's arguments; return the wanted rows for the device, or None when they are all in order."""
+        """Check a forward's arguments.
+
+        Returns:
+            The wanted rows as a tensor (W,) on the device; None if all rows are wanted in order.
+        """
         ids, wanted = rows.tokens.tolist(), want.tolist()
-        if ids and not self._lowest <= min(ids) <= max(ids) < self.vocab_size:
-            wrong = next(token for token in ids if not self._lowest <= token < self.vocab_size)
-            raise UsageError(f"token id {wrong} is not in the {self.name}'s vocabulary of {self.vocab_size}")
+        if ids and not self._lowest_id <= min(ids) <= max(ids) < self.vocab_size:
+            unknown = next(token for token in ids if not self._lowest_id <= token < self.vocab_size)
+            raise UsageError(
+                f"token id {unknown} is not in the {self.name}'s vocabulary of {self.vocab_size}"
+            )
         if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
-            wrong = next(row for row in wanted if not 0 <= row < len(ids))
-            raise UsageError(f"wanted row {wrong} is not one of the rows 0 to {len(ids) - 1}")
+            invalid = next(row for row in wanted if not 0 <= row < len(ids))
+            raise UsageError(f"wanted row {invalid} is not one of the rows 0 to {len(ids) - 1}")
         if not all(-1 <= i <= self.shape.layers for i in hidden):
             raise UsageError(f"hidden layers are {hidden}; they must be -1 to {self.shape.layers}")
         return None if wanted == list(range(len(ids))) else torch.from_numpy(want).to(self.device)
@@ -163,41 +194,42 @@ class Decoder:
     def _run(
         self,
         x: Tensor,
-        first: Tensor | None,
+        attention_input: Tensor | None,
         rotation: Tensor,
         buffers: Buffers,
-        parts: Sequence[Attention | Aligned],
+        parts: Sequence[SlotAttention | PaddedAttention],
         hidden: tuple[int, ...],
         fuzzy: Fuzzy,
     ) -> dict[int, Tensor]:
-        """Run the layers on x, (T, D), in place and return the hidden states asked for."""
+        """Run the layers on x, (T, D), in place; return the states of the layers in `hidden`."""
         states = {0: x.clone()} if 0 in hidden else {}
 
-        def read(i: int) -> None:
-            """Leave what the rows of layer i read from x in the buffers."""
+        def attend(i: int) -> None:
+            """Compute the attention of layer i on x, into `buffers.attended`."""
             layer = self.layers[i]
-            layer.qkv.into(buffers.qkv, layer.norm(x) if i or first is None else first)
+            state = layer.norm(x) if i or attention_input is None else attention_input
+            layer.qkv.into(buffers.qkv, state)
             if layer.qk_norm is not None:
-                buffers.turned.copy_(layer.qk_norm(buffers.turned))
+                buffers.queries_keys.copy_(layer.qk_norm(buffers.queries_keys))
             buffers.rotate(rotation)
             for part in parts:
                 part.run(i, layer.window)
             if fuzzy.watch is not None:
                 fuzzy.watch(i, buffers)
 
-        def attention(i: int) -> Tensor:
-            read(i)
-            return self.layers[i].out(buffers.read)
+        def attention_output(i: int) -> Tensor:
+            attend(i)
+            return self.layers[i].out(buffers.attended)
 
         for group in fuzzy.groups:
-            outputs = fuzzy.attend(group, x, attention) if len(group) > 1 else None
+            outputs = fuzzy.attend(group, x, attention_output) if len(group) > 1 else None
             for i in group:
                 layer = self.layers[i]
                 if outputs is not None:  # EasySpec, algorithm 2
                     x.add_(outputs[i - group.start])
                 else:
-                    read(i)
-                    layer.out.add_to(x, buffers.read)
+                    attend(i)
+                    layer.out.add_to(x, buffers.attended)
                 layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
                 layer.down.add_to(x, functional.silu(buffers.gate).mul_(buffers.up))
                 if i + 1 in hidden:
@@ -207,6 +239,6 @@ class Decoder:
         return states
 
 
-def _known(border: Border | None) -> Border:
-    assert border is not None, "a stage of a split model works with the one before and the one behind it"
-    return border
+def _required(stage_io: StageIO | None) -> StageIO:
+    assert stage_io is not None, "a stage of a split model needs a StageIO"
+    return stage_io

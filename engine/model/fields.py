@@ -1,7 +1,7 @@
-"""What a model's config may say: types and ranges, checked before anything is computed or allocated from them.
+"""Types and ranges of the fields of a model's config, checked before any of them is used.
 
-The ranges leave room for models several times larger than any published one; they keep out sizes that would only fill
-the memory or loop for hours. Whether a size is the file's own is checked later, against its tensors.
+The ranges admit models several times larger than any published one. They exclude sizes that only
+fill the memory or loop for hours. A later check compares the sizes with the tensors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 1024
 MOST_TOKENS = 1 << 22
-"""Entries of a vocabulary."""
+"""Most entries of a vocabulary."""
 MOST_POSITIONS = 1 << 27
 LONGEST_VOCABULARY = 1 << 26
-"""Bytes of a tokenizer's file."""
+"""Most bytes of a tokenizer file."""
 MOST_ENDS = 64
-"""Token ids that end a text."""
+"""Most token ids that end a text."""
 WHOLE = {
     "vocab_size": (1, MOST_TOKENS),
     "hidden_size": (1, 1 << 17),
@@ -38,13 +38,13 @@ WHOLE = {
     "pad_token_id": (-1, MOST_TOKENS - 1),
     "original_max_position_embeddings": (1, MOST_POSITIONS),
 }
-"""Least and largest value of each whole number."""
+"""Whole-number field -> its least and largest value."""
 REAL = {
     "rms_norm_eps": (0.0, math.nextafter(1, 0)),
     "rope_theta": (math.nextafter(1, 2), 1e15),
     "partial_rotary_factor": (1e-3, 1.0),
 }
-"""Least and largest value of each other number."""
+"""Other numeric field -> its least and largest value."""
 SCALING = {
     "factor": (1.0, 1e6),
     "low_freq_factor": (1e-3, 1e6),
@@ -55,10 +55,10 @@ SCALING = {
     "mscale": (0.0, 1e3),
     "mscale_all_dim": (0.0, 1e3),
 }
-"""The same of the numbers that only a rotation has."""
+"""Numeric field of a rotation -> its least and largest value."""
 FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
 ROPE = ("rope_parameters", "rope_scaling")
-"""Objects that say how positions are rotated; the second name is the older one."""
+"""Names of the object with the rotary parameters; the second is the older one."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _NEEDED = (
     "vocab_size",
@@ -70,13 +70,13 @@ _NEEDED = (
     "rms_norm_eps",
     "rope_theta",
 )
-"""What may be left out but not be null."""
+"""Fields that may be missing but not null."""
 ROPE_NEEDS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("original_max_position_embeddings",),
 }
-"""Numbers that a scaling of the rotation cannot do without."""
+"""`rope_type` -> required parameters."""
 _EXPECTED = {
     "architectures": list,
     "model_type": str,
@@ -85,20 +85,20 @@ _EXPECTED = {
     "quantization_config": dict,
     "layer_types": list,
 }
-"""Types of the other fields; `engine.model.shape` checks their values."""
+"""Other field -> its type; `engine.model.shape` checks the values."""
 READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
-"""All that is read of a config: nothing else in it reaches transformers."""
+"""All fields that are read; transformers receives no other ones."""
 
 
 def check_fields(fields: Mapping[str, Any], where: object) -> None:
-    """Check the fields of a config; unknown ones are left alone.
+    """Check types and ranges of a config's fields; unknown fields are ignored.
 
     Args:
-        fields: What the file says.
-        where: Named in the error, such as the file's path.
+        fields: Name -> value.
+        where: Source of the config in error messages, such as the file's path.
 
     Raises:
-        ModelError: A field is of another type or out of its range; the message names it, its value and the range.
+        ModelError: A field has a wrong type or is out of range.
     """
     for name in (name for name in READ if name in fields):
         value = fields[name]
@@ -123,10 +123,10 @@ def check_fields(fields: Mapping[str, Any], where: object) -> None:
 
 
 def end_ids(value: Any, where: object, vocab: int = MOST_TOKENS) -> tuple[int, ...]:
-    """Return the token ids of an `eos_token_id`: none, one, or a list.
+    """Return the token ids of an `eos_token_id`: null, one id, or a list.
 
     Raises:
-        ModelError: It is something else, or not in a vocabulary of so many tokens.
+        ModelError: The value is none of these, or an id is not less than `vocab`.
     """
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if len(ids) > MOST_ENDS or not all(type(i) is int and 0 <= i < vocab for i in ids):
@@ -138,10 +138,10 @@ def end_ids(value: Any, where: object, vocab: int = MOST_TOKENS) -> tuple[int, .
 
 
 def check_rotation(rope: Mapping[str, Any], where: object) -> None:
-    """Check that a rotation of a supported type has all the numbers it needs.
+    """Check that a rotation of a supported type has all required parameters.
 
     Raises:
-        ModelError: One is missing, or two contradict each other.
+        ModelError: A parameter is missing or invalid, or two contradict each other.
     """
     _check_rope(rope, f"{where}: rope_parameters")
     for name in ("rope_theta", *ROPE_NEEDS.get(rope.get("rope_type", "default"), ())):
@@ -169,7 +169,7 @@ def _check_rope(rope: Any, where: str) -> None:
 
 
 def _check_plain(name: str, value: Any, where: str) -> None:
-    """Check one number or flag; `name` says which of them it is."""
+    """Check the number or flag `name`; other fields are ignored."""
     if name in (*FLAGS, "truncate") and not isinstance(value, bool):
         raise ModelError(f"{where} is {reprlib.repr(value)}; it must be true or false")
     if name in WHOLE:

@@ -1,7 +1,7 @@
-"""Layer-parallel attention: the layers of a group read one hidden state, so that several devices can compute them at once.
+"""Layer-parallel attention: the layers of a group read one hidden state and run at the same time.
 
-Source: EasySpec (Wu et al. 2025), section 3.1, algorithm 2; the groups are those of its Table 6. The result is fuzzy: good
-enough to draft with, and its keys and values are those of no ordinary forward.
+Source: EasySpec (Wu et al. 2025), section 3.1, algorithm 2, with the groups of Table 6. The result
+is fuzzy: good enough for drafting, but its keys and values differ from an exact forward's.
 """
 
 from __future__ import annotations
@@ -22,122 +22,131 @@ if TYPE_CHECKING:
 
 
 def layer_groups(layers: int, size: int) -> list[range]:
-    """Return the groups of layers whose attention runs at once (EasySpec, Table 6).
+    """Return the groups of layers whose attention runs at the same time (EasySpec, Table 6).
 
-    Layer 0 is alone, as is the last one; the first group has min(size, 3) layers, those after it `size`, the last group
-    what is left. With size 1 every layer is alone.
+    The first and the last layer form groups of one. Between them, the first group has min(size, 3)
+    layers and the others `size`; the last of these may have fewer.
 
     Raises:
-        UsageError: The size is not within 1 and the number of layers.
+        UsageError: The size is less than 1 or more than the number of layers.
     """
     check_range("layer-parallel size", size, 1, layers)
     cuts = {0, 1, *range(1 + min(size, 3), layers - 1, size), layers - 1, layers}
     return [range(a, b) for a, b in pairwise(sorted(cuts))]
 
 
-class Share(Protocol):
-    """How devices that run the same forward share its attention layers. Each computes everything else itself."""
+class DeviceGroup(Protocol):
+    """Devices that run the same forward and share its attention layers.
+
+    Each device computes all other parts of the forward itself.
+    """
 
     @property
     def rank(self) -> int:
-        """Which of the devices this one is."""
+        """Number of this device, from 0."""
         ...
 
     @property
     def ways(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         ...
 
     def swap(self, mine: Mapping[int, Tensor], count: int, like: Tensor) -> list[Tensor]:
-        """Give this device's tensors and return those of all devices.
+        """Exchange tensors with the other devices.
 
         Args:
-            mine: This device's part of `count` tensors, by index.
-            count: How many there are together.
-            like: A tensor of their shape and type, on this device.
+            mine: This device's tensors, by index.
+            count: Number of tensors of all devices.
+            like: A tensor with their shape and dtype, on this device.
+
+        Returns:
+            The `count` tensors of all devices.
         """
         ...
 
 
-class Alone:
-    """One device that computes all layers."""
+class SingleDevice:
+    """A group of one device, which computes all layers."""
 
     rank = 0
     ways = 1
 
-    def swap(self, mine: Mapping[int, Tensor], count: int, like: Tensor) -> list[Tensor]:  # noqa: ARG002 - nobody else
-        """Return its own tensors."""
+    def swap(self, mine: Mapping[int, Tensor], count: int, like: Tensor) -> list[Tensor]:  # noqa: ARG002 - a protocol
+        """Return this device's tensors."""
         return [mine[i] for i in range(count)]
 
     def agree(self, stopped: bool) -> bool:
-        """Return whether to stop: there is nobody to ask."""
+        """Return `stopped`: one device agrees with itself."""
         return stopped
 
 
 class PartTime(NamedTuple):
-    """When a device worked on a part of a forward, in nanoseconds of its clock."""
+    """Start and end of one part of a forward on a device, in nanoseconds of its clock."""
 
     kind: PartKind
-    """attention, or exchange: bringing the outputs of a group together."""
+    """`attention`, or `exchange` for exchanging a group's attention outputs."""
     layer: int
-    """The layer; of an exchange the group's first."""
+    """The layer; for an exchange the first layer of its group."""
     start: int
     end: int
 
     def later(self, by: int) -> PartTime:
-        """Return it, so many nanoseconds later."""
+        """Return a copy shifted by `by` nanoseconds."""
         return self._replace(start=self.start + by, end=self.end + by)
 
 
 class Fuzzy:
-    """How one forward treats its layers.
+    """The layer groups of one forward and the devices that share them.
 
     Args:
-        groups: Layers whose attention runs at once, in order; all layers are in them.
-        share: Who computes which.
-        watch: Called with the layer and the buffers after each attention that this device computes.
+        groups: Groups of layers whose attention runs at the same time; together all layers in
+            order.
+        devices: Devices that share the attention layers; default: this one alone.
+        watch: Called with layer and buffers after each attention computed on this device.
     """
 
     def __init__(
         self,
         groups: Sequence[range],
-        share: Share | None = None,
+        devices: DeviceGroup | None = None,
         watch: Callable[[int, Buffers], None] | None = None,
     ) -> None:
         self.groups = groups
         self.watch = watch
-        self._share: Share = share or Alone()
+        self._devices: DeviceGroup = devices or SingleDevice()
         self._times: list[PartTime] = []
 
     def attend(self, group: range, like: Tensor, attention: Callable[[int], Tensor]) -> list[Tensor]:
-        """Return the attention outputs of a group: of its i-th layer, device i mod ways computes it.
+        """Return the attention output (T, D) of each layer of a group.
+
+        Device i mod `ways` computes the group's i-th layer.
 
         Args:
             group: The layers.
-            like: The hidden state they all read, (T, D).
-            attention: Computes one layer's output, (T, D).
+            like: The hidden state that they read, (T, D).
+            attention: Computes the output of one layer, (T, D).
         """
-        share = self._share
+        devices = self._devices
         mine: dict[int, Tensor] = {}
-        for i in range(share.rank, len(group), share.ways):
+        for i in range(devices.rank, len(group), devices.ways):
             start = time.perf_counter_ns()
             mine[i] = attention(group[i])
-            self._took("attention", group[i], start, like)
-        if share.ways == 1:
+            self._record("attention", group[i], start, like)
+        if devices.ways == 1:
             return list(mine.values())
         start = time.perf_counter_ns()
-        outputs = share.swap(mine, len(group), like)
-        self._took("exchange", group.start, start, like)
+        outputs = devices.swap(mine, len(group), like)
+        self._record("exchange", group.start, start, like)
         return outputs
 
     def times(self) -> tuple[PartTime, ...]:
-        """Return when this device worked on which part, since the last call."""
-        taken, self._times = tuple(self._times), []
-        return taken
+        """Return the parts that this device computed since the last call."""
+        times, self._times = tuple(self._times), []
+        return times
 
-    def _took(self, kind: PartKind, layer: int, start: int, like: Tensor) -> None:
+    def _record(self, kind: PartKind, layer: int, start: int, like: Tensor) -> None:
         if like.is_cuda:
-            # the layers of a group meet at its end anyway: so these are times of work, not of launches
+            # Without a wait, the clock would show the launch of the kernels, not their end.
             import torch
 
             torch.cuda.current_stream(like.device).synchronize()

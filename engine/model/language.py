@@ -1,4 +1,4 @@
-"""The interface of a language model: rows in, logits out. `engine.model.decoder` computes them from weights."""
+"""The interface of a language model: rows in, logits out."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
 
     from engine.model.fuzzy import Fuzzy
     from engine.model.slots import Rows, Slots
-    from engine.model.stage import Border
+    from engine.model.stage import StageIO
 
 
 class Output(NamedTuple):
-    """What a forward returns."""
+    """The result of a forward of T rows."""
 
     logits: Tensor
-    """(W, V) float32, one line for each wanted row, in the order asked for."""
+    """(W, V) float32, one line per wanted row, in the order of `want`."""
     hidden: dict[int, Tensor]
-    """(T, D) for each layer asked for: 0 is the embeddings, i the state after layer i, -1 the final normed state."""
+    """Layer -> state (T, D): 0 the embeddings, i after i layers, -1 the final normed state."""
     cells: int = 0
     """Query-key cells that attention computed in one layer and one head, masked ones included."""
 
 
 class LanguageModel(Protocol):
-    """What the runtime needs of a model."""
+    """The part of a model that workers use."""
 
     @property
     def name(self) -> str:
-        """What spans call it: target or drafter."""
+        """The model's name in spans: target or drafter."""
         ...
 
     @property
@@ -39,16 +39,16 @@ class LanguageModel(Protocol):
 
     @property
     def context(self) -> int:
-        """Positions it knows."""
+        """Context length in positions."""
         ...
 
     @property
     def depth(self) -> int:
-        """Number of layers; 0 for what has none."""
+        """Number of layers; 0 for a model without layers."""
         ...
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
-        """Return an empty cache for that many sequences of that many rows."""
+        """Return an empty cache for `slots` sequences of `capacity` rows each."""
         ...
 
     def forward(
@@ -58,18 +58,18 @@ class LanguageModel(Protocol):
         want: np.ndarray,
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
-        border: Border | None = None,
+        stage_io: StageIO | None = None,
     ) -> Output:
         """Run the rows and add them to the cache.
 
         Args:
-            cache: What `new_cache` returned.
-            rows: The new rows, T of them.
-            want: Row numbers, 0 to T - 1, whose logits are returned, in that order.
-            hidden: Layers whose states are returned, see `Output.hidden`.
-            fuzzy: Which layers read one hidden state, and who computes which; the ordinary forward when not given.
-            border: Of a stage of a split model: the states that come in, and those to hand on. Its logits are (W, 0) where it
-                has no head.
+            cache: A cache made by `new_cache`.
+            rows: The T new rows.
+            want: Indices (W,), 0 to T - 1, of the rows whose logits are returned, in that order.
+            hidden: Layers whose states are returned; see `Output.hidden`.
+            fuzzy: Groups of layers that read one hidden state; default: an exact forward.
+            stage_io: For a stage of a split model, its incoming and outgoing hidden states. All
+                stages but the last return logits of shape (W, 0).
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.

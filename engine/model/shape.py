@@ -1,4 +1,4 @@
-"""The shape of a decoder, read from a transformers config: sizes, biases, windows and rotary frequencies."""
+"""The shape of a decoder: sizes, biases, windows and rotary frequencies, read from a config."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Scalings whose frequencies do not depend on the length of the text."""
+"""Supported scalings; their frequencies do not depend on the length of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes and options of a decoder of the Llama kind."""
+    """Sizes and options of a Llama-style decoder."""
 
     layers: int
     width: int
-    """D, of the hidden state."""
+    """Width D of the hidden state."""
     heads: int
     kv_heads: int
     head_dim: int
     inner: int
-    """Width inside the MLP."""
+    """Inner width of the MLP."""
     vocab: int
     context: int
     eps: float
-    """Of the norms."""
+    """Epsilon of the norms."""
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """Whether queries and keys are normed per head (Qwen3)."""
+    """Whether each head norms its queries and keys, as in Qwen3."""
     tied: bool
-    """Whether the head is the embedding."""
+    """Whether embedding and LM head share their weight."""
     windows: tuple[int | None, ...]
-    """Sliding window of each layer, in positions."""
+    """Sliding window of each layer in positions; None for all positions."""
     frequencies: tuple[float, ...]
-    """Rotary frequencies, (head_dim / 2,) in radians per position."""
+    """Rotary frequencies in radians per position, (head_dim / 2,)."""
     rope_scale: float
-    """Factor on the rotated queries and keys; not 1 for yarn."""
+    """Factor of rotated queries and keys; other than 1 only for yarn."""
     input_norm: bool = True
-    """Whether attention reads normed states; not in EAGLE's layer."""
+    """Whether attention reads normed states; False in EAGLE's layer."""
     final_norm: bool = True
-    """Whether the head reads normed states; not in EAGLE's."""
+    """Whether the LM head reads normed states; False in EAGLE's layer."""
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
-        """Read a config; `path` names it in errors.
+        """Return the shape in a config; error messages name `path`.
 
         Raises:
             ModelError: The architecture or one of its options is not supported.
@@ -107,7 +107,7 @@ class ModelShape:
         )
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return the names and shapes of the tensors a checkpoint holds."""
+        """Return name -> shape of all tensors of a checkpoint."""
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
         names: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, d)}
         if self.final_norm:
@@ -124,16 +124,16 @@ class ModelShape:
             "mlp.down_proj": (d, self.inner, self.mlp_bias),
         }
         for i in range(self.layers):
-            at = f"model.layers.{i}."
-            names[f"{at}post_attention_layernorm.weight"] = (d,)
+            prefix = f"model.layers.{i}."
+            names[f"{prefix}post_attention_layernorm.weight"] = (d,)
             if self.input_norm:
-                names[f"{at}input_layernorm.weight"] = (d,)
+                names[f"{prefix}input_layernorm.weight"] = (d,)
             for part, (rows, columns, bias) in linear.items():
-                names[f"{at}{part}.weight"] = (rows, columns)
+                names[f"{prefix}{part}.weight"] = (rows, columns)
                 if bias:
-                    names[f"{at}{part}.bias"] = (rows,)
+                    names[f"{prefix}{part}.bias"] = (rows,)
             if self.qk_norm:
-                names[f"{at}self_attn.q_norm.weight"] = names[f"{at}self_attn.k_norm.weight"] = (
+                names[f"{prefix}self_attn.q_norm.weight"] = names[f"{prefix}self_attn.k_norm.weight"] = (
                     self.head_dim,
                 )
         return names
@@ -144,7 +144,7 @@ def _head_dim(config: Any) -> int:
 
 
 def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
-    """A model with layer types has its window in the sliding layers only; one without (Mistral) in all."""
+    """Return each layer's window: in all layers (Mistral) or in the sliding ones."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     if len(kinds) != config.num_hidden_layers:

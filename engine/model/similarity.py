@@ -1,8 +1,8 @@
-"""How near a fuzzy forward comes to the exact one, layer by layer.
+"""Cosine similarity of a fuzzy forward and the exact one, layer by layer.
 
-Source: EasySpec (Wu et al. 2025), section 4.3: average cosine similarities of Table 5. The paper does not say over which layers it
-takes the mean; here over those that read an older state than their own, so all of a group but its first. Each row
-is forwarded fuzzily after a cache of exact rows, as after a bonus calibration.
+Source: EasySpec (Wu et al. 2025), section 4.3, Table 5. The paper does not define the layers over
+which it averages. This module averages over the layers that read another layer's input: all of a
+group but its first. Each fuzzy row follows a cache of exact rows, as after bonus calibration.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Similarity(NamedTuple):
-    """Mean cosine similarities of exact and fuzzy vectors: 1 where nothing is lost."""
+    """Mean cosine similarities of exact and fuzzy vectors; 1 if they are equal."""
 
     h: float
-    """The hidden state that a layer's attention reads."""
+    """The layer's input."""
     q: float
     """Queries, head by head."""
     k: float
@@ -38,19 +38,19 @@ class Similarity(NamedTuple):
     v: float
     """Values, head by head."""
     attention: float
-    """The attention's output."""
+    """The attention output."""
 
 
 def similarity(decoder: Decoder, tokens: Sequence[int], size: int) -> Similarity:
-    """Compare the fuzzy forward of every row of a text with the exact one.
+    """Compare the fuzzy and the exact forward of every row of a text.
 
     Args:
         decoder: The drafter.
-        tokens: The text's ids, at least 1.
+        tokens: Token ids of the text, at least 1.
         size: Layer-parallel size.
 
     Raises:
-        UsageError: The size is out of range, or so small that no layer reads an older state than its own.
+        UsageError: The size is out of range, or makes no group of several layers.
     """
     groups = layer_groups(decoder.depth, size)
     stale = {layer: group.start for group in groups for layer in group[1:]}
@@ -59,30 +59,34 @@ def similarity(decoder: Decoder, tokens: Sequence[int], size: int) -> Similarity
             f"with {decoder.depth} layers and size {size} every layer reads its own hidden state"
         )
     cache = decoder.new_cache(1, len(tokens))
-    ordinary = layer_groups(decoder.depth, 1)
+    single = layer_groups(decoder.depth, 1)
     rows: list[list[float]] = []
-    for at, token in enumerate(tokens):
-        row = Rows.chain(0, [token], at)
+    for i, token in enumerate(tokens):
+        row = Rows.chain(0, [token], i)
         fuzzy = _states(decoder, cache, row, groups)
-        cache.truncate(0, at)
-        exact = _states(decoder, cache, row, ordinary)
+        cache.truncate(0, i)
+        exact = _states(decoder, cache, row, single)
         for layer, first in stale.items():
             rows.append(_cosines(exact[layer], [fuzzy[first][0], *fuzzy[layer][1:]]))
     return Similarity(*torch.tensor(rows, dtype=torch.float64).mean(0).tolist())
 
 
 def _states(decoder: Decoder, cache: Cache, row: Rows, groups: Sequence[range]) -> list[list[Tensor]]:
-    """Forward one row and return, for each layer: its input, queries, keys, values and attention output."""
-    seen: list[list[Tensor]] = []
+    """Forward one row.
+
+    Returns:
+        For each layer its input, queries, keys, values and attention output.
+    """
+    layers: list[list[Tensor]] = []
 
     def watch(layer: int, buffers: Buffers) -> None:
         keys, values = buffers.kv[:, 0].chunk(2)
-        read = decoder.layers[layer].out(buffers.read)[0]
-        seen.append([buffers.queries[0].clone(), keys.clone(), values.clone(), read])
+        output = decoder.layers[layer].out(buffers.attended)[0]
+        layers.append([buffers.queries[0].clone(), keys.clone(), values.clone(), output])
 
     hidden = tuple(range(decoder.depth))
     out = decoder.forward(cache, row, np.empty(0, dtype=np.int64), hidden, Fuzzy(groups, watch=watch))
-    return [[out.hidden[i][0], *tensors] for i, tensors in enumerate(seen)]
+    return [[out.hidden[i][0], *tensors] for i, tensors in enumerate(layers)]
 
 
 def _cosines(exact: list[Tensor], fuzzy: list[Tensor]) -> list[float]:

@@ -1,8 +1,9 @@
-"""Rows and the slots that hold them.
+"""Rows and the cache slots that hold them.
 
-A row is a token, the slot it belongs to and its parent: the row it comes after. Positions and masks follow from
-the parents. A slot holds the rows of one sequence: a trunk (row i comes after row i - 1) and behind it tree rows,
-each hanging on any earlier row. Everything here is numpy book-keeping; `engine.model.cache` adds the tensors.
+A row is a token with its slot and its parent, the preceding row of its sequence. Parents determine
+positions and attention masks. A slot holds the rows of one sequence: first a trunk, in which row
+i - 1 is the parent of row i, then tree rows, whose parent may be any earlier row. This module keeps
+the books in numpy; `engine.model.cache` adds keys and values.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ if TYPE_CHECKING:
 
 
 PAD = 1
-"""Flag of a padding row: it costs what a row costs and is nobody's ancestor."""
+"""Flag of a padding row: computed like any row, but never the parent of another."""
 PROVISIONAL = 2
-"""Flag of a row that serves its own propose only and never counts as cached."""
+"""Flag of a row that serves one draft only: `Slots.match` never returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """T new rows, packed without padding. The rows of one slot stand next to each other."""
+    """T new rows, packed without padding. The rows of one slot are contiguous."""
 
     tokens: np.ndarray
     """Token ids, (T,) int64."""
     slots: np.ndarray
     """Slot of each row, (T,) int64."""
     parents: np.ndarray
-    """Row index inside the slot, (T,) int64; new rows count on from the cached ones; -1 is no parent."""
+    """Parent of each row as an index inside its slot, (T,) int64; -1 for a root.
+
+    The indices of new rows continue the cached rows' indices."""
     flags: np.ndarray
     """PAD and PROVISIONAL bits, (T,) uint8."""
     vectors: Tensor | None = None
-    """What a drafting head reads beside the tokens, (T, D): the target's hidden state of the token before."""
+    """For a drafting head: the target's hidden state at the preceding token, (T, D)."""
 
     @classmethod
     def of(
@@ -55,19 +58,19 @@ class Rows:
         ids = np.array(tokens, dtype=np.int64)
         n = len(ids)
         bits = np.zeros(n, dtype=np.uint8) if flags is None else np.array(flags, dtype=np.uint8)
-        above = np.array(parents, dtype=np.int64)
-        if not n == len(above) == len(bits):
-            raise ValueError(f"{n} tokens need as many parents and flags, not {len(above)} and {len(bits)}")
-        return cls(ids, np.full(n, slot, dtype=np.int64), above, bits, vectors)
+        indices = np.array(parents, dtype=np.int64)
+        if not n == len(indices) == len(bits):
+            raise ValueError(f"{n} tokens need as many parents and flags, not {len(indices)} and {len(bits)}")
+        return cls(ids, np.full(n, slot, dtype=np.int64), indices, bits, vectors)
 
     @classmethod
     def chain(cls, slot: int, tokens: Sequence[int] | np.ndarray, start: int) -> Rows:
-        """Return rows that follow each other after cached row start - 1, where start is the slot's length."""
+        """Return a chain of rows after cached row start - 1; start is the slot's length."""
         return cls.of(slot, tokens, np.arange(start - 1, start + len(tokens) - 1))
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Return one batch of the rows of several slots; without vectors, where there are several."""
+        """Concatenate the rows of several slots. Several parts lose their vectors."""
         if len(parts) == 1:
             return parts[0]
         tokens, slots, parents, flags = (
@@ -77,15 +80,15 @@ class Rows:
         return cls(tokens, slots, parents, flags)
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """Return (slot, first row, end row) of each slot's rows.
+        """Return (slot, first, end) for each slot; its rows are self[first:end].
 
         Raises:
-            ValueError: The rows of one slot are not next to each other.
+            ValueError: The rows of a slot are not contiguous.
         """
         runs = [(slot, len(list(run))) for slot, run in groupby(self.slots.tolist())]
         ends = list(accumulate(count for _, count in runs))
         if len({slot for slot, _ in runs}) < len(runs):
-            raise ValueError("the rows of one slot must stand next to each other")
+            raise ValueError("the rows of one slot must be contiguous")
         return [(slot, end - count, end) for (slot, count), end in zip(runs, ends, strict=True)]
 
     def __len__(self) -> int:
@@ -93,12 +96,12 @@ class Rows:
 
 
 class Slots:
-    """The rows of several sequences, without their tensors.
+    """The rows of several sequences, without keys and values.
 
     Args:
-        slots: Number of sequences held at once.
-        capacity: Rows a slot can hold, tree rows included.
-        context: Positions the model knows; the capacity when not given.
+        slots: Number of slots, one sequence each.
+        capacity: Most rows of a slot, tree rows included.
+        context: The model's context length in positions; default: the capacity.
     """
 
     def __init__(self, slots: int, capacity: int, context: int | None = None) -> None:
@@ -110,28 +113,31 @@ class Slots:
         self.parents = np.zeros(shape, dtype=np.int64)
         self.positions = np.zeros(shape, dtype=np.int64)
         self.flags = np.zeros(shape, dtype=np.uint8)
-        self.absent = np.zeros(shape, dtype=bool)
-        """Rows without keys and values (`engine.model.remembered`)."""
+        self.missing_kv = np.zeros(shape, dtype=bool)
+        """Rows whose keys and values were not computed (`engine.model.memoized`)."""
         self.sequences = list(range(slots))
-        """The sequence that each slot holds."""
-        self.aligned = 0
-        """Rows that attention takes for cached in every slot: those behind a slot's own are padding. 0 for none."""
+        """The number of the sequence in each slot."""
+        self.padded_length = 0
+        """Cached rows per slot that attention reads, padding included; 0 without padding."""
         self._extents = [_EMPTY] * slots
 
     def length(self, slot: int) -> int:
-        """Return the number of rows held, tree rows included."""
+        """Return the number of rows in a slot, tree rows included."""
         return self._extents[slot].length
 
-    def chain(self, slot: int) -> int:
-        """Return how many rows, from row 0 on, come each after the row before, so that their mask is causal."""
+    def chain_length(self, slot: int) -> int:
+        """Return the length of the slot's leading chain, whose attention mask is causal."""
         return self._extents[slot].chain
 
     def append(self, rows: Rows) -> np.ndarray:
-        """Add rows and return the row index each got inside its slot, (T,) int64. On an error nothing is added.
+        """Add rows; on an error none is added.
+
+        Returns:
+            The index of each row inside its slot, (T,) int64.
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.
-            ValueError: A parent does not come before its row or is a padding row.
+            ValueError: A parent does not precede its row or is a padding row.
         """
         extents = {slot: self._write(slot, rows, first, end) for slot, first, end in rows.segments()}
         index = [np.arange(self._extents[slot].length, extent.length) for slot, extent in extents.items()]
@@ -140,31 +146,39 @@ class Slots:
         return index[0] if len(index) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *index])
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget all rows from `length` on."""
+        """Drop all rows from index `length` on."""
         self._extents[slot] = _Extent(*(min(length, n) for n in self._extents[slot]))
 
     def reset(self, slot: int, sequence: int | None = None) -> None:
-        """Forget all rows; from now on the slot holds this sequence, by default the one of its own number."""
+        """Drop all rows and assign the slot to `sequence`; default: the slot's number."""
         self._extents[slot] = _EMPTY
         self.sequences[slot] = slot if sequence is None else sequence
 
-    def align(self, length: int, more: int = 0) -> None:  # noqa: ARG002 - tensors need it
-        """Let attention take each slot's cached rows for that many: it reads the padding behind them, and masks it.
+    def pad(self, length: int, new_rows: int = 0) -> None:  # noqa: ARG002 - tensors need it
+        """Let attention read `length` cached rows of every slot; it masks those that are padding.
 
         Args:
-            length: At least what every slot of the next forward holds; 0 ends it.
-            more: New rows per slot that the next forward brings at most.
+            length: At least the length of every slot in the next forward; 0 turns padding off.
+            new_rows: Most new rows per slot in the next forward.
         """
-        self.aligned = length
+        self.padded_length = length
 
-    def read(self, slot: int, count: int) -> int:
-        """Return how many rows attention reads for the last `count` rows of a slot, themselves included."""
-        return max(self._extents[slot].length, self.aligned + count)
+    def rows_read(self, slot: int, count: int) -> int:
+        """Return how many rows attention reads for a slot's last `count` rows, including these."""
+        return max(self._extents[slot].length, self.padded_length + count)
 
     def match(self, slot: int, prefix: np.ndarray, limit: int) -> np.ndarray:
-        """Return the rows of the longest path from the root whose tokens begin `prefix[:limit]`, (n,) int64.
+        """Return the row indices of the longest path from the root that matches `prefix[:limit]`.
 
-        Padding and provisional rows are not matched, nor is anything behind them.
+        Padding and provisional rows, and rows after them, never match.
+
+        Args:
+            slot: The slot.
+            prefix: Token ids, (P,) int64.
+            limit: Most tokens to match.
+
+        Returns:
+            Row indices, (n,) int64, n <= limit.
         """
         length, _, trunk = self._extents[slot]
         limit = min(limit, len(prefix))
@@ -175,40 +189,46 @@ class Slots:
         return np.arange(n) if last < trunk else self._rows_to(slot, last)
 
     def keep(self, slot: int, path: np.ndarray) -> None:
-        """Make the rows of a path from the root (as `match` returns it) the trunk and drop all others."""
+        """Make a path from the root, as `match` returns it, the trunk; drop all other rows."""
         n = len(path)
-        moved = n > 0 and int(path[-1]) != n - 1  # indices grow along a path, so its last one tells
+        moved = n > 0 and int(path[-1]) != n - 1  # indices grow along a path
         if moved:
             self.tokens[slot, :n] = self.tokens[slot, path]
             self.flags[slot, :n] = self.flags[slot, path]
-            self.absent[slot, :n] = self.absent[slot, path]
+            self.missing_kv[slot, :n] = self.missing_kv[slot, path]
             self.parents[slot, :n] = np.arange(-1, n - 1)
             self.positions[slot, :n] = np.arange(n)
-        trunk = _run(self.flags[slot, :n] == 0) if moved else min(n, self._extents[slot].trunk)
+        trunk = _leading(self.flags[slot, :n] == 0) if moved else min(n, self._extents[slot].trunk)
         self._extents[slot] = _Extent(n, n, trunk)
 
-    def pick(self, slot: int, path: np.ndarray) -> bytes:  # noqa: ARG002 - tokens are all there is
-        """Return the keys and values of rows, (n,) int64, as bytes; nothing where some have none."""
+    def export_kv(self, slot: int, path: np.ndarray) -> bytes:  # noqa: ARG002 - no tensors here
+        """Return keys and values of the rows `path`, (n,) int64, as bytes.
+
+        Empty where one of the rows has no keys and values.
+        """
         return b""
 
-    def plant(self, slot: int, tokens: np.ndarray, data: bytes) -> None:
-        """Add rows that another copy of the model computed, one after the other behind the slot's length.
+    def import_kv(self, slot: int, tokens: np.ndarray, data: bytes) -> None:
+        """Append a chain of rows that another copy of the model computed.
 
         Args:
-            slot: Holds a chain.
+            slot: The slot; its rows are a chain.
             tokens: Ids of the N new rows, (N,) int64.
-            data: What `pick` returned there.
+            data: Result of `export_kv` on the other copy.
         """
         first = self.length(slot)
         self.append(Rows.chain(slot, tokens, first))
-        self.absent[slot, first : first + len(tokens)] = not data
+        self.missing_kv[slot, first : first + len(tokens)] = not data
 
-    def path(self, slot: int, row: int) -> np.ndarray:
+    def tokens_to(self, slot: int, row: int) -> np.ndarray:
         """Return the token ids from the root to a row, (position + 1,) int64."""
         return self.tokens[slot, self._rows_to(slot, row)]
 
-    def mask(self, slot: int, start: int) -> np.ndarray:
-        """Return which rows each row from `start` on descends from, itself included: (length - start, length) bool."""
+    def ancestor_mask(self, slot: int, start: int) -> np.ndarray:
+        """Return mask[i, j]: whether row start + i is row j or descends from it.
+
+        Shape (length - start, length), bool.
+        """
         length, chain, _ = self._extents[slot]
         rows = np.arange(start, length)
         mask = np.zeros((length - start, length), dtype=bool)
@@ -220,7 +240,7 @@ class Slots:
         return mask
 
     def _write(self, slot: int, rows: Rows, first: int, end: int) -> _Extent:
-        """Write rows behind the slot's length; they count once the returned extent is stored."""
+        """Write rows after the slot's last row; they become visible once the extent is stored."""
         start, chain, trunk = self._extents[slot]
         stop = start + end - first
         if stop > self.capacity:
@@ -232,7 +252,7 @@ class Slots:
         self.tokens[slot, start:stop] = rows.tokens[first:end]
         self.parents[slot, start:stop] = parents
         self.flags[slot, start:stop] = flags
-        self.absent[slot, start:stop] = False
+        self.missing_kv[slot, start:stop] = False
         index = np.arange(start, stop)
         plain = not any(flags.tolist()) and parents.tolist() == list(range(start - 1, stop - 1))
         if plain and trunk == start:
@@ -240,11 +260,11 @@ class Slots:
             chain, trunk, deepest = stop, stop, stop - 1
         else:
             self._check_parents(slot, index, parents)
-            linked = _run(parents == index - 1)
+            chained = _leading(parents == index - 1)
             if trunk == start:
-                trunk += min(linked, _run(flags == 0))
+                trunk += min(chained, _leading(flags == 0))
             if chain == start:
-                chain += linked
+                chain += chained
             deepest = self._place(slot, start, parents)
         if deepest >= self.context:
             raise UsageError(
@@ -254,43 +274,46 @@ class Slots:
         return _Extent(stop, chain, trunk)
 
     def _check_parents(self, slot: int, index: np.ndarray, parents: np.ndarray) -> None:
-        wrong = (parents < -1) | (parents >= index)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(
-                f"row {index[row]} has parent {parents[row]}; a parent comes before its row, or is -1"
-            )
-        padded = (self.flags[slot, parents] & PAD != 0) & (parents >= 0)
-        if padded.any():
-            row = int(padded.argmax())
-            raise ValueError(
-                f"row {index[row]} has parent {parents[row]}, a padding row: these have no children"
-            )
+        invalid = (parents < -1) | (parents >= index)
+        if invalid.any():
+            row = int(invalid.argmax())
+            raise ValueError(f"row {index[row]} has parent {parents[row]}; it must be an earlier row, or -1")
+        padding = (self.flags[slot, parents] & PAD != 0) & (parents >= 0)
+        if padding.any():
+            row = int(padding.argmax())
+            raise ValueError(f"row {index[row]} has parent {parents[row]}, a padding row; choose another")
 
     def _place(self, slot: int, start: int, parents: np.ndarray) -> int:
-        """Write the positions of the rows from `start` on and return the largest."""
+        """Write the positions of the rows from `start` on; return the largest."""
         positions = self.positions[slot]
         for row, parent in enumerate(parents.tolist(), start):
             positions[row] = positions[parent] + 1 if parent >= 0 else 0
         return int(positions[start : start + len(parents)].max())
 
     def _match_tree(self, slot: int, prefix: np.ndarray, matched: int, trunk: int) -> int:
-        """Return the last row of the longest match, when the trunk's first `matched` rows match; -1 for none."""
+        """Return the last row of the longest match; -1 for none.
+
+        Args:
+            slot: The slot.
+            prefix: Token ids to match, (P,).
+            matched: Leading trunk rows that match the prefix.
+            trunk: Length of the trunk.
+        """
         length = self._extents[slot].length
         positions = self.positions[slot, trunk:length]
-        fits = (self.flags[slot, trunk:length] == 0) & (positions < len(prefix))
-        fits &= prefix[np.minimum(positions, len(prefix) - 1)] == self.tokens[slot, trunk:length]
-        best, depth, alive = matched - 1, matched, set[int]()
-        for row in (np.flatnonzero(fits) + trunk).tolist():
+        candidates = (self.flags[slot, trunk:length] == 0) & (positions < len(prefix))
+        candidates &= prefix[np.minimum(positions, len(prefix) - 1)] == self.tokens[slot, trunk:length]
+        best, depth, on_path = matched - 1, matched, set[int]()
+        for row in (np.flatnonzero(candidates) + trunk).tolist():
             parent = int(self.parents[slot, row])
-            if parent < matched or parent in alive:
-                alive.add(row)
+            if parent < matched or parent in on_path:
+                on_path.add(row)
                 if self.positions[slot, row] >= depth:
                     best, depth = row, int(self.positions[slot, row]) + 1
         return best
 
     def _rows_to(self, slot: int, row: int) -> np.ndarray:
-        """Return the rows of the path from the root to a row."""
+        """Return the row indices of the path from the root to a row, (position + 1,) int64."""
         chain = self._extents[slot].chain
         tail: list[int] = []
         while row >= chain:
@@ -301,16 +324,16 @@ class Slots:
 
 class _Extent(NamedTuple):
     length: int
-    """Rows held."""
+    """Rows in the slot."""
     chain: int
-    """Rows, from row 0 on, that come each after the row before."""
+    """Length of the leading chain."""
     trunk: int
-    """The same, without any flag."""
+    """Length of the leading chain of rows without flags."""
 
 
 _EMPTY = _Extent(0, 0, 0)
 
 
-def _run(condition: np.ndarray) -> int:
+def _leading(condition: np.ndarray) -> int:
     """Return how many leading elements are true."""
     return len(condition) if condition.all() else int(condition.argmin())

@@ -1,7 +1,7 @@
-"""A model split over devices by its layers: what each stage holds, and what it hands to the next one.
+"""Pipeline parallelism: a model split by layers into stages, and the hidden states between them.
 
-A stage is a decoder of some of the layers, with a KV cache of its own. The first one has the embeddings, the last one the
-head; in between, hidden states travel as plain bytes.
+A stage is a decoder of a range of layers with its own KV cache. The first stage holds the
+embeddings, the last one the LM head. Hidden states travel between stages as bytes.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 
 
 def layer_stages(layers: int, count: int) -> list[range]:
-    """Return the layers of each stage: neighbours, shared out as evenly as they can be.
+    """Return the contiguous range of layers of each stage; sizes differ by at most 1.
 
     Raises:
-        UsageError: There are fewer layers than stages.
+        UsageError: `count` is less than 1 or more than `layers`.
     """
     check_range("stages", count, 1, layers)
     return [range(layers * i // count, layers * (i + 1) // count) for i in range(count)]
 
 
-class Border:
-    """What crosses the borders of one stage in one forward.
+class StageIO:
+    """Hidden states into and out of one stage, for one forward.
 
     Args:
-        came: The states of its rows, (T, D) as bytes, from the stage before; nothing for the first stage.
+        incoming: Hidden states (T, D) of the previous stage as bytes; empty for the first stage.
     """
 
-    def __init__(self, came: bytes = b"") -> None:
-        self._came = came
-        self.left: bytes | None = None
-        """The states after its layers, for the stage behind; None where there is none."""
+    def __init__(self, incoming: bytes = b"") -> None:
+        self._incoming = incoming
+        self.outgoing: bytes | None = None
+        """Hidden states (T, D) for the next stage as bytes; None for the last stage."""
 
-    def enter(self, rows: int, like: Tensor) -> Tensor:
-        """Return the states to begin with, (rows, D) in the type and on the device of `like`, which is (.., D)."""
-        return from_bytes(self._came, (rows, like.shape[-1]), like)
+    def receive(self, rows: int, like: Tensor) -> Tensor:
+        """Return the incoming states, (rows, D), with dtype and device of `like`, (..., D)."""
+        return from_bytes(self._incoming, (rows, like.shape[-1]), like)
 
-    def leave(self, states: Tensor) -> None:
-        """Hand the states on."""
-        self.left = to_bytes(states)
+    def send(self, states: Tensor) -> None:
+        """Store the states (T, D) for the next stage."""
+        self.outgoing = to_bytes(states)
 
 
 def to_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's elements as they lie in memory."""
+    """Return a tensor's elements as raw bytes."""
     return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
 def from_bytes(data: bytes, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return what `to_bytes` made, in the type and on the device of another tensor.
+    """Return the tensor of `to_bytes`, with dtype and device of `like`.
 
     Raises:
-        SpecScopeError: It is of another size: two devices do not hold the same rows.
+        SpecScopeError: The size differs: two devices do not hold the same rows.
     """
     if len(data) != prod(shape) * like.element_size():
         raise SpecScopeError(

@@ -10,7 +10,7 @@ import numpy as np
 from engine.types import Limits, Prefix
 
 if TYPE_CHECKING:
-    from engine.model.text import IncrementalText
+    from engine.pairs.text import IncrementalText
 
 
 class Sequence:

@@ -25,10 +25,10 @@ from engine.environment import processor
 from engine.errors import UsageError
 from engine.model.cache import Cache
 from engine.model.decoder import Decoder
-from engine.model.load import load
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.trace.events import Device
 from engine.types import Draft, DraftToken, RowRef, Sampling
 from engine.workers.jobs import Connect

@@ -17,7 +17,7 @@ from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import Output
 from engine.model.slots import Rows, Slots
-from engine.model.stage import Border
+from engine.model.stage import StageIO
 from engine.trace.events import Decision
 from engine.trace.trace import Trace
 from engine.types import check_range, drafter_key
@@ -58,7 +58,7 @@ class Scripted:
         want: Sequence[int] | np.ndarray,
         hidden: Sequence[int] = (),
         fuzzy: Fuzzy | None = None,  # noqa: ARG002 - it says the same either way
-        border: Border | None = None,  # noqa: ARG002 - as does each of its stages
+        stage_io: StageIO | None = None,  # noqa: ARG002 - as does each of its stages
     ) -> Output:
         """Add the rows to the cache and say what follows the wanted ones.
 
@@ -68,7 +68,7 @@ class Scripted:
             want: Indices into the new rows, (W,).
             hidden: Must be empty.
             fuzzy: Makes no difference: there are no layers.
-            border: Nor does this.
+            stage_io: Nor does this.
 
         Raises:
             UsageError: Hidden states were asked for, or the function said a token outside the vocabulary.
@@ -79,14 +79,14 @@ class Scripted:
         logits = torch.full((len(want), self.vocab_size), IMPOSSIBLE)
         for line, row in enumerate(want):
             slot = int(rows.slots[row])
-            token = self._next_token(cache.path(slot, int(inside[row])), cache.sequences[slot])
+            token = self._next_token(cache.tokens_to(slot, int(inside[row])), cache.sequences[slot])
             if not 0 <= token < self.vocab_size:
                 raise UsageError(
                     f"{self.name} said token {token}; its vocabulary is 0 to {self.vocab_size - 1}"
                 )
             logits[line, token] = 0
         each = [(slot, end - first) for slot, first, end in rows.segments()]
-        return Output(logits, {}, sum(count * cache.read(slot, count) for slot, count in each))
+        return Output(logits, {}, sum(count * cache.rows_read(slot, count) for slot, count in each))
 
 
 def scripted_pair(

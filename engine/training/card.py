@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.environment import environment
 from engine.errors import UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.training.data import SOURCES, UNKNOWN
 from engine.training.measure import (
     ROWS,

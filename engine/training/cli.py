@@ -29,7 +29,7 @@ CARD = "README.md"
 NONE: Mapping[str, Any] = {}
 
 if TYPE_CHECKING:
-    from engine.model.pair import Pair
+    from engine.pairs.pair import Pair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -225,14 +225,14 @@ def _train_card(args: argparse.Namespace) -> int:
         return _write_card(pair, folder, settings, args.output or folder / CARD)
     if not (args.target and args.drafter and args.output):
         raise UsageError("a card of two models needs --target, --drafter and --output")
-    from engine.model.pair import Pair
+    from engine.pairs.pair import Pair
 
     return _write_card(Pair.of(args.target, args.drafter), None, settings, args.output)
 
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
     """Return a pair and its folder, by path or by name."""
-    from engine.model.pair import PAIRS, Pair
+    from engine.pairs.pair import PAIRS, Pair
 
     folder = Path(name)
     if (folder / "target").is_dir():

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import UsageError
-from engine.model.load import read_config
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
+from engine.pairs.config import read_config
+from engine.pairs.pair import Pair
 from engine.training import checkpoint
 from engine.training.card import read_facts
 from engine.training.checkpoint import State

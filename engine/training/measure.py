@@ -20,9 +20,9 @@ from engine.draws import Draws, Key, warp
 from engine.errors import UsageError
 from engine.model.cache import Cache
 from engine.model.decoder import Decoder
-from engine.model.load import load
-from engine.model.pair import Pair
 from engine.model.slots import Rows
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.training.data import find_sources, is_held_out, read_documents
 from engine.training.tokenizer import ROLES, Encoder, split_chat
 from engine.types import Sampling

@@ -25,9 +25,9 @@ from safetensors.numpy import save_file
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.cache import Cache
 from engine.model.decoder import Decoder
-from engine.model.load import load
-from engine.model.pair import Pair
 from engine.model.slots import Rows
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.training.data import Corpus
 from engine.training.options import DrafterOptions, HeadOptions
 from engine.training.steps import Listener, Progress, pick_device

@@ -64,7 +64,7 @@ class Exchange:
         self._turn = run << 32
 
     def swap(self, mine: Mapping[int, torch.Tensor], count: int, like: torch.Tensor) -> list[torch.Tensor]:
-        """Write this worker's tensors and return everybody's; see `engine.model.fuzzy.Share`.
+        """Write this worker's tensors and return everybody's; see `engine.model.fuzzy.DeviceGroup`.
 
         Raises:
             SpecScopeError: A worker does not come, or there is more to exchange than the file holds.

@@ -15,7 +15,7 @@ from engine.model.cache import Cache
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel
 from engine.model.slots import PROVISIONAL, Rows, Slots
-from engine.model.stage import Border
+from engine.model.stage import StageIO
 from engine.types import NO_TREE, Packing, Prefix, Tree
 from engine.workers.jobs import Stamp
 from engine.workers.packing import Alignment, padded
@@ -129,7 +129,7 @@ class Forwards:
         *,
         logits: bool = True,
         fuzzy: Fuzzy | None = None,
-        border: Border | None = None,
+        stage_io: StageIO | None = None,
         vectors: Callable[[int], torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Forward what is not cached of each prefix + draft, all in one packed forward.
@@ -142,7 +142,7 @@ class Forwards:
             kind: The span's kind.
             logits: Whether logits are wanted.
             fuzzy: How the layers are run, where that is not in order.
-            border: Of a stage of a split model: what comes in and what goes on.
+            stage_io: Of a stage of a split model: what comes in and what goes on.
             vectors: Of a drafting head, for one prefix: returns what it reads beside the tokens, (rows, D), given the first
                 row that is forwarded. The draft is then one of mask tokens, whose rows serve this forward only.
 
@@ -155,13 +155,13 @@ class Forwards:
         parts = [
             self._part(cache, i, prefix, draft, logits, vectors) for i, (prefix, draft) in enumerate(each)
         ]
-        return self._forward(name, parts, stamps, kind, start, fuzzy, border)
+        return self._forward(name, parts, stamps, kind, start, fuzzy, stage_io)
 
     def export(self, name: str, prefix: Prefix, start: int, stamps: list[Stamp]) -> bytes:
         """Return the KV rows of a prefix from `start` on, all but its last token's; every one of them is cached."""
         began, slot, end = time.perf_counter_ns(), self.slot(prefix.sequence), len(prefix) - 1
         path = self._held(name, prefix, end)
-        data = self.cache(name).pick(slot, path[start:])
+        data = self.cache(name).export_kv(slot, path[start:])
         stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - start, start))
         return data
 
@@ -170,7 +170,7 @@ class Forwards:
         began, slot, end = time.perf_counter_ns(), self.slot(prefix.sequence), len(prefix) - 1
         cache = self.cache(name)
         cache.keep(slot, self._held(name, prefix, start))
-        cache.plant(slot, prefix.tokens[start:end], data)
+        cache.import_kv(slot, prefix.tokens[start:end], data)
         stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - start, start))
 
     def _held(self, name: str, prefix: Prefix, count: int) -> np.ndarray:
@@ -230,17 +230,17 @@ class Forwards:
         kind: str,
         start: int,
         fuzzy: Fuzzy | None,
-        border: Border | None = None,
+        stage_io: StageIO | None = None,
     ) -> list[torch.Tensor]:
         """Run one forward over all parts; return the logits that each wants."""
         cache = self.cache(name)
         parts.sort(key=lambda part: part.slot)  # neighbours in the cache stand next to each other
         rows, want, context = self._pack(cache, parts)
         hidden = self._keeps.get(name, ())
-        out = self.models[name].forward(cache, rows, want, hidden, fuzzy=fuzzy, border=border)
+        out = self.models[name].forward(cache, rows, want, hidden, fuzzy=fuzzy, stage_io=stage_io)
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
-            cache.remember(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
+            cache.store_features(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
         if not self._packing.unpad_inputs:
             for part in parts:  # padding is forgotten: a tree's next level is numbered by true rows
                 cache.truncate(part.slot, part.cached + len(part.rows))
@@ -282,10 +282,10 @@ class Forwards:
     def _pack(self, cache: Slots, parts: Sequence[_Part]) -> tuple[Rows, np.ndarray, int]:
         """Return the packed rows, which of them have their logits wanted, and how many rows are cached before them."""
         context = sum(part.cached for part in parts)
-        cache.align(0)
+        cache.pad(0)
         if not self._packing.unpad_kv:
             length = self._alignment.length({part.sequence: part.cached for part in parts})
-            cache.align(length, max(len(part.rows) for part in parts))
+            cache.pad(length, max(len(part.rows) for part in parts))
             context = length * len(parts)
         counts = [len(part.rows) for part in parts]
         if not self._packing.unpad_inputs:

@@ -17,10 +17,10 @@ import torch
 from engine.accept import judge
 from engine.draws import Draws, argmax, facts, propose_token, softmax
 from engine.heads.drafting import Head
-from engine.model.fuzzy import Alone
+from engine.model.fuzzy import SingleDevice
 from engine.model.language import LanguageModel
 from engine.model.slots import Rows
-from engine.model.stage import Border
+from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
@@ -55,9 +55,9 @@ def never() -> bool:
     return False
 
 
-def _part(job: Prefill | Score) -> tuple[str, Border | None]:
+def _part(job: Prefill | Score) -> tuple[str, StageIO | None]:
     """Return which of the worker's models does a forward, and the borders it has where that is a stage of one."""
-    return (job.model, None) if job.stage is None else (job.stage.of(job.model), Border(job.stage.states))
+    return (job.model, None) if job.stage is None else (job.stage.of(job.model), StageIO(job.stage.states))
 
 
 def _nowhere(row: int, q: torch.Tensor) -> None:
@@ -153,13 +153,13 @@ class Host:
 
     def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
-        model, border = _part(job)
+        model, stage_io = _part(job)
         if job.model in self.forwards.heads:
             prefill(self.forwards, job.model, prefixes, stamps)
         elif prefixes:
             drafts = [NO_DRAFT] * len(prefixes)
-            self.forwards.extend(model, prefixes, drafts, stamps, "prefill", logits=False, border=border)
-        return border.left if border else None
+            self.forwards.extend(model, prefixes, drafts, stamps, "prefill", logits=False, stage_io=stage_io)
+        return stage_io.outgoing if stage_io else None
 
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
@@ -192,7 +192,7 @@ class Host:
         return tuple(map(self._proposed, ids, logits, rows))
 
     def _drafting(self, job: Grow) -> Drafting:
-        partners = self._exchanges[job.group] if job.group else Alone()
+        partners = self._exchanges[job.group] if job.group else SingleDevice()
         write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
@@ -206,10 +206,10 @@ class Host:
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
-        model, border = _part(job)
-        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, border=border)
-        if border is not None and border.left is not None:
-            return border.left
+        model, stage_io = _part(job)
+        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, stage_io=stage_io)
+        if stage_io is not None and stage_io.outgoing is not None:
+            return stage_io.outgoing
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])
             return None

@@ -15,14 +15,14 @@ from engine.drafters.level import next_level
 from engine.drafters.tree import line, root
 from engine.draws import TOP, Draws, most_probable
 from engine.heads.drafting import LevelLogits
-from engine.model.fuzzy import Alone, Fuzzy, Share, layer_groups
+from engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
 from engine.workers.head_forwards import PrefixForwards
 from engine.workers.jobs import Grow, Grown, Stamp
 
 
-class Partners(Share, Protocol):
+class Partners(DeviceGroup, Protocol):
     """The devices that draft one tree together."""
 
     def agree(self, stopped: bool) -> bool:
@@ -40,7 +40,7 @@ class Drafting(NamedTuple):
     """The target's."""
     write: Callable[[int, torch.Tensor], None]
     """Puts a row of q, (V,), into the slab."""
-    partners: Partners = Alone()
+    partners: Partners = SingleDevice()
     """Who shares the layers of fuzzy forwards."""
 
 
@@ -209,6 +209,6 @@ class ModelLevels:
         return level
 
 
-def _fuzzy(depth: int, size: int, share: Share) -> Fuzzy | None:
+def _fuzzy(depth: int, size: int, share: DeviceGroup) -> Fuzzy | None:
     """Return how a model of so many layers runs its fuzzy forwards; None where they are the ordinary ones."""
     return Fuzzy(layer_groups(depth, size), share) if depth and size > 1 else None

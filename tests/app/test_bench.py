@@ -20,7 +20,7 @@ from app.bench.figures import BARS, Bar, Figure, judged
 from app.bench.race import Race
 from app.cli import bench
 from engine.errors import SpecScopeError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.events import Footer
 from engine.types import Limits
 from tests.traces.samples import sample_trace

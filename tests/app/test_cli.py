@@ -17,8 +17,8 @@ import engine
 from app.cli.compare import able
 from app.main import main
 from engine.methods import METHODS
-from engine.model import catalog
-from engine.model.pair import PAIRS, Pair
+from engine.pairs import catalog
+from engine.pairs.pair import PAIRS, Pair
 from tests.engine.heads.random_heads import make_head
 
 CONTRACT = {

@@ -17,12 +17,12 @@ from app.runs import LiveRun, RunRequest
 from app.service import Service
 from app.tabs.streaming import frames, turn_state
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model.hub import Progress, Report
+from engine.pairs.progress import Progress, Report
 from tests.app.fakes import FakeCluster, FakeOpen
 
 
 class FakeHub:
-    """Stands in for `engine.model.hub.resolve`: every model waits for its `go`, reports half of its bytes, fails on wish."""
+    """Stands in for `engine.pairs.sources.resolve`: every model waits for its `go`, reports half of its bytes, fails on wish."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

@@ -12,7 +12,7 @@ from app.bench import groups
 from app.bench.plan import Plan
 from app.main import main
 from engine.errors import UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from tests.engine.heads.random_heads import make_head
 
 SMALL = Plan(1, 1, 1.0, 1, 12, 1, 100, 1)

@@ -1,6 +1,6 @@
-"""The rooms of the code: no module imports one above it, and no modules import each other in a circle.
+"""The rooms of the engine: no upward imports and no import cycles.
 
-Imports for annotations only (`TYPE_CHECKING`) and imports inside functions count, too.
+Imports for annotations (`TYPE_CHECKING`) and imports inside functions count, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ ROOMS = (
     "trace",
     "drafters",
     "model",
+    "pairs",
     "heads",
     "workers",
     "run",
@@ -27,42 +28,42 @@ ROOMS = (
     "cluster",
     "training",
 )
-"""The engine's modules and folders, from the ground up."""
+"""The engine's modules and folders, from the lowest to the highest."""
 LAZY = "engine"
-"""The package itself: it imports its names on first use, so everything may import it."""
+"""The package itself imports its names lazily, so every module may import it."""
 
 
 def modules() -> dict[str, Path]:
-    """Return the path of every module of the three packages, by its dotted name."""
+    """Return dotted name -> path of all modules of the three packages."""
     files = (file for package in ("engine", "traces", "app") for file in (ROOT / package).rglob("*.py"))
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 
 def imports(file: Path, known: dict[str, Path]) -> set[str]:
-    """Return the dotted names of the modules among `known` that a file imports."""
-    found: set[str] = set()
+    """Return the modules among `known` that a file imports."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             full = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in known else node.module for name in full}
-    return found & known.keys()
+            names |= {name if name in known else node.module for name in full}
+    return names & known.keys()
 
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports."""
+    """Return module -> modules that it imports."""
     known = modules()
     return {name: imports(file, known) - {name, LAZY} for name, file in known.items() if name != LAZY}
 
 
 def room(module: str) -> str:
-    """Return the part of the engine that a module belongs to."""
+    """Return the room of a module."""
     return module.split(".")[1]
 
 
-def test_every_part_of_the_engine_has_its_place():
+def test_every_room_of_the_engine_is_listed():
     assert {room(name) for name in modules() if name.startswith("engine.")} == set(ROOMS)
 
 
@@ -77,7 +78,7 @@ def test_no_room_imports_one_above_it(lower):
     assert not {name: others for name, others in upward.items() if others}
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_import_cycle():
     try:
         TopologicalSorter(graph()).prepare()
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""The web application over a fake cluster, shared by the tests of a file."""
+"""The web application with a fake cluster, one per test file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def client(site: Service) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def page(client: TestClient) -> Page:
-    """Return the page as the server has mounted it."""
+    """Return the page that the server has mounted."""
     app = client.app
     while not isinstance(app, FastAPI):
         app = app.app
@@ -44,7 +44,7 @@ def page(client: TestClient) -> Page:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Return a file that nobody uploaded."""
+    """Return a file that was never uploaded."""
     path = tmp_path / "shadow.jsonl"
     path.write_text("root:secret-of-the-machine:1:0\n")
     return path

@@ -1,4 +1,4 @@
-"""A hub on the loopback address that serves a model's files, as well or as badly as a test wants."""
+"""A fake hub on the loopback address that serves a model's files, correctly or not."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ FILES = {
 
 @dataclass
 class Hub:
-    """What the hub holds, and how it misbehaves."""
+    """Files of the hub, and its misbehaviour."""
 
     files: dict[str, bytes] = field(default_factory=lambda: dict(FILES))
     listed: list[dict[str, Any]] | None = None
-    """What it lists, when that is not what it holds."""
+    """Files in its list, if they differ from `files`."""
     answer: bytes | None = None
-    """Sent instead of the list."""
+    """Reply to a request for the list; default: the list."""
     status: int = 200
-    """Of every answer."""
+    """Status of every reply."""
     headers: dict[str, str] = field(default_factory=dict)
-    """Sent with every file."""
+    """Additional headers of every file."""
     location: str = ""
-    """Where the list is redirected to."""
+    """Redirection of the list."""
     hang: str = ""
-    """Part of the paths that are never answered."""
+    """Requests whose path contains this get no reply."""
     drip: str = ""
-    """Part of the paths that are answered byte by byte."""
+    """Requests whose path contains this get their reply byte by byte."""
     cut: int = 0
-    """Bytes of the weights after which the connection is closed; 0 sends all."""
+    """Bytes of the weights before the connection closes; 0 for all."""
     cuts: float = float("inf")
-    """How often it is closed."""
+    """Number of times that it closes."""
     url: str = ""
-    asked: list[str] = field(default_factory=list)
-    """Method and path of all requests."""
+    requests: list[str] = field(default_factory=list)
+    """Method and path of each request."""
     tokens: list[str | None] = field(default_factory=list)
-    """Their Authorization headers."""
+    """Authorization header of each request."""
     reached: threading.Event = field(default_factory=threading.Event)
-    """Set when it begins to hang or to drip."""
+    """Set when a request hangs or drips."""
     closing: threading.Event = field(default_factory=threading.Event)
 
     @property
     def sent(self) -> list[str]:
-        """Names of the files that were asked for."""
+        """Names of the requested files."""
         return [
-            path.rsplit("/", 1)[1] for path in self.asked if path.startswith("GET") and "/resolve/" in path
+            path.rsplit("/", 1)[1] for path in self.requests if path.startswith("GET") and "/resolve/" in path
         ]
 
 
 @contextlib.contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve until the block ends."""
+    """Serve the hub until the block ends."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         hub, path = self.hub, self.path.split("?")[0]
-        hub.asked.append(f"{self.command} {path}")
+        hub.requests.append(f"{self.command} {path}")
         hub.tokens.append(self.headers.get("Authorization"))
         if hub.hang and hub.hang in path and (body or "/api/" in path):
             hub.reached.set()
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: int, headers: dict[str, str], content: bytes | None, length: int | None = None
     ) -> None:
         size = len(content or b"") if length is None else length
-        with contextlib.suppress(OSError):  # the client may be gone
+        with contextlib.suppress(OSError):  # the client may have disconnected
             self.send_response(status)
             for name, value in {"Content-Length": str(size), **headers}.items():
                 self.send_header(name, value)

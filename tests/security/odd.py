@@ -1,4 +1,4 @@
-"""Documents with one odd value, and the one property all of them must have."""
+"""Documents with one odd value, and the property that each must have."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ODD: tuple[Any, ...] = (
     *("", "x", "0", "x\ny" * 500, "\ud800", "\x1b[31m", "../x", "/dev/zero", "\x00"),
     *([], {}, [[]], [0], [-1], ["x"], [10**12], [1] * 200, {"x": 1}, {"factor": "x"}),
 )
-"""Values that a field does not expect; some are right where they land."""
+"""Values that most fields do not expect; a few fields accept some."""
 _GROWTH = 1 << 20
-"""KiB that the process may grow in a suite: the models in it are tiny."""
+"""Most KiB that a call may add to the process; the models are tiny."""
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values in a document; of a list, those of its first three."""
+    """Return the paths of all values in a document, of lists only the first three items."""
     if isinstance(document, dict):
         parts = list(document.items())
     else:
@@ -35,7 +35,7 @@ def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(document: Any, place: tuple[Any, ...], value: Any, *, drop: bool = False) -> Any:
-    """Return a copy with another value in a place, or without the place."""
+    """Return a copy with another value at a path, or without that item."""
     whole = copy.deepcopy(document)
     part = whole
     for key in place[:-1]:
@@ -48,7 +48,7 @@ def changed(document: Any, place: tuple[Any, ...], value: Any, *, drop: bool = F
 
 
 def spoiled(document: Any, values: tuple[Any, ...] = ODD) -> st.SearchStrategy[Any]:
-    """Return documents with one value replaced or dropped."""
+    """Return a strategy for documents with one value replaced or dropped."""
     return st.builds(
         lambda place, value, drop: changed(document, place, value, drop=drop),
         st.sampled_from(places(document)),
@@ -57,8 +57,8 @@ def spoiled(document: Any, values: tuple[Any, ...] = ODD) -> st.SearchStrategy[A
     )
 
 
-def works_or_says_why(call: Callable[[], object]) -> None:
-    """Check that a call returns, or raises an error of SpecScope's whose text is one line of bearable length."""
+def returns_or_refuses(call: Callable[[], object]) -> None:
+    """Check that a call returns, or raises a SpecScopeError with one short line."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         call()
@@ -68,7 +68,7 @@ def works_or_says_why(call: Callable[[], object]) -> None:
 
 
 def one_line(message: str) -> str:
-    """Return a message once it is one line that a person can read."""
+    """Return a message, checked to be one short printable line."""
     assert message.isprintable()
     assert message.strip()
     assert len(message) < 1500

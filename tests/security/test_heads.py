@@ -17,7 +17,7 @@ from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.model.tiny import reference, save
-from tests.security.odd import BOUNDED, one_line, spoiled, works_or_says_why
+from tests.security.odd import BOUNDED, one_line, returns_or_refuses, spoiled
 
 torch.set_num_threads(1)
 WEIGHTS = "model.safetensors"
@@ -122,7 +122,7 @@ def test_an_absurd_size_of_the_layer_is_refused_or_ignored(made, head, name, val
     path = head("eagle")
     shape = json.loads((path / "config.json").read_text())["shape"] | {name: value}
     edit(path / "config.json", shape=shape)
-    works_or_says_why(lambda: read_head(path, made[0]))
+    returns_or_refuses(lambda: read_head(path, made[0]))
 
 
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
@@ -164,7 +164,7 @@ def test_any_odd_value_in_a_config_is_harmless(made, kind):
     @given(spoiled(json.loads(content)))
     def check(config):
         path.write_text(json.dumps(config))
-        works_or_says_why(lambda: read_head(path.parent, made[0]))
+        returns_or_refuses(lambda: read_head(path.parent, made[0]))
 
     try:
         check()
@@ -183,7 +183,7 @@ def test_any_tensor_names_and_shapes_are_a_head_or_refused(made, names, shape, c
     path.mkdir(exist_ok=True)
     save_file({name: torch.zeros(shape) for name in names}, path / WEIGHTS)
     (path / "config.json").write_text(json.dumps(config))
-    works_or_says_why(lambda: read_head(path, made[0]))
+    returns_or_refuses(lambda: read_head(path, made[0]))
 
 
 def test_correct_heads_load(made):

@@ -1,4 +1,4 @@
-"""Attacks by a hub, or by the network before it: none hangs, crashes, fills the disk or writes outside the cache."""
+"""Attacks by a hub or a network: none hangs, crashes, fills the disk or writes outside the cache."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-import engine.model.hub as hubs
+import engine.pairs.hub as hub_module
 from app.main import main
 from engine.errors import ModelError, RunCancelled
-from engine.model import download
-from engine.model.download import needed
-from engine.model.hub import Progress, resolve, resolve_local
-from engine.model.pair import Pair
+from engine.pairs import hub_process
+from engine.pairs.hub_process import needed
+from engine.pairs.pair import Pair
+from engine.pairs.progress import Progress
+from engine.pairs.sources import resolve, resolve_local
 from tests.security.hubs import COMMIT, FILES, MODEL, Hub, serving
 
 WEIGHTS = "model.safetensors"
@@ -55,23 +56,28 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def refused(model: str = MODEL) -> str:
-    """Return the one line that a download ends with."""
+    """Return the error of a failed download, checked to be one line."""
     with pytest.raises(ModelError) as error:
         resolve(model)
     message = str(error.value)
     assert message.startswith(f"{model} is not a directory here and cannot be downloaded: ")
-    assert message.isprintable(), "one line, without anything that a terminal obeys"
+    assert message.isprintable(), "one line without terminal codes"
     return message
 
 
-def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return why the download's process would give up, found without starting it."""
+def use_hub_here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let downloads in this process use the hub."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     address = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-    with pytest.raises(Exception) as error:  # noqa: PT011 - the library's own
-        download.fetch(MODEL, lambda **_: None)
-    message = download.reason(error.value)
+
+
+def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the error of a failed download that runs in this process."""
+    use_hub_here(hub, monkeypatch)
+    with pytest.raises(Exception) as error:  # noqa: PT011 - errors of the library, too
+        hub_process.fetch(MODEL, lambda **_: None)
+    message = hub_process.reason(error.value)
     assert message.isprintable()
     return message
 
@@ -80,18 +86,17 @@ def incomplete(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*.incomplete")]
 
 
-# -- no answer, or not enough of one ------------------------------------------------------------------------------
+# -- no reply, or an incomplete one -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["hang", "drip"])
-def test_a_hub_that_never_answers_or_answers_byte_by_byte(hub: Hub, how: str, monkeypatch) -> None:
-    monkeypatch.setattr(hubs, "ANSWER", 1.0)
-    setattr(hub, how, "/api/")
+def test_a_list_that_arrives_byte_by_byte_has_a_time_limit(hub: Hub, monkeypatch) -> None:
+    monkeypatch.setattr(hub_module, "ANSWER", 1.0)
+    hub.drip = "/api/"
     message = refused()
     assert f"the hub ({hub.url}) did not answer in 1 s; check the network, or give a directory" in message
 
 
-def test_a_hub_that_refuses_the_connection(hub: Hub, monkeypatch) -> None:
+def test_a_refused_connection_is_reported(hub: Hub, monkeypatch) -> None:
     with serving(Hub()) as closed:
         pass
     monkeypatch.setenv("HF_ENDPOINT", closed.url)
@@ -99,8 +104,8 @@ def test_a_hub_that_refuses_the_connection(hub: Hub, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["hang", "drip"])
-def test_a_file_that_stops_arriving(hub: Hub, how: str, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(hubs, "STALL", 1.0)
+def test_a_stalled_file_ends_the_download(hub: Hub, how: str, cache: Path, monkeypatch) -> None:
+    monkeypatch.setattr(hub_module, "STALL", 1.0)
     setattr(hub, how, "model.safetensors")
     assert "made no progress for 1 s, at " in refused()
     assert incomplete(cache) == []
@@ -108,22 +113,22 @@ def test_a_file_that_stops_arriving(hub: Hub, how: str, cache: Path, monkeypatch
         resolve_local(MODEL)
 
 
-def test_a_connection_that_breaks_off_every_time(hub: Hub, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(hubs, "STALL", 4.0)
+def test_a_connection_that_always_breaks_ends_the_download(hub: Hub, cache: Path, monkeypatch) -> None:
+    monkeypatch.setattr(hub_module, "STALL", 4.0)
     hub.cut = 100_000
     assert "made no progress for 4 s" in refused()
     assert incomplete(cache) == []
 
 
-def test_a_connection_that_breaks_off_once_is_taken_up_again(hub: Hub) -> None:
+def test_a_download_continues_after_a_broken_connection(hub: Hub) -> None:
     hub.cut, hub.cuts = 100_000, 1
     assert (resolve(MODEL) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
-# -- a good hub, for comparison -----------------------------------------------------------------------------------
+# -- a correct hub ------------------------------------------------------------------------------------
 
 
-def test_only_needed_files_are_downloaded_and_once(hub: Hub, cache: Path) -> None:
+def test_only_needed_files_are_downloaded_and_only_once(hub: Hub, cache: Path) -> None:
     more = (
         "pytorch_model.bin",
         "modeling_evil.py",
@@ -132,39 +137,39 @@ def test_only_needed_files_are_downloaded_and_once(hub: Hub, cache: Path) -> Non
         "README.md",
     )
     hub.files |= dict.fromkeys(more, b"x")
-    seen: list[Progress] = []
-    folder = resolve(MODEL, seen.append)
+    reports: list[Progress] = []
+    folder = resolve(MODEL, reports.append)
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     assert folder == cache / "models--someone--tiny" / "snapshots" / COMMIT
-    assert (seen[0].file, seen[0].total) == ("", 0)
-    assert (seen[-1].done, seen[-1].total) == (sum(map(len, FILES.values())),) * 2
-    assert hub.sent[-1] == "config.json", "what has it is complete"
-    before = len(hub.asked)
+    assert (reports[0].file, reports[0].total) == ("", 0)
+    assert (reports[-1].done, reports[-1].total) == (sum(map(len, FILES.values())),) * 2
+    assert hub.sent[-1] == "config.json", "config.json marks a complete model"
+    before = len(hub.requests)
     assert resolve(MODEL) == resolve_local(MODEL) == folder
-    assert len(hub.asked) == before, "the cache needs no network"
+    assert len(hub.requests) == before, "the cache needs no network"
     (folder / "tokenizer.json").unlink()
     assert resolve(MODEL) == folder
-    assert hub.sent[len(FILES) :] == [], "the file itself was still there"
+    assert hub.sent[len(FILES) :] == [], "the cache still held the file"
     assert (folder / "tokenizer.json").read_bytes() == FILES["tokenizer.json"]
 
 
-def test_offline_mode_asks_nobody(hub: Hub, monkeypatch) -> None:
+def test_offline_mode_sends_no_request(hub: Hub, monkeypatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set; unset it, or give a directory" in refused()
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize(
     "model", ["~nobody-here/x", "no/such/path", "a/" + "b" * 5000, "a/b..c", "x\0/y", "a/.."]
 )
-def test_a_name_that_is_no_hub_id(hub: Hub, model: str) -> None:
+def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
     with pytest.raises(ModelError) as error:
         Pair.of(model)
     assert "\n" not in str(error.value)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
-# -- refusals and lies --------------------------------------------------------------------------------------------
+# -- refusals and false replies -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_a_name_that_is_no_hub_id(hub: Hub, model: str) -> None:
         (500, {"X-Error-Message": "\x1b[2J\x07boo"}, "answered 500; check the network, or give a directory"),
     ],
 )
-def test_a_hub_that_says_no(
+def test_an_error_status_gives_a_cause_and_a_remedy(
     hub: Hub, status: int, headers: dict[str, str], message: str, monkeypatch
 ) -> None:
     hub.status, hub.headers = status, headers
@@ -193,16 +198,17 @@ def test_a_hub_that_says_no(
 
 def test_a_redirect_to_another_host_gets_no_token(hub: Hub, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    use_hub_here(hub, monkeypatch)
     with serving(Hub()) as elsewhere:
         hub.location = f"{elsewhere.url}/api/models/{MODEL}"
-        resolve(MODEL)
-        assert elsewhere.asked == [f"GET /api/models/{MODEL}"]
+        hub_process.fetch(MODEL, lambda **_: None)
+        assert elsewhere.requests == [f"GET /api/models/{MODEL}"]
         assert elsewhere.tokens == [None]
     assert set(hub.tokens) == {"Bearer hf_secret"}
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "{url}/api/models/someone/tiny"])
-def test_a_redirect_to_a_file_or_in_a_circle(hub: Hub, place: str, monkeypatch) -> None:
+def test_a_redirect_to_a_file_or_to_itself_is_refused(hub: Hub, place: str, monkeypatch) -> None:
     hub.location = place.format(url=hub.url)
     assert reason(hub, monkeypatch).endswith("; check the network, or give a directory")
 
@@ -217,7 +223,7 @@ def test_a_redirect_to_a_file_or_in_a_circle(hub: Hub, place: str, monkeypatch) 
     ],
     ids=["no JSON", "deep JSON", "a path as commit", "wrong types"],
 )
-def test_a_list_that_is_garbage(hub: Hub, answer: bytes, cache: Path, monkeypatch) -> None:
+def test_an_invalid_list_is_refused(hub: Hub, answer: bytes, cache: Path, monkeypatch) -> None:
     hub.answer = answer
     reason(hub, monkeypatch)
     assert not cache.exists()
@@ -226,18 +232,18 @@ def test_a_list_that_is_garbage(hub: Hub, answer: bytes, cache: Path, monkeypatc
 @pytest.mark.parametrize(
     "name", ["../../x.json", "/etc/x.json", "a/../../x.json", "..\\x.json", "", "x\0.json"]
 )
-def test_a_file_name_that_leaves_the_repository(name: str) -> None:
+def test_a_file_name_outside_the_repository_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match="which is no name in a repository"):
         needed([(name, 1), *((name, 1) for name in FILES)])
 
 
 @pytest.mark.parametrize("size", [-1, None, True, 1.5, "9"])
-def test_a_size_that_is_no_size(size: object) -> None:
+def test_an_invalid_size_is_refused(size: object) -> None:
     with pytest.raises(ModelError, match=r"the hub says that config.json has .* bytes"):
         needed([(name, size if name == "config.json" else 1) for name in FILES])
 
 
-def test_a_repository_of_pickles_is_refused_before_anything_is_downloaded(hub: Hub, monkeypatch) -> None:
+def test_a_repository_of_pickles_is_refused_before_a_download(hub: Hub, monkeypatch) -> None:
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x", "tokenizer.json": b"{}"}
     assert "has no safetensors, only pytorch_model.bin, which can run code and is not read" in reason(
         hub, monkeypatch
@@ -245,23 +251,23 @@ def test_a_repository_of_pickles_is_refused_before_anything_is_downloaded(hub: H
     assert hub.sent == []
 
 
-def test_shards_are_taken_where_there_is_an_index(hub: Hub) -> None:
+def test_an_index_selects_the_shards(hub: Hub) -> None:
     names = ["config.json", "model.safetensors", "model-1-of-2.safetensors", "model.safetensors.index.json"]
     assert list(needed([(name, 1) for name in names])) == [*names[2:], "config.json"]
 
 
-def test_a_model_of_a_petabyte_is_refused_before_anything_is_downloaded(
-    hub: Hub, cache: Path, monkeypatch
-) -> None:
+def test_a_model_of_a_petabyte_is_refused_before_a_download(hub: Hub, cache: Path, monkeypatch) -> None:
     hub.listed = [{"rfilename": name, "size": 10**15 if name == WEIGHTS else 5} for name in FILES]
     assert "it has 1000000.0 GB, the disk of" in reason(hub, monkeypatch)
     assert hub.sent == []
     assert not cache.exists()
 
 
-def test_a_file_that_is_longer_than_it_was_listed(hub: Hub, cache: Path) -> None:
+def test_a_file_longer_than_listed_is_refused(hub: Hub, cache: Path, monkeypatch) -> None:
     hub.listed = [{"rfilename": name, "size": 70_000} for name in FILES]
-    assert "the hub sends more of model.safetensors than the 70000 bytes that it listed" in refused()
+    assert "the hub sends more of model.safetensors than the 70000 bytes that it listed" in reason(
+        hub, monkeypatch
+    )
     assert incomplete(cache) == []
 
 
@@ -274,7 +280,7 @@ def test_a_file_that_is_longer_than_it_was_listed(hub: Hub, cache: Path) -> None
     ],
     ids=["a path as ETag", "an absolute ETag", "a path as commit"],
 )
-def test_headers_cannot_make_it_write_outside_the_cache(
+def test_headers_cannot_place_files_outside_the_cache(
     hub: Hub, headers: dict[str, str], tmp_path: Path
 ) -> None:
     hub.headers = {name: value.format(outside=str(tmp_path).strip("/")) for name, value in headers.items()}
@@ -283,7 +289,7 @@ def test_headers_cannot_make_it_write_outside_the_cache(
     assert written == []
 
 
-def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path, monkeypatch) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(hub: Hub, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
     assert re.fullmatch(
@@ -291,10 +297,10 @@ def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path, monkeypatch) -
     )
 
 
-# -- stopping -----------------------------------------------------------------------------------------------------
+# -- stopping -----------------------------------------------------------------------------------------
 
 
-def test_a_stopped_download_leaves_nothing_half_usable(hub: Hub, cache: Path) -> None:
+def test_a_stopped_download_leaves_no_incomplete_model(hub: Hub, cache: Path) -> None:
     hub.hang, cancel = WEIGHTS, threading.Event()
 
     def stop() -> None:
@@ -312,9 +318,9 @@ def test_a_stopped_download_leaves_nothing_half_usable(hub: Hub, cache: Path) ->
     assert resolve(MODEL).is_dir()
 
 
-def test_a_killed_program_leaves_no_download_behind(hub: Hub) -> None:
+def test_the_download_ends_with_a_killed_program(hub: Hub) -> None:
     hub.hang = "/api/"
-    code = f"from engine.model.hub import resolve; resolve({MODEL!r})"
+    code = f"from engine.pairs.hub import download; download({MODEL!r})"
     program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     assert hub.reached.wait(60)
     (download,) = psutil.Process(program.pid).children()
@@ -323,9 +329,9 @@ def test_a_killed_program_leaves_no_download_behind(hub: Hub) -> None:
     download.wait(30)
 
 
-def test_the_command_line_says_what_it_waits_for(hub: Hub, capsys, tmp_path: Path) -> None:
+def test_the_command_line_reports_the_download_and_its_error(hub: Hub, capsys, tmp_path: Path) -> None:
     hub.status = 500
-    asked = [
+    words = [
         "run",
         "--method",
         "autoregressive",
@@ -336,7 +342,7 @@ def test_the_command_line_says_what_it_waits_for(hub: Hub, capsys, tmp_path: Pat
         "--db",
         str(tmp_path / "x.db"),
     ]
-    assert main(asked) == 1
+    assert main(words) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"downloading {MODEL}; Ctrl-C stops it"
     assert lines[1].startswith(f"specscope: {MODEL} is not a directory here and cannot be downloaded: ")
@@ -352,7 +358,7 @@ def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    asked = [
+    words = [
         "run",
         "--method",
         "autoregressive",
@@ -364,9 +370,9 @@ def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_
         str(tmp_path / "x.db"),
     ]
     try:
-        assert main(asked) == 130
+        assert main(words) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "specscope: stopped"
     mine = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [child for child in mine if "engine.model.download" in child.cmdline()]
+    assert not [child for child in mine if "engine.pairs.hub_process" in child.cmdline()]

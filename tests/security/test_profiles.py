@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import UsageError
 from engine.simulate.measured import Grid
 from engine.simulate.profile import FOLDER, Profile
-from tests.security.odd import BOUNDED, one_line, works_or_says_why
+from tests.security.odd import BOUNDED, one_line, returns_or_refuses
 
 TEXTS = {
     name: (FOLDER / f"{name}.toml").read_text("utf-8") for name in ("pearl-3xA100", "8xA100", "A100-OPT")
@@ -185,4 +185,4 @@ def test_any_one_line_of_a_profile_may_be_odd(tmp_path_factory, data):
             assert math.isfinite(latency.target.forward_us(latency.hardware, 4, 1000))
             assert math.isfinite(latency.c)
 
-    works_or_says_why(ask)
+    returns_or_refuses(ask)

@@ -1,4 +1,4 @@
-"""Attacks by prompts: too long, too many. All are refused before a tokenizer sees them."""
+"""Prompts that are too long or too many are refused before tokenization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PRO
 from engine.cluster.prompts import encode, ids_of
 from engine.errors import UsageError
 from engine.methods import METHODS
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.types import Limits
 
 HUGE = 4_000_000
@@ -30,10 +30,10 @@ TEXTS = {
 
 
 class Untouched:
-    """A tokenizer that must not be used."""
+    """A tokenizer that fails at any use."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the tokenizer was asked for {name}")
+        raise AssertionError(f"{name} of the tokenizer was used")
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("the tokenizer was called")
@@ -59,7 +59,7 @@ def test_a_prompt_of_4_mb_is_refused_before_it_is_tokenized(text: str) -> None:
         ids_of(GUARDED, prompt)
 
 
-def test_messages_that_are_too_long_together_are_refused() -> None:
+def test_messages_of_too_many_characters_are_refused() -> None:
     system = {"role": "system", "content": "s" * 20_000}
     assert f"{20_000 + 20_000} characters" in refused([system, {"role": "user", "content": "u" * 20_000}])
 
@@ -77,28 +77,28 @@ def test_10_000_prompts_in_one_run_are_refused() -> None:
     assert refused(*["Hi"] * 10_000) == f"10000 prompts were given; a run takes at most {MOST_PROMPTS}"
 
 
-def test_prompts_that_are_too_long_together_are_refused() -> None:
+def test_prompts_of_too_many_characters_are_refused() -> None:
     assert (
         refused(*["x" * 30_000] * 200)
         == "the prompts have 6000000 characters; a run takes at most 4000000 in all"
     )
 
 
-def test_no_prompt_that_fits_the_context_is_refused_for_its_characters() -> None:
+def test_the_limit_of_characters_admits_every_prompt_that_fits_the_context() -> None:
     longest = max(len(PAIR.tokenizer.decode([token])) for token in range(PAIR.vocab_size))
     assert longest == PER_TOKEN
     text = " " * PER_TOKEN * (PAIR.context - 100) + "x"
     assert len(ids_of(PAIR, text)) < PAIR.context
 
 
-def test_a_context_of_millions_of_tokens_still_has_a_limit() -> None:
+def test_a_huge_context_has_a_limit_of_characters() -> None:
     wide = replace(GUARDED, context=10**9)
     with pytest.raises(UsageError, match=f"it may have {MOST_CHARACTERS} with a context of"):
         ids_of(wide, "x" * HUGE)
 
 
 @pytest.mark.parametrize("stops", [("x" * HUGE,), ("x",) * (MOST_STOPS + 1), ("x" * (LONGEST_STOP + 1),)])
-def test_stop_strings_that_are_too_long_or_too_many_are_refused(stops: tuple[str, ...]) -> None:
+def test_too_long_or_too_many_stop_strings_are_refused(stops: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=r"stop strings? .*(it may have|takes at most)"):
         Limits(stop=stops)
     Limits(stop=("x" * LONGEST_STOP,) * MOST_STOPS)
@@ -110,7 +110,7 @@ def test_a_reference_text_of_4_mb_is_refused() -> None:
     assert len(str(error.value)) < 400
 
 
-def test_the_page_refuses_4_mb_before_it_queues_a_run() -> None:
+def test_the_page_refuses_a_prompt_of_4_mb() -> None:
     with pytest.raises(
         FormError, match=f"the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}"
     ) as error:
@@ -134,7 +134,7 @@ def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(
     monkeypatch.setattr(common, "open_cluster", lambda args: pytest.fail("models load"))
     file = tmp_path / "prompt.txt"
     file.write_text("[" * HUGE)
-    asked = ["run", "--method", "autoregressive", "--db", str(tmp_path / "x.db")]
-    assert main([*asked, "--prompt-file", str(file)]) == 2
+    words = ["run", "--method", "autoregressive", "--db", str(tmp_path / "x.db")]
+    assert main([*words, "--prompt-file", str(file)]) == 2
     expected = f"specscope: the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}: shorten it\n"
     assert capsys.readouterr().err == expected

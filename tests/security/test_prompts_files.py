@@ -1,4 +1,4 @@
-"""Attacks on prompt files, and on the files that commands write."""
+"""Invalid prompt files, and output files on a full disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traces.store import Store
 
 @pytest.fixture(autouse=True)
 def _no_models(monkeypatch):
-    """Refuse to open models: a bad file must be found before."""
+    """Fail if a command opens models: it must refuse a bad file first."""
 
     def refuse(*_, **__):
         raise AssertionError("models were opened")
@@ -31,7 +31,7 @@ def run(path, db):
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem", "pipe", "folder", "missing", "x" * 5000])
-def test_only_a_regular_file_holds_prompts(tmp_path, name):
+def test_prompts_are_read_only_from_a_regular_file(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     done = run(tmp_path / name, tmp_path)
@@ -59,13 +59,13 @@ def test_only_a_regular_file_holds_prompts(tmp_path, name):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_bad_line_is_named(tmp_path, content, message):
+def test_the_error_names_the_bad_line(tmp_path, content, message):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
     assert run(path, tmp_path).failed(2, message)
 
 
-def test_only_a_line_feed_ends_a_line(tmp_path):
+def test_lines_end_only_with_a_line_feed(tmp_path):
     path = tmp_path / "prompts.jsonl"
     rows = [{"text": "a\u2028b\u2029c\x85d\x0be"}, {"text": "f"}]
     for end in ("\n", "\r\n"):
@@ -83,7 +83,7 @@ def db(tmp_path):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Fill the disk: what is written arrives by half, and is not kept."""
+    """Return a function that makes every later write fail, as on a full disk."""
 
     def fsync(_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -92,7 +92,7 @@ def full(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["report", "sample-speculative"], ["export", "sample-speculative"]])
-def test_a_full_disk_leaves_the_old_file_and_no_half_of_a_new_one(tmp_path, db, full, words):
+def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path, db, full, words):
     path = tmp_path / "out.html"
     path.write_text("before", encoding="utf-8")
     full()
@@ -102,14 +102,14 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_of_a_new_one(tmp_path, db, 
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_full_disk_leaves_no_half_of_a_trace_file(tmp_path, full):
+def test_a_full_disk_leaves_no_part_of_a_trace_file(tmp_path, full):
     full()
     with pytest.raises(UsageError, match="cannot be written"):
         write_file(sample_trace(), tmp_path / "trace.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_device_is_one_line(db):
+def test_a_full_device_gives_one_line(db):
     assert command("report", "sample-speculative", "-o", "/dev/full", *db).failed(
         1, "No space left on device"
     )
@@ -124,6 +124,6 @@ def test_a_full_device_is_one_line(db):
     ],
 )
 @pytest.mark.parametrize("word", ["report", "export"])
-def test_an_output_that_cannot_be_is_refused_before_the_work(tmp_path, monkeypatch, word, output, message):
+def test_an_impossible_output_is_refused_before_the_work(tmp_path, monkeypatch, word, output, message):
     monkeypatch.chdir(tmp_path)
     assert command(word, "none", "-o", output, "--db", "none.db").failed(2, message)

@@ -1,4 +1,4 @@
-"""Attacks by a chat template: programs that never end, fill the memory, or write lines into messages."""
+"""Attacks by a chat template: endless programs, huge memory, and lines in error messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.errors import ModelError, UsageError
-from engine.model import pair as pairs
-from engine.model import templates
-from engine.model.pair import Pair
-from engine.model.templates import Renderer
+from engine.pairs import pair as pairs
+from engine.pairs import templates
+from engine.pairs.pair import Pair
+from engine.pairs.templates import Renderer
 from tests.security.odd import one_line
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -53,34 +53,34 @@ PUBLISHED = {
 NESTED = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
 GROWING = "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
 ATTACKS = {
-    "divides by zero": ("{{ 1 / (messages | length - 1) }}", "ZeroDivisionError"),
-    "loops 10 to the 10 times and writes nothing": (NESTED, "runs for more than 0.5 s of processor time"),
-    "makes a number of 10 to the 10 digits": ("{{ 10 ** (10 ** 10) }}", "runs for more than 0.5 s"),
-    "makes 10 to the 10 characters at once": ("{{ 'a' * 10 ** 10 }}", "too much memory"),
-    "doubles a text 99 times": (GROWING, "too much memory|runs for more than"),
-    "pads to 10 to the 9 characters": ("{{ '%1000000000d' % 1 }}", "too much memory"),
-    "centres in 10 to the 9 characters": ("{{ 'a' | center(1000000000) }}", "too much memory"),
-    "makes more text than fits": ("{{ 'a' * 200000 }}", "makes 200000 characters; the limit is 100004"),
-    "recurses": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-    "nests 10,000 brackets": ("{{" + "(" * 10_000 + "1" + ")" * 10_000 + "}}", "RecursionError"),
-    "nests 30 loops": ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
-    "is no template": ("{% if %}", "TemplateSyntaxError"),
-    "reads what is not there": ("{{ messages[5].content.x }}", "UndefinedError"),
-    "reaches for Python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    "reaches for Python through format": ("{{ '{0.__class__.__base__}'.format('') }}", "SecurityError"),
-    "hides an underscore in a namespace": ("{% set ns = namespace(__class__=1) %}", "SecurityError"),
-    "makes half a character": ("{{ '\\ud800' }}", "surrogates not allowed"),
-    "includes a file": ("{% include '/etc/passwd' %}", "no loader"),
+    "division by zero": ("{{ 1 / (messages | length - 1) }}", "ZeroDivisionError"),
+    "loop of 10 to the 10 turns without output": (NESTED, "runs for more than 0.2 s of processor time"),
+    "number of 10 to the 10 digits": ("{{ 10 ** (10 ** 10) }}", "runs for more than 0.2 s"),
+    "text of 10 to the 10 characters": ("{{ 'a' * 10 ** 10 }}", "too much memory"),
+    "text doubled 99 times": (GROWING, "too much memory|runs for more than"),
+    "padding to 10 to the 9 characters": ("{{ '%1000000000d' % 1 }}", "too much memory"),
+    "centring in 10 to the 9 characters": ("{{ 'a' | center(1000000000) }}", "too much memory"),
+    "more text than the limit": ("{{ 'a' * 200000 }}", "makes 200000 characters; the limit is 100004"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    "10,000 nested brackets": ("{{" + "(" * 10_000 + "1" + ")" * 10_000 + "}}", "RecursionError"),
+    "30 nested loops": ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+    "no template": ("{% if %}", "TemplateSyntaxError"),
+    "missing variable": ("{{ messages[5].content.x }}", "UndefinedError"),
+    "Python internals": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    "Python internals through format": ("{{ '{0.__class__.__base__}'.format('') }}", "SecurityError"),
+    "underscore in a namespace": ("{% set ns = namespace(__class__=1) %}", "SecurityError"),
+    "half of a surrogate pair": ("{{ '\\ud800' }}", "surrogates not allowed"),
+    "included file": ("{% include '/etc/passwd' %}", "no loader"),
 }
 
 
 @pytest.fixture(scope="module")
 def renderer():
-    made = Renderer()
+    renderer = Renderer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(templates, "SECONDS", 0.5)
-        yield made
-    made.close()
+        patch.setattr(templates, "SECONDS", 0.2)
+        yield renderer
+    renderer.close()
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def target(tmp_path):
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_template_that(attack, renderer):
+def test_a_hostile_template_is_refused(attack, renderer):
     template, message = ATTACKS[attack]
     with pytest.raises(ModelError) as error:
         renderer.render(template, HI, NAMES)
@@ -98,14 +98,14 @@ def test_a_template_that(attack, renderer):
     assert renderer.render("{{ bos_token }} goes on", HI, NAMES) == "<s> goes on"
 
 
-def test_a_refusal_of_700_000_characters_and_many_lines_is_one_short_line(renderer):
+def test_a_long_refusal_of_many_lines_becomes_one_short_line(renderer):
     with pytest.raises(UsageError) as error:
         renderer.render("{{ raise_exception('no\n\x1b[31m' * 100000) }}", HI, NAMES)
     assert one_line(str(error.value)).startswith("no ")
 
 
 @pytest.mark.parametrize("template", PUBLISHED)
-def test_templates_as_published_give_the_text_that_transformers_gives(template, renderer):
+def test_published_templates_give_transformers_text(template, renderer):
     for chat in CHATS:
         want, _ = render_jinja_template(
             conversations=[chat], chat_template=PUBLISHED[template], add_generation_prompt=True, **NAMES
@@ -113,7 +113,7 @@ def test_templates_as_published_give_the_text_that_transformers_gives(template, 
         assert renderer.render(PUBLISHED[template], chat, NAMES) == want[0]
 
 
-def test_the_bundled_template_gives_the_text_that_transformers_gives():
+def test_the_bundled_template_gives_transformers_text():
     pair = Pair.find("bundled")
     for chat in CHATS:
         want = pair.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -123,12 +123,12 @@ def test_the_bundled_template_gives_the_text_that_transformers_gives():
         )
 
 
-def test_a_long_chat_may_be_as_long_as_it_is(renderer):
+def test_a_long_chat_does_not_exceed_the_limit(renderer):
     chat = [{"role": "user", "content": "x" * 500_000}]
     assert len(renderer.render("{{ messages[0].content }}", chat, {})) == 500_000
 
 
-def test_a_model_with_a_template_beyond_its_limits_is_refused_when_it_is_opened(target):
+def test_opening_a_model_refuses_a_template_beyond_its_limits(target):
     for template, message in (
         ("{{ 'a' * 10**10 }}", "too much memory"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
@@ -140,7 +140,7 @@ def test_a_model_with_a_template_beyond_its_limits_is_refused_when_it_is_opened(
 
 
 @pytest.mark.parametrize("template", ["5", "[1]", '{"a": "b"}', '[{"name": "x"}]'])
-def test_a_template_of_another_type_is_refused_when_its_model_is_opened(target, template):
+def test_opening_a_model_refuses_a_template_of_another_type(target, template):
     (target / "chat_template.jinja").unlink()
     config = (target / "tokenizer_config.json").read_text().replace("{", f'{{"chat_template": {template},', 1)
     (target / "tokenizer_config.json").write_text(config)
@@ -149,7 +149,7 @@ def test_a_template_of_another_type_is_refused_when_its_model_is_opened(target, 
     one_line(str(error.value))
 
 
-def test_a_template_that_fails_on_some_messages_only_is_refused_with_the_prompt(target):
+def test_a_template_that_fails_for_a_prompt_refuses_that_prompt(target):
     (target / "chat_template.jinja").write_text("{{ 'a' * 10 ** (messages[0].content | length) }}")
     pair = Pair.of(target)
     assert pair.encode("Hi")
@@ -157,7 +157,7 @@ def test_a_template_that_fails_on_some_messages_only_is_refused_with_the_prompt(
         pair.encode("a longer text")
 
 
-def test_a_template_that_forges_the_stand_in_of_a_message_gets_no_other_text(target):
+def test_a_template_may_contain_a_placeholder_of_a_message(target):
     (target / "chat_template.jinja").write_text(
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}\ue0007\ue001\ue000"
         + "9" * 5000
@@ -166,7 +166,7 @@ def test_a_template_that_forges_the_stand_in_of_a_message_gets_no_other_text(tar
     assert Pair.of(target).encode("<|eos|>")
 
 
-def test_a_renderer_that_is_killed_or_stopped_is_replaced(monkeypatch):
+def test_a_killed_or_suspended_process_is_replaced(monkeypatch):
     monkeypatch.setattr(templates, "_PATIENCE", 1)
     renderer = Renderer()
     try:
@@ -182,13 +182,13 @@ def test_a_renderer_that_is_killed_or_stopped_is_replaced(monkeypatch):
         renderer.close()
 
 
-def test_eight_threads_may_render_at_once(renderer):
+def test_eight_threads_can_render_at_the_same_time(renderer):
     with ThreadPoolExecutor(8) as pool:
         texts = [str(i) for i in range(200)]
         assert list(pool.map(lambda text: renderer.render(text, HI, {}), texts)) == texts
 
 
-def test_the_renderer_ends_with_the_process_that_started_it():
+def test_the_process_ends_when_its_connection_closes():
     renderer = Renderer()
     renderer.render("x", HI, {})
     renderer._connection.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.drafters.static import FOLDER, MOST_NODES, tree
 from engine.errors import UsageError
-from tests.security.odd import BOUNDED, ODD, one_line, works_or_says_why
+from tests.security.odd import BOUNDED, ODD, one_line, returns_or_refuses
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_the_deepest_tree_is_read(written):
 def test_any_list_is_a_tree_or_refused(tmp_path_factory, paths):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_text(f"paths = {paths}".replace("True", "true").replace("False", "false"))
-    works_or_says_why(lambda: tree(str(path)))
+    returns_or_refuses(lambda: tree(str(path)))
 
 
 @BOUNDED
@@ -106,4 +106,4 @@ def test_any_bytes_of_a_tree_may_be_others(tmp_path_factory, at, junk):
     content = (FOLDER / "medusa.toml").read_bytes()
     at %= len(content)
     path.write_bytes(content[:at] + junk + content[at + len(junk) :])
-    works_or_says_why(lambda: tree(str(path)))
+    returns_or_refuses(lambda: tree(str(path)))

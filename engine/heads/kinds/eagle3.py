@@ -25,10 +25,10 @@ from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.model.decoder import Decoder
-from engine.model.load import Checkpoint
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.model.weights import Linear, Norm
+from engine.pairs.checkpoint import Checkpoint
 
 STATES = 3
 """States of the target that a head reads if its config does not list them."""

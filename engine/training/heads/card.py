@@ -16,9 +16,9 @@ from engine.heads.files import HeadWeights, read_head
 from engine.heads.kinds import KINDS
 from engine.heads.packed import Texts
 from engine.heads.trainable import Frozen, TrainableHead
-from engine.model.load import read_config
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
+from engine.pairs.config import read_config
+from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of

@@ -26,9 +26,11 @@ from engine.heads.config import HeadConfig, layer_fields
 from engine.heads.files import read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
 from engine.heads.trainable import Frozen, TrainableHead
-from engine.model.load import Checkpoint, load, read_config
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.config import read_config
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, find_sources, read_mixture

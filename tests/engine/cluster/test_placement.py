@@ -2,7 +2,7 @@
 
 from engine.cluster.local_devices import LocalDevices
 from engine.cluster.placement import Placement
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.events import Device
 from engine.types import Layout
 from tests.engine.workers.harness import scripted_cluster

@@ -11,8 +11,9 @@ from engine.heads.config import HeadConfig
 from engine.heads.files import tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
 from engine.heads.kinds.eagle3 import target_ids
-from engine.model.load import Checkpoint, read_config
-from engine.model.pair import Pair
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.config import read_config
+from engine.pairs.pair import Pair
 
 MASKS, HEADS = 4, 5
 ORDER = ("medusa", "hydra", "eagle", "eagle3", "parallelspec_eagle", "parallelspec_medusa")

@@ -17,8 +17,9 @@ from engine.heads.kinds.hydra import TrainableHydra
 from engine.heads.kinds.medusa import TrainableMedusa
 from engine.heads.packed import Texts, pack
 from engine.heads.trainable import TrainableHead
-from engine.model.load import load, read_config
 from engine.model.shape import ModelShape
+from engine.pairs.config import read_config
+from engine.pairs.load import load
 from engine.training.heads.features import features_of
 from engine.training.heads.train import build_head, head_config, read_frozen
 from engine.training.options import HEAD_DEFAULTS, HeadOptions

@@ -20,8 +20,8 @@ from engine.errors import ModelError, UsageError
 from engine.heads.drafting import Work
 from engine.heads.files import check_head, read_head
 from engine.heads.find import HeadFile, load_head
-from engine.model.load import load
-from engine.model.pair import Pair
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import engine
 from engine.errors import ModelError, UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import METHODS, NEW, PROMPT, drafts, drifting, expected, walk

@@ -13,7 +13,7 @@ import torch
 import engine
 from engine.drafters.static import tree
 from engine.draws import Draws
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.types import Sampling
 from tests.engine.heads.random_heads import make_heads, with_eagle3
 from tests.engine.methods.pairs import save_with_tokenizer

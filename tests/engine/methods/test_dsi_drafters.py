@@ -17,7 +17,7 @@ from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
 from engine.methods.dsi import Config, plan, servers
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling

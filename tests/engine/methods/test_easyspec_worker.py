@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.drafters.tree import Wide
-from engine.model.load import load
+from engine.pairs.load import load
 from engine.types import Packing, Prefix, Sampling
 from engine.workers.exchange import exchange_memory
 from engine.workers.host import Host

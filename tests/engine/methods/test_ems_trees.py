@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine.cluster.placement import Placement
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling
 from engine.workers.transports.virtual import VirtualLoop

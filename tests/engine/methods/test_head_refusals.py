@@ -10,7 +10,7 @@ import pytest
 import engine
 from engine.drafters.static import tree
 from engine.errors import ModelError, UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import PROMPT, drafts, open_world

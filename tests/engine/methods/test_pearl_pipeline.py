@@ -8,9 +8,9 @@ import pytest
 from engine.cluster.site import Pipeline
 from engine.errors import SpecScopeError, UsageError
 from engine.methods.pearl import Config, plan
-from engine.model.load import load
-from engine.model.pair import Pair
 from engine.model.stage import to_bytes
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Export, Import, Load, Prefill, Propose

@@ -17,8 +17,8 @@ from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import find
 from engine.model.language import Output
-from engine.model.load import load
-from engine.model.pair import Pair
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Layout, Limits, Packing, Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards
@@ -43,7 +43,9 @@ class Ranked(Scripted):
         inside = cache.append(rows)
         logits = torch.full((len(want), self.vocab_size), -1e4)
         for line, row in enumerate(want):
-            for rank, token in enumerate(self._ranks(cache.path(int(rows.slots[row]), int(inside[row])))):
+            for rank, token in enumerate(
+                self._ranks(cache.tokens_to(int(rows.slots[row]), int(inside[row])))
+            ):
                 logits[line, token] = -rank
         return Output(logits, {})
 

@@ -1,4 +1,4 @@
-"""The decoder against transformers: prefill, one row, chains, trees, several sequences in one batch."""
+"""The decoder compared with transformers: prefill, rows, chains, trees and batches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from engine.errors import UsageError
 from engine.model import weights
-from engine.model.attention import Attention
-from engine.model.load import load
+from engine.model.attention import SlotAttention
 from engine.model.slots import PAD, PROVISIONAL, Rows
+from engine.pairs.load import load
 from tests.engine.model.tiny import CONFIGS, CONTEXT, VOCAB, reference, save
 
 torch.set_num_threads(1)
@@ -20,7 +20,7 @@ NONE = np.empty(0, dtype=np.int64)
 
 
 class Both:
-    """One model twice: ours and transformers'."""
+    """The same model as our decoder and in transformers."""
 
     def __init__(self, family, path):
         self.reference = reference(family)
@@ -28,7 +28,7 @@ class Both:
         self.decoder = load(path)
 
     def expected(self, tokens) -> torch.Tensor:
-        """Logits after each token of a text, by transformers without a cache."""
+        """Return transformers' logits after each token of a text, (T, V)."""
         with torch.inference_mode():
             return self.reference(torch.tensor([list(tokens)]), use_cache=False).logits[0]
 
@@ -55,7 +55,7 @@ def text(n, seed=0):
 
 
 def assert_same(got, want, tolerance=1e-4):
-    """Within 1e-4 of the largest logit."""
+    """Check shape, dtype and the error relative to the largest logit."""
     assert got.shape == want.shape
     assert got.dtype == torch.float32
     error = (got - want).abs().max() / want.abs().max()
@@ -88,41 +88,41 @@ def test_several_rows_after_a_prefill(both, count):
 
 
 TREE = [9, 10, 10, 11, 11, 12, 9, 16, 17, 15, -1, 20]
-"""Parents of rows 10 to 21: two branches after the trunk's last row, siblings, one older row, a second root."""
+"""Parents of rows 10 to 21: branches after the last trunk row, siblings, and a second root."""
 
 
 def check_tree(both, cache, parents, flags=None):
-    """Feed rows and compare each with its own path, alone."""
+    """Forward a tree and compare each row with transformers' logits for its path."""
     decoder = both.decoder
     start = cache.length(0)
     ids = text(len(parents), seed=1)
     out = decoder.forward(cache, Rows.of(0, ids, parents, flags), np.arange(len(ids)))
     for i in range(len(ids)):
-        path = cache.path(0, start + i)
+        path = cache.tokens_to(0, start + i)
         assert_same(out.logits[i], both.expected(path)[-1])
 
 
-def test_tree_agrees_with_each_path_alone(both):
+def test_a_tree_agrees_with_its_paths(both):
     cache = both.decoder.new_cache(1, 50)
     both.decoder.forward(cache, Rows.chain(0, text(10), 0), NONE)
     check_tree(both, cache, TREE)
 
 
-def test_tree_grown_level_by_level(both):
+def test_a_tree_grown_level_by_level_agrees_with_its_paths(both):
     cache = both.decoder.new_cache(1, 50)
     both.decoder.forward(cache, Rows.chain(0, text(10), 0), NONE)
     for level in ([9, 9], [10, 11, 11], [12], [15, 14, 14]):
         check_tree(both, cache, level)
 
 
-def test_padding_and_provisional_rows_are_seen_by_their_descendants_only(both):
+def test_only_descendants_attend_to_padding_and_provisional_rows(both):
     cache = both.decoder.new_cache(1, 50)
     both.decoder.forward(cache, Rows.chain(0, text(10), 0), NONE)
     check_tree(both, cache, [9, 10, 9, 12], [PROVISIONAL, PROVISIONAL, 0, PAD])
     check_tree(both, cache, [12])
 
 
-def test_kept_branch_is_what_was_cached(both):
+def test_rows_after_a_kept_branch(both):
     ids = text(10)
     cache = both.decoder.new_cache(1, 50)
     both.decoder.forward(cache, Rows.chain(0, ids, 0), NONE)
@@ -144,7 +144,7 @@ def test_sequences_of_different_lengths_in_one_batch(both):
     parts = [Rows.chain(slot, ids, 0) for slot, ids in texts.items()]
     out = both.decoder.forward(cache, Rows.join(parts), np.arange(29))
     assert_same(out.logits, torch.cat([both.expected(ids) for ids in texts.values()]))
-    # one row, a chain and a tree at once
+    # one row, a chain and a tree in one batch
     more = [Rows.chain(1, [5], 9), Rows.chain(0, [6, 7, 8], 3), Rows.of(2, [3, 4, 5], [16, 16, 17])]
     out = both.decoder.forward(cache, Rows.join(more), np.array([6, 0, 3]))
     want = [[*texts[2], 3, 5], [*texts[1], 5], [*texts[0], 6, 7, 8]]
@@ -170,20 +170,22 @@ def test_random_trees(models, data):
     if trunk:
         decoder.forward(cache, Rows.chain(0, text(trunk), 0), NONE)
     for step in range(data.draw(st.integers(1, 3), label="steps")):
-        held = cache.length(0)
+        length = cache.length(0)
         n = data.draw(st.integers(1, 8), label="n")
-        parents = [data.draw(st.integers(max(-1, held - 6), held + i - 1)) for i in range(n)]
+        parents = [data.draw(st.integers(max(-1, length - 6), length + i - 1)) for i in range(n)]
         ids = text(n, seed=step)
         out = decoder.forward(cache, Rows.of(0, ids, parents), np.arange(n))
         row = data.draw(st.integers(0, n - 1), label="row")
-        assert_same(out.logits[row], both.expected(cache.path(0, held + row))[-1])
+        assert_same(out.logits[row], both.expected(cache.tokens_to(0, length + row))[-1])
 
 
 def test_hidden_states(both):
     ids = text(12)
     layers = both.decoder.shape.layers
-    asked = (*range(layers + 1), -1)
-    out = both.decoder.forward(both.decoder.new_cache(1, 20), Rows.chain(0, ids, 0), np.array([11]), asked)
+    requested = (*range(layers + 1), -1)
+    out = both.decoder.forward(
+        both.decoder.new_cache(1, 20), Rows.chain(0, ids, 0), np.array([11]), requested
+    )
     states = []
     hooks = [
         layer.register_forward_hook(lambda *a: states.append(a[2])) for layer in both.reference.model.layers
@@ -193,7 +195,7 @@ def test_hidden_states(both):
         embedded = both.reference.model.embed_tokens(torch.from_numpy(ids))
     for hook in hooks:
         hook.remove()
-    assert set(out.hidden) == set(asked)
+    assert set(out.hidden) == set(requested)
     assert_same(out.hidden[0], embedded)
     assert_same(out.hidden[-1], final)
     for i, state in enumerate(states, 1):
@@ -201,11 +203,11 @@ def test_hidden_states(both):
     assert_same(out.logits, both.expected(ids)[-1:])
 
 
-def test_wanted_rows_come_in_the_order_asked_for(models):
+def test_logits_have_the_order_of_the_wanted_rows(models):
     both, ids = models("llama"), text(9)
     out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, ids, 0), np.array([7, 2, 2]))
     assert_same(out.logits, both.expected(ids)[[7, 2, 2]])
-    everything = np.array([3, 1, 0, 2])  # as many as there are rows, in another order
+    everything = np.array([3, 1, 0, 2])  # all rows in another order
     out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, ids[:4], 0), everything)
     assert_same(out.logits, both.expected(ids)[[3, 1, 0, 2]])
     out = both.decoder.forward(both.decoder.new_cache(1, 9), Rows.chain(0, ids, 0), NONE)
@@ -214,7 +216,7 @@ def test_wanted_rows_come_in_the_order_asked_for(models):
     assert out.logits.shape == (0, VOCAB)
 
 
-def test_cache_may_be_longer_than_the_context_for_tree_rows(models):
+def test_a_cache_may_hold_more_tree_rows_than_the_context_has_positions(models):
     both = models("llama")
     ids = text(CONTEXT)
     cache = both.decoder.new_cache(1, CONTEXT + 4)
@@ -227,7 +229,7 @@ def test_cache_may_be_longer_than_the_context_for_tree_rows(models):
     assert cache.length(0) == CONTEXT + 2
 
 
-def test_caches_of_different_sizes_of_one_model(models):
+def test_one_model_serves_caches_of_different_sizes(models):
     both, ids = models("llama"), text(30)
     small, large = both.decoder.new_cache(1, 4), both.decoder.new_cache(1, 40)
     assert_same(both.decoder.forward(large, Rows.chain(0, ids, 0), np.arange(30)).logits, both.expected(ids))
@@ -252,7 +254,7 @@ def test_caches_of_different_sizes_of_one_model(models):
         (Rows.chain(0, [1], 0), [0], (4,), "hidden layers are .*; they must be -1 to 3"),
     ],
 )
-def test_wrong_inputs_are_refused_and_leave_the_cache_as_it_was(models, rows, want, hidden, message):
+def test_wrong_inputs_are_refused_and_add_no_rows(models, rows, want, hidden, message):
     decoder = models("llama").decoder
     cache = decoder.new_cache(1, 8)
     with pytest.raises(UsageError, match=message):
@@ -260,7 +262,7 @@ def test_wrong_inputs_are_refused_and_leave_the_cache_as_it_was(models, rows, wa
     assert cache.length(0) == 0
 
 
-def test_forward_that_fails_leaves_the_cache_as_it_was(models, monkeypatch):
+def test_a_failed_forward_adds_no_rows(models, monkeypatch):
     both, ids = models("llama"), text(12)
     cache = both.decoder.new_cache(1, 20)
     both.decoder.forward(cache, Rows.chain(0, ids[:6], 0), NONE)
@@ -269,7 +271,7 @@ def test_forward_that_fails_leaves_the_cache_as_it_was(models, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Attention, "run", out_of_memory)
+        patch.setattr(SlotAttention, "run", out_of_memory)
         with pytest.raises(MemoryError):
             both.decoder.forward(cache, Rows.chain(0, ids[6:], 6), NONE)
     assert cache.length(0) == 6
@@ -277,7 +279,7 @@ def test_forward_that_fails_leaves_the_cache_as_it_was(models, monkeypatch):
     assert_same(out.logits, both.expected(ids)[6:])
 
 
-def test_two_caches_of_one_model_used_in_turns(models):
+def test_forwards_alternate_between_two_caches(models):
     both, one, two = models("qwen3"), text(10, seed=1), text(10, seed=2)
     caches = [both.decoder.new_cache(1, 16) for _ in range(2)]
     got = [[], []]
@@ -289,10 +291,10 @@ def test_two_caches_of_one_model_used_in_turns(models):
     assert_same(torch.cat(got[1]), both.expected(two))
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch is without oneDNN")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
 def test_packed_matrices(family, tmp_path, models, monkeypatch):
-    """Matrices of a megabyte and more are packed; here all of a tiny model are, for 19 rows, 1 row and a tree."""
+    """Pack all matrices of a tiny model, for 19 rows, 1 row and a tree; usually only large ones are."""
     both, ids = models(family), text(20)
     save(both.reference, tmp_path)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
@@ -310,7 +312,7 @@ def test_packed_matrices(family, tmp_path, models, monkeypatch):
 
 
 @pytest.mark.parametrize(("rows", "bias"), [(1, False), (1, True), (5, False), (5, True)])
-def test_a_packed_matrix_does_what_a_plain_one_does(rows, bias, monkeypatch):
+def test_packed_and_plain_matrices_give_equal_products(rows, bias, monkeypatch):
     weight, x = torch.randn(96, 64), torch.randn(rows, 64)
     plain = weights.Linear(weight, torch.randn(96) if bias else None)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
@@ -320,8 +322,8 @@ def test_a_packed_matrix_does_what_a_plain_one_does(rows, bias, monkeypatch):
         out, total = torch.empty(rows, 2 * 96)[:, 96:], torch.ones(rows, 96)
         linear.into(out, x)
         linear.add_to(total, x)
-        for found in (linear(x), out, total - 1):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        for product in (linear(x), out, total - 1):
+            torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-bias"])

@@ -1,4 +1,4 @@
-"""Fuzzy forwards: algorithm 2 of EasySpec against transformers' own layers, and the ordinary forward where every layer is alone."""
+"""Fuzzy forwards compared with EasySpec's algorithm 2, written with transformers' layers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy, layer_groups
-from engine.model.load import load
 from engine.model.similarity import similarity
 from engine.model.slots import Rows
+from engine.pairs.load import load
 from tests.engine.model import tiny
 
 LAYERS = 10
@@ -22,7 +22,7 @@ TOKENS = [5, 9, 40, 3, 77, 12, 60, 31, 8, 2]
 
 @pytest.fixture(scope="module", params=["llama-gqa-tied-bias", "qwen2", "qwen3"])
 def models(request, tmp_path_factory):
-    """A decoder of 10 layers, and transformers' model of the same weights."""
+    """Return a decoder of 10 layers and transformers' model with the same weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tiny._SIZES, "num_hidden_layers", LAYERS)
         reference = tiny.reference(request.param, seed=3)
@@ -38,15 +38,15 @@ def forward(decoder, tokens, fuzzy: Fuzzy | None = None, hidden: tuple[int, ...]
 
 
 def algorithm_2(model, tokens, groups) -> torch.Tensor:
-    """Logits by transformers' modules, line by line as the paper has it."""
+    """Return the logits (T, V) of the paper's algorithm 2, line by line, with transformers' modules."""
     inner = model.model
     h = inner.embed_tokens(torch.tensor([tokens]))
-    places = inner.rotary_emb(h, torch.arange(len(tokens))[None])
+    rotations = inner.rotary_emb(h, torch.arange(len(tokens))[None])
     mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
     for group in groups:
         layers = [inner.layers[i] for i in group]
         attended = [
-            layer.self_attn(layer.input_layernorm(h), position_embeddings=places, attention_mask=mask)[0]
+            layer.self_attn(layer.input_layernorm(h), position_embeddings=rotations, attention_mask=mask)[0]
             for layer in layers
         ]
         for layer, out in zip(layers, attended, strict=True):
@@ -64,16 +64,16 @@ def test_a_fuzzy_forward_is_algorithm_2(models, size):
     torch.testing.assert_close(out.logits, algorithm_2(reference, TOKENS, groups), atol=2e-4, rtol=1e-4)
 
 
-def test_with_every_layer_alone_it_is_the_ordinary_forward_bit_for_bit(models):
+def test_with_groups_of_one_layer_a_fuzzy_forward_is_bit_identical_to_the_exact_one(models):
     decoder, _ = models
     plain, cache = forward(decoder, TOKENS, hidden=(0, 3, -1))
-    alone, other = forward(decoder, TOKENS, Fuzzy(layer_groups(LAYERS, 1)), hidden=(0, 3, -1))
-    assert torch.equal(plain.logits, alone.logits)
+    single, other = forward(decoder, TOKENS, Fuzzy(layer_groups(LAYERS, 1)), hidden=(0, 3, -1))
+    assert torch.equal(plain.logits, single.logits)
     assert torch.equal(cache.tensor, other.tensor)
-    assert all(torch.equal(plain.hidden[i], alone.hidden[i]) for i in plain.hidden)
+    assert all(torch.equal(plain.hidden[i], single.hidden[i]) for i in plain.hidden)
 
 
-def test_a_larger_group_says_something_else(models):
+def test_each_group_size_gives_other_logits(models):
     decoder, _ = models
     logits = [forward(decoder, TOKENS, Fuzzy(layer_groups(LAYERS, size)))[0].logits for size in range(1, 6)]
     for a, b in pairwise(logits):
@@ -81,28 +81,23 @@ def test_a_larger_group_says_something_else(models):
 
 
 class Half:
-    """One of two devices, whose other half is computed here, too."""
+    """One of two devices; the other device's tensors are zero."""
 
     ways = 2
 
-    def __init__(self, rank: int, table: dict) -> None:
-        self.rank, self._table = rank, table
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
     def swap(self, mine, count, like):
-        turn = self._table.setdefault(self.rank, [])
-        turn.append(mine)
-        other = self._table.get("theirs")
-        theirs = other[len(turn) - 1] if other else {i: torch.zeros_like(like) for i in range(count)}
-        return [mine[i] if i in mine else theirs[i] for i in range(count)]
+        return [mine.get(i, torch.zeros_like(like)) for i in range(count)]
 
 
-def test_each_device_computes_its_own_layers_only(models):
+def test_each_device_computes_only_its_layers(models):
     decoder, _ = models
-    seen: dict[int, list[int]] = {0: [], 1: []}
+    layers: dict[int, list[int]] = {0: [], 1: []}
     for rank in (0, 1):
-        share = Half(rank, {})
         groups = layer_groups(LAYERS, 4)
-        fuzzy = Fuzzy(groups, share, watch=lambda i, _, rank=rank: seen[rank].append(i))
+        fuzzy = Fuzzy(groups, Half(rank), watch=lambda i, _, rank=rank: layers[rank].append(i))
         forward(decoder, TOKENS, fuzzy)
         parts = fuzzy.times()
         mine = ([1, 3], [4, 6]) if rank == 0 else ([2], [5, 7])
@@ -113,7 +108,7 @@ def test_each_device_computes_its_own_layers_only(models):
         assert [(p.kind, p.layer) for p in parts] == [*expected[0], *expected[1]]
         assert all(a.end <= b.start for a, b in pairwise(parts))
         assert fuzzy.times() == ()
-    assert seen == {0: [0, 1, 3, 4, 6, 8, 9], 1: [0, 2, 5, 7, 8, 9]}
+    assert layers == {0: [0, 1, 3, 4, 6, 8, 9], 1: [0, 2, 5, 7, 8, 9]}
 
 
 @pytest.mark.parametrize("size", [0, -1, LAYERS + 1])
@@ -124,44 +119,40 @@ def test_a_size_out_of_range_is_refused(size):
         layer_groups(LAYERS, size)
 
 
-# How near fuzzy forwards come (Table 5).
-
-
-def test_similarity_is_1_where_a_layer_adds_nothing(models):
-    """With layers that leave the state as it is, a stale state is the layer's own."""
+def test_similarity_is_1_if_no_layer_changes_the_state(models):
+    """If layers add nothing, the state that a group shares is each layer's input."""
     decoder, _ = models
-    same = copy.deepcopy(decoder)
-    for layer in same.layers:
+    constant = copy.deepcopy(decoder)
+    for layer in constant.layers:
         for linear in (layer.out, layer.down):
-            linear.across.zero_()
+            linear.transposed.zero_()
             if linear.bias is not None:
                 linear.bias.zero_()
-    found = similarity(same, TOKENS, 4)
-    assert found[:4] == pytest.approx([1] * 4, abs=1e-6)
+    assert similarity(constant, TOKENS, 4)[:4] == pytest.approx([1] * 4, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_similarity_is_what_the_hidden_states_say(models, size):
-    """h by two plain forwards for each row: exact rows before it, and the row itself exact or fuzzy."""
+def test_similarity_agrees_with_the_hidden_states(models, size):
+    """Compute h with two forwards per row, exact and fuzzy, after exact rows."""
     decoder, _ = models
     groups = layer_groups(LAYERS, size)
     cosines = []
-    every = tuple(range(LAYERS))
+    all_layers = tuple(range(LAYERS))
     for n in range(1, len(TOKENS) + 1):
-        exact, cache = forward(decoder, TOKENS[:n], hidden=every)
+        exact, cache = forward(decoder, TOKENS[:n], hidden=all_layers)
         cache.truncate(0, n - 1)
         row = Rows.chain(0, TOKENS[n - 1 : n], n - 1)
-        fuzzy = decoder.forward(cache, row, np.zeros(1, dtype=np.int64), every, Fuzzy(groups)).hidden
+        fuzzy = decoder.forward(cache, row, np.zeros(1, dtype=np.int64), all_layers, Fuzzy(groups)).hidden
         for group in groups:
             for layer in group[1:]:
                 a, b = exact.hidden[layer][-1], fuzzy[group.start][0]
                 cosines.append(float(torch.dot(a, b) / a.norm() / b.norm()))
-    found = similarity(decoder, TOKENS, size)
-    assert found.h == pytest.approx(np.mean(cosines), abs=1e-4)
-    assert all(-1 < value < 0.9999 for value in found)
+    result = similarity(decoder, TOKENS, size)
+    assert result.h == pytest.approx(np.mean(cosines), abs=1e-4)
+    assert all(-1 < value < 0.9999 for value in result)
 
 
-def test_similarity_needs_a_layer_that_reads_an_older_state(models):
+def test_similarity_needs_a_group_of_several_layers(models):
     decoder, _ = models
     with pytest.raises(UsageError, match="with 10 layers and size 1 every layer reads its own hidden state"):
         similarity(decoder, TOKENS, 1)

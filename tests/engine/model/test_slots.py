@@ -1,4 +1,4 @@
-"""Slots against a naive book that keeps every row as (token, parent, flag) and walks paths one by one."""
+"""`Slots` compared with a naive model: a list of (token, parent, flag) per row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from engine.errors import UsageError
 from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 
 CAPACITY = 24
-TOKENS = 3  # few, so that branches with equal tokens are common
+TOKENS = 3
+"""Size of the vocabulary: small, so that many branches have equal tokens."""
 
 
-class Book:
-    """One slot, naively."""
+class NaiveSlot:
+    """One slot as a list of rows."""
 
     def __init__(self):
         self.rows: list[tuple[int, int, int]] = []
@@ -43,63 +44,63 @@ class Book:
         self.rows = [(self.rows[r][0], i - 1, self.rows[r][2]) for i, r in enumerate(path)]
 
 
-def check_same(slots, slot, book):
-    n = len(book.rows)
+def assert_equal(slots, slot, naive):
+    n = len(naive.rows)
     assert slots.length(slot) == n
     for row in range(n):
-        path = book.path(row)
-        assert slots.path(slot, row).tolist() == book.tokens(row)
+        path = naive.path(row)
+        assert slots.tokens_to(slot, row).tolist() == naive.tokens(row)
         assert slots.positions[slot, row] == len(path) - 1
-        assert slots.parents[slot, row] == book.rows[row][1]
+        assert slots.parents[slot, row] == naive.rows[row][1]
     if n:
         want = np.zeros((n, n), dtype=bool)
         for row in range(n):
-            want[row, book.path(row)] = True
+            want[row, naive.path(row)] = True
         for start in {0, n // 2, n - 1}:
-            np.testing.assert_array_equal(slots.mask(slot, start), want[start:])
+            np.testing.assert_array_equal(slots.ancestor_mask(slot, start), want[start:])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_slots_agree_with_naive_book(data):
-    slots, books = Slots(2, CAPACITY), [Book(), Book()]
+def test_random_operations_agree_with_a_naive_slot(data):
+    slots, naive_slots = Slots(2, CAPACITY), [NaiveSlot(), NaiveSlot()]
     for _ in range(data.draw(st.integers(1, 6), label="steps")):
         slot = data.draw(st.integers(0, 1), label="slot")
-        book, held = books[slot], len(books[slot].rows)
-        room = CAPACITY - held
+        naive, length = naive_slots[slot], len(naive_slots[slot].rows)
+        room = CAPACITY - length
         n = data.draw(st.integers(1, min(6, room)), label="n") if room else 0
         chain = data.draw(st.booleans(), label="chain")
         parents, flags = [], []
-        for row in range(held, held + n):
-            pads = [r for r in range(held) if book.rows[r][2] & PAD]
-            pads += [held + i for i, flag in enumerate(flags) if flag & PAD]
+        for row in range(length, length + n):
+            pads = [r for r in range(length) if naive.rows[r][2] & PAD]
+            pads += [length + i for i, flag in enumerate(flags) if flag & PAD]
             allowed = [r for r in range(-1, row) if r not in pads]
             parents.append(row - 1 if chain and row - 1 in allowed else data.draw(st.sampled_from(allowed)))
             flags.append(data.draw(st.sampled_from([0, 0, 0, 0, PAD, PROVISIONAL])))
         tokens = data.draw(st.lists(st.integers(0, TOKENS - 1), min_size=n, max_size=n), label="tokens")
         if n:
-            index = slots.append(Rows.of(slot, tokens, parents, flags))
-            assert index.tolist() == list(range(held, held + n))
-            book.rows += list(zip(tokens, parents, flags, strict=True))
-        check_same(slots, slot, book)
+            indices = slots.append(Rows.of(slot, tokens, parents, flags))
+            assert indices.tolist() == list(range(length, length + n))
+            naive.rows += list(zip(tokens, parents, flags, strict=True))
+        assert_equal(slots, slot, naive)
         prefix = np.array(data.draw(st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=12)))
         limit = data.draw(st.integers(0, 13), label="limit")
         path = slots.match(slot, prefix, limit)
-        assert len(path) == book.longest_match(prefix[:limit])
+        assert len(path) == naive.longest_match(prefix[:limit])
         if len(path):
-            assert book.path(int(path[-1])) == path.tolist()
-            assert book.tokens(int(path[-1])) == prefix[: len(path)].tolist()
-            assert all(book.rows[r][2] == 0 for r in path)
+            assert naive.path(int(path[-1])) == path.tolist()
+            assert naive.tokens(int(path[-1])) == prefix[: len(path)].tolist()
+            assert all(naive.rows[r][2] == 0 for r in path)
         if data.draw(st.booleans(), label="keep"):
             slots.keep(slot, path)
-            book.keep(path.tolist())
-            check_same(slots, slot, book)
+            naive.keep(path.tolist())
+            assert_equal(slots, slot, naive)
 
 
-def test_match_prefers_rows_of_longer_branch_over_mismatched_trunk():
+def test_match_follows_a_branch_that_matches_longer_than_the_trunk():
     slots = Slots(1, 16)
     slots.append(Rows.chain(0, [5, 6, 7, 8], 0))
-    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # 5 6 then 7 9 1 beside the trunk's 7 8
+    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # branch 5 6 7 9 1; the trunk is 5 6 7 8
     assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 6).tolist() == [0, 1, 4, 5, 6]
     assert slots.match(0, np.array([5, 6, 7, 8, 1]), 5).tolist() == [0, 1, 2, 3]
     assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 3).tolist() == [0, 1, 2]
@@ -114,17 +115,17 @@ def test_match_stops_at_padding_and_provisional_rows():
     assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0, 3]
 
 
-def test_keep_of_a_branch_moves_its_rows_and_drops_the_rest():
+def test_keep_makes_a_branch_the_trunk_and_drops_other_rows():
     slots = Slots(1, 16)
     slots.append(Rows.of(0, [1, 2, 3, 4, 5], [-1, 0, 0, 2, 1]))
     slots.keep(0, np.array([0, 2, 3]))
-    assert slots.length(0) == slots.chain(0) == 3
-    assert slots.path(0, 2).tolist() == [1, 3, 4]
+    assert slots.length(0) == slots.chain_length(0) == 3
+    assert slots.tokens_to(0, 2).tolist() == [1, 3, 4]
     slots.append(Rows.chain(0, [9], 3))
-    assert slots.path(0, 3).tolist() == [1, 3, 4, 9]
+    assert slots.tokens_to(0, 3).tolist() == [1, 3, 4, 9]
 
 
-def test_kept_provisional_rows_still_do_not_count_as_cached():
+def test_provisional_rows_do_not_match_after_keep():
     for path in ([0, 2, 3], [0, 1]):
         slots = Slots(1, 16)
         slots.append(Rows.of(0, [1, 2, 2, 3], [-1, 0, 0, 2], [0, PROVISIONAL, PROVISIONAL, 0]))
@@ -133,16 +134,16 @@ def test_kept_provisional_rows_still_do_not_count_as_cached():
         assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
 
 
-def test_kept_chain_only_gets_a_new_length():
+def test_keep_shortens_a_chain():
     slots = Slots(1, 8)
     slots.append(Rows.chain(0, [1, 2, 3, 4], 0))
     slots.keep(0, np.arange(2))
     assert slots.length(0) == 2
     slots.append(Rows.chain(0, [8], 2))
-    assert slots.path(0, 2).tolist() == [1, 2, 8]
+    assert slots.tokens_to(0, 2).tolist() == [1, 2, 8]
 
 
-def test_join_serves_slots_of_different_lengths():
+def test_joined_rows_enter_slots_of_different_lengths():
     slots = Slots(3, 8)
     index = slots.append(Rows.join([Rows.chain(2, [1, 2, 3], 0), Rows.chain(0, [4], 0)]))
     assert index.tolist() == [0, 1, 2, 0]
@@ -151,7 +152,7 @@ def test_join_serves_slots_of_different_lengths():
     assert [slots.length(s) for s in range(3)] == [1, 0, 0]
 
 
-def test_overfull_slot_is_refused_and_nothing_is_added():
+def test_rows_beyond_the_capacity_are_refused_and_none_is_added():
     slots = Slots(2, 4, context=100)
     slots.append(Rows.chain(1, [1, 2], 0))
     rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1, 2, 3], 2)])
@@ -160,7 +161,7 @@ def test_overfull_slot_is_refused_and_nothing_is_added():
     assert [slots.length(0), slots.length(1)] == [0, 2]
 
 
-def test_positions_beyond_the_context_are_refused_but_tree_rows_may_pass_its_row_count():
+def test_the_context_limits_positions_not_rows():
     slots = Slots(1, 10, context=3)
     slots.append(Rows.of(0, [1, 2, 3, 4, 5], [-1, 0, 1, 1, 1]))
     assert slots.length(0) == 5
@@ -172,15 +173,15 @@ def test_positions_beyond_the_context_are_refused_but_tree_rows_may_pass_its_row
 
 
 @pytest.mark.parametrize("parent", [2, 3, -2])
-def test_parent_that_does_not_come_before_is_refused(parent):
+def test_a_parent_must_be_an_earlier_row(parent):
     slots = Slots(1, 8)
     slots.append(Rows.chain(0, [1, 2], 0))
-    with pytest.raises(ValueError, match=f"row 2 has parent {parent}; a parent comes before"):
+    with pytest.raises(ValueError, match=f"row 2 has parent {parent}; it must be an earlier row"):
         slots.append(Rows.of(0, [3], [parent]))
     assert slots.length(0) == 2
 
 
-def test_padding_row_has_no_children():
+def test_a_padding_row_cannot_be_a_parent():
     slots = Slots(1, 8)
     slots.append(Rows.of(0, [1, 0], [-1, 0], [0, PAD]))
     with pytest.raises(ValueError, match="row 2 has parent 1, a padding row"):
@@ -189,12 +190,12 @@ def test_padding_row_has_no_children():
         slots.append(Rows.of(0, [2, 3], [0, 2], [PAD, 0]))
 
 
-def test_rows_of_one_slot_must_stand_together():
+def test_rows_of_one_slot_must_be_contiguous():
     rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1], 0), Rows.chain(0, [2], 1)])
-    with pytest.raises(ValueError, match="next to each other"):
+    with pytest.raises(ValueError, match="must be contiguous"):
         Slots(2, 8).append(rows)
 
 
-def test_rows_of_needs_as_many_parents_as_tokens():
+def test_the_numbers_of_parents_and_tokens_must_be_equal():
     with pytest.raises(ValueError, match="2 tokens need as many parents"):
         Rows.of(0, [1, 2], [-1])

@@ -1,4 +1,4 @@
-"""A model split by its layers says what the whole one says, and KV rows can be moved between two copies of a model."""
+"""Stages of a split model agree with the whole model; KV rows can move between two copies of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.errors import SpecScopeError, UsageError
-from engine.model.load import load
 from engine.model.slots import Rows
-from engine.model.stage import Border, from_bytes, layer_stages, to_bytes
+from engine.model.stage import StageIO, from_bytes, layer_stages, to_bytes
+from engine.pairs.load import load
 from tests.engine.model import tiny
 
 TOKENS = [5, 9, 40, 3, 77, 12, 60, 31]
@@ -21,7 +21,7 @@ TOKENS = [5, 9, 40, 3, 77, 12, 60, 31]
 @pytest.mark.parametrize(
     ("layers", "count", "sizes"), [(8, 2, [4, 4]), (8, 3, [2, 3, 3]), (80, 4, [20] * 4), (3, 3, [1] * 3)]
 )
-def test_stages_share_the_layers_out_in_order(layers, count, sizes):
+def test_stages_split_the_layers_evenly_and_in_order(layers, count, sizes):
     stages = layer_stages(layers, count)
     assert [len(stage) for stage in stages] == sizes
     assert [i for stage in stages for i in stage] == list(range(layers))
@@ -41,12 +41,12 @@ def path(request, tmp_path_factory):
     return str(path)
 
 
-def tied(path: str) -> bool:
+def is_tied(path: str) -> bool:
     return json.loads((Path(path) / "config.json").read_text())["tie_word_embeddings"]
 
 
 def steps():
-    """Prefill of two sequences, a chain after one, a tree after the other, one row after both."""
+    """Prefill two sequences, extend one by a chain and the other by a tree, then both by one row."""
     first = Rows.join([Rows.chain(0, TOKENS, 0), Rows.chain(1, TOKENS[:3], 0)])
     yield first, np.array([7, 10])
     yield Rows.chain(0, [8, 2, 4], 8), np.arange(3)
@@ -56,66 +56,66 @@ def steps():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_stages_one_after_the_other_are_the_whole_model(path, count, dtype):
+def test_the_stages_in_order_give_the_logits_of_the_whole_model(path, count, dtype):
     whole = load(path, dtype=dtype)
     parts = [load(path, dtype=dtype, stage=(i, count)) for i in range(count)]
     caches = [part.new_cache(2, 40) for part in parts]
-    held = whole.new_cache(2, 40)
+    whole_cache = whole.new_cache(2, 40)
     for rows, want in steps():
-        expected = whole.forward(held, rows, want)
+        expected = whole.forward(whole_cache, rows, want)
         states = b""
         for part, cache in zip(parts, caches, strict=True):
-            border = Border(states)
-            out = part.forward(cache, rows, want, border=border)
-            if border.left is not None:
+            stage_io = StageIO(states)
+            out = part.forward(cache, rows, want, stage_io=stage_io)
+            if stage_io.outgoing is not None:
                 assert out.logits.shape == (len(want), 0)
-                assert len(border.left) == len(rows) * 32 * dtype.itemsize
-            states = border.left or b""
-            if part.starts:
-                assert out.cells == expected.cells, "cells are those of the first layer"
-        assert border.left is None, "the last one has the head"
+                assert len(stage_io.outgoing) == len(rows) * 32 * dtype.itemsize
+            states = stage_io.outgoing or b""
+            if part.is_first:
+                assert out.cells == expected.cells, "cells count the first layer"
+        assert stage_io.outgoing is None, "the last stage sends no states"
         assert torch.equal(out.logits, expected.logits)
     together = torch.cat([cache.tensor for cache in caches])
-    assert torch.equal(together, held.tensor)
+    assert torch.equal(together, whole_cache.tensor)
 
 
-def test_a_stage_holds_its_own_layers_only(path):
+def test_a_stage_holds_only_its_layers(path):
     parts = [load(path, stage=(i, 3)) for i in range(3)]
     assert [len(part.layers) for part in parts] == [1, 1, 1]
     assert [part.new_cache(1, 8).tensor.shape[0] for part in parts] == [1, 1, 1]
-    assert [len(part.embedding) for part in parts] == [97, 0, 97 if tied(path) else 0]
+    assert [len(part.embedding) for part in parts] == [97, 0, 97 if is_tied(path) else 0]
     with pytest.raises(UsageError, match="stages is 4"):
         load(path, stage=(0, 4))
 
 
-def test_states_of_another_number_of_rows_are_refused_and_leave_no_rows(path):
+def test_a_wrong_number_of_incoming_states_is_refused_and_adds_no_rows(path):
     last = load(path, stage=(1, 2))
     cache = last.new_cache(1, 8)
-    border = Border(to_bytes(torch.zeros(2, 32)))
+    stage_io = StageIO(to_bytes(torch.zeros(2, 32)))
     with pytest.raises(SpecScopeError, match="256 bytes for 3 rows"):
-        last.forward(cache, Rows.chain(0, [1, 2, 3], 0), np.array([2]), border=border)
+        last.forward(cache, Rows.chain(0, [1, 2, 3], 0), np.array([2]), stage_io=stage_io)
     assert cache.length(0) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_come_back_as_they_were(dtype):
+def test_bytes_give_the_tensor_back(dtype):
     x = torch.randn(3, 4, 5).to(dtype)[:, 1:3]
     assert torch.equal(from_bytes(to_bytes(x), (3, 2, 5), x), x)
     assert from_bytes(b"", (0, 5), x).shape == (0, 5)
 
 
-def test_planted_rows_are_those_that_were_picked(path):
+def test_imported_rows_equal_the_exported_ones(path):
     model = load(path)
-    here, there = (model.new_cache(1, 32) for _ in range(2))
-    for cache in (here, there):
+    source, target = (model.new_cache(1, 32) for _ in range(2))
+    for cache in (source, target):
         model.forward(cache, Rows.chain(0, TOKENS, 0), np.empty(0, dtype=np.int64))
-    # a tree behind the trunk; the path to its last node is moved
-    model.forward(here, Rows.of(0, [7, 8, 9], [7, 7, 9]), np.empty(0, dtype=np.int64))
-    there.plant(0, np.array([8, 9]), here.pick(0, np.array([9, 10])))
-    assert there.length(0) == 10
-    assert there.path(0, 9).tolist() == [*TOKENS, 8, 9]
-    here.keep(0, np.array([*range(8), 9, 10]))
-    assert torch.equal(here.tensor[:, :, :, :10], there.tensor[:, :, :, :10])
+    # export the path to the last node of a tree
+    model.forward(source, Rows.of(0, [7, 8, 9], [7, 7, 9]), np.empty(0, dtype=np.int64))
+    target.import_kv(0, np.array([8, 9]), source.export_kv(0, np.array([9, 10])))
+    assert target.length(0) == 10
+    assert target.tokens_to(0, 9).tolist() == [*TOKENS, 8, 9]
+    source.keep(0, np.array([*range(8), 9, 10]))
+    assert torch.equal(source.tensor[:, :, :, :10], target.tensor[:, :, :, :10])
     last = np.array([0])
-    outs = [model.forward(cache, Rows.chain(0, [4], 10), last).logits for cache in (here, there)]
+    outs = [model.forward(cache, Rows.chain(0, [4], 10), last).logits for cache in (source, target)]
     assert torch.equal(*outs)

@@ -1,4 +1,4 @@
-"""Tiny random models of every family, saved as transformers saves them."""
+"""Tiny random models of every family, in the format that transformers writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ CONFIGS = {
 
 
 def reference(family: str, seed: int = 0, **changes):
-    """Return a transformers model whose every parameter is random, norms and biases included; `changes` are of its config."""
+    """Return a transformers model with random parameters, norms and biases included.
+
+    `changes` override fields of its config.
+    """
     torch.manual_seed(seed)
     config = CONFIGS[family]()
     config.update(changes)
@@ -68,6 +71,6 @@ def reference(family: str, seed: int = 0, **changes):
 
 
 def save(model, path, **options) -> None:
-    """Save as safetensors."""
+    """Save a model as safetensors."""
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(path, **options)

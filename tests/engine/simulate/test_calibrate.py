@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.errors import UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.simulate import calibrate as measuring
 from engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate
 from engine.simulate.profile import Profile

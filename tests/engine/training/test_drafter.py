@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model.load import load
-from engine.model.pair import Pair
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.training import cli
 from engine.training.data import Corpus, Mixed, Stream
 from engine.training.drafter import train_drafter

@@ -15,8 +15,8 @@ from engine.heads.kinds.eagle import TrainableEagle
 from engine.heads.kinds.hydra import TrainableHydra
 from engine.heads.packed import Packed, Texts, lay_out, pack
 from engine.heads.trainable import Frozen, Learned, TrainableHead, unchanged
-from engine.model.load import read_config
 from engine.model.shape import ModelShape
+from engine.pairs.config import read_config
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
 from engine.training.heads.train import build_head
 from engine.training.options import HEAD_DEFAULTS, HeadOptions

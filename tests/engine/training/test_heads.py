@@ -17,9 +17,10 @@ import torch
 from engine.errors import RunCancelled, UsageError
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
-from engine.model.load import load, read_config
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
+from engine.pairs.config import read_config
+from engine.pairs.load import load
 from engine.training import cli
 from engine.training.data import Corpus
 from engine.training.heads.features import Batches, features_of, read_features, write_features

@@ -12,9 +12,9 @@ import torch
 
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
-from engine.model.load import read_config
-from engine.model.pair import Pair
 from engine.model.shape import ModelShape
+from engine.pairs.config import read_config
+from engine.pairs.pair import Pair
 from engine.training import cli
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model.load import load
 from engine.model.slots import Rows
+from engine.pairs.load import load
 from engine.training.data import Corpus, Stream, find_sources
 from engine.training.fit import learning_rate, losses, plan, train_step
 from engine.training.options import PairOptions, Shape

@@ -14,7 +14,7 @@ from engine.errors import UsageError
 from engine.heads.drafting import Work
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.simulate.oracle import scripted_pair
 from engine.trace.events import Device
 from engine.types import Layout, Limits, drafter_key

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.load import load
+from engine.pairs.load import load
 from engine.simulate.oracle import Scripted
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Packing, Prefix, Sampling, Tree
 from engine.workers.host import Host

@@ -11,7 +11,7 @@ import pytest
 
 import engine
 from engine.errors import UsageError
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.events import Footer, Header, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling

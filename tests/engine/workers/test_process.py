@@ -11,7 +11,7 @@ import pytest
 
 import engine
 from engine.errors import ModelError, WorkerDied
-from engine.model.pair import Pair
+from engine.pairs.pair import Pair
 from engine.trace.events import Footer, Span
 from engine.types import Limits
 from tests.engine.workers.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers, stages

@@ -1,4 +1,4 @@
-"""Padding changes what is computed, never what comes out: padded forwards against those of each slot alone."""
+"""Padding changes the cost of a forward, not its logits: compared with each slot on its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model import load
-from engine.model.aligned import Aligned, attend
+from engine.model.padded_attention import PaddedAttention, attention_parts
 from engine.model.slots import PAD, Rows
+from engine.pairs import load
 from engine.types import Prefix
 from engine.workers.packing import Alignment, padded
 from tests.engine.model import tiny
@@ -29,25 +29,29 @@ def rows_of(slot: int, count: int, start: int) -> Rows:
     return Rows.chain(slot, (np.arange(count) * 7 + slot + start) % (tiny.VOCAB - 2) + 1, start)
 
 
-def alone(decoder) -> list[torch.Tensor]:
-    found = []
+def forward_separately(decoder) -> list[torch.Tensor]:
+    logits = []
     for slot, (length, new) in enumerate(zip(LENGTHS, NEW, strict=True)):
         cache = decoder.new_cache(len(LENGTHS), 64)
         decoder.forward(cache, rows_of(slot, length, 0), np.empty(0, dtype=np.int64))
-        found.append(decoder.forward(cache, rows_of(slot, new, length), np.arange(new)).logits)
-    return found
+        logits.append(decoder.forward(cache, rows_of(slot, new, length), np.arange(new)).logits)
+    return logits
 
 
-def together(decoder, inputs: bool, kv: bool):
-    """Prefill and one forward over all slots; the padding of inputs and KV caches is switched."""
-    cache = decoder.new_cache(len(LENGTHS), 24)  # so small that padding makes it grow
-    cache.tensor.fill_(1e4)  # what padding reads must not matter, as long as it is a number
+def forward_together(decoder, inputs: bool, kv: bool):
+    """Prefill all slots, then run one forward over them, with padded inputs or KV caches.
+
+    Returns:
+        The output, the expected number of cells, and the cache.
+    """
+    cache = decoder.new_cache(len(LENGTHS), 24)  # padding makes it grow
+    cache.tensor.fill_(1e4)  # finite values of padding must not matter
     prefill = [rows_of(slot, length, 0) for slot, length in enumerate(LENGTHS)]
     decoder.forward(cache, Rows.join(prefill), np.empty(0, dtype=np.int64))
     most = max(NEW) if inputs else 0
     parts = [padded(rows_of(s, n, LENGTHS[s]), max(n, most)) for s, n in enumerate(NEW)]
     starts = np.cumsum([0, *map(len, parts)])
-    cache.align(30 if kv else 0, max(map(len, parts)))
+    cache.pad(30 if kv else 0, max(map(len, parts)))
     want = np.concatenate([np.arange(n) + start for n, start in zip(NEW, starts, strict=False)])
     out = decoder.forward(cache, Rows.join(parts), want)
     reads = [30 + len(p) if kv else length + len(p) for p, length in zip(parts, LENGTHS, strict=True)]
@@ -56,25 +60,25 @@ def together(decoder, inputs: bool, kv: bool):
 
 @pytest.mark.parametrize("inputs", [False, True])
 @pytest.mark.parametrize("kv", [False, True])
-def test_padding_changes_no_logit_and_costs_its_cells(decoder, inputs, kv):
-    out, cells, _ = together(decoder, inputs, kv)
-    torch.testing.assert_close(out.logits, torch.cat(alone(decoder)), rtol=1e-4, atol=1e-4)
+def test_padding_changes_the_cells_but_not_the_logits(decoder, inputs, kv):
+    out, cells, _ = forward_together(decoder, inputs, kv)
+    torch.testing.assert_close(out.logits, torch.cat(forward_separately(decoder)), rtol=1e-4, atol=1e-4)
     if decoder.layers[0].window is None:
         assert out.cells == cells
 
 
-def test_only_aligned_slots_are_computed_together(decoder):
+def test_only_slots_padded_to_equal_lengths_share_a_call(decoder):
     for inputs, kv, calls in ((True, True, 1), (True, False, 4), (False, True, 4), (False, False, 4)):
-        _, _, cache = together(decoder, inputs, kv)
+        _, _, cache = forward_together(decoder, inputs, kv)
         counts = [max(NEW) if inputs else n for n in NEW]
         ends = np.cumsum([0, *counts])
         segments = [(slot, int(ends[slot]), int(ends[slot + 1])) for slot in range(len(NEW))]
-        parts = list(attend(cache, cache.buffers(sum(counts)), segments))
+        parts = list(attention_parts(cache, cache.buffers(sum(counts)), segments))
         assert len(parts) == calls
-        assert isinstance(parts[0], Aligned) == (calls == 1)
+        assert isinstance(parts[0], PaddedAttention) == (calls == 1)
 
 
-def test_padding_rows_hang_where_the_last_row_does():
+def test_padding_rows_have_the_parent_of_the_last_row():
     rows = padded(Rows.chain(1, [5, 6, 7], 4), 5)
     assert rows.parents.tolist() == [3, 4, 5, 5, 5]
     assert rows.flags.tolist() == [0, 0, 0, PAD, PAD]
@@ -83,20 +87,20 @@ def test_padding_rows_hang_where_the_last_row_does():
     assert padded(same, 1) is same
 
 
-def test_who_gets_less_is_padded_by_what_is_missing():
-    def at(*lengths: int | None) -> list[Prefix]:
+def test_a_sequence_with_fewer_new_tokens_gets_more_padding():
+    def prefixes(*lengths: int | None) -> list[Prefix]:
         return [Prefix(i, np.zeros(n, dtype=np.int64)) for i, n in enumerate(lengths) if n is not None]
 
     alignment = Alignment()
-    alignment.follow(at(10, 4))
-    assert alignment.length({0: 9, 1: 3}) == 9  # the prompts' own difference
-    alignment.follow(at(14, 5))
-    alignment.follow(at(14, 5))  # told again in the same round: by the drafter, then by the target
+    alignment.follow(prefixes(10, 4))
+    assert alignment.length({0: 9, 1: 3}) == 9  # only the prompts differ
+    alignment.follow(prefixes(14, 5))
+    alignment.follow(prefixes(14, 5))  # a second call in one round changes nothing
     assert alignment.length({1: 4}) == 4 + 3
-    alignment.follow(at(16, 11))
+    alignment.follow(prefixes(16, 11))
     assert alignment.length({0: 15}) == 15 + 4
     assert alignment.length({0: 15, 1: 10}) == 15 + 4
-    alignment.follow(at(None, 12, 40))  # a new sequence has missed nothing
+    alignment.follow(prefixes(None, 12, 40))  # a new sequence starts without padding
     assert alignment.length({1: 11, 2: 39}) == 39
     alignment.leave(1)
     assert alignment.length({1: 11}) == 11

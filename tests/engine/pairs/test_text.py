@@ -1,4 +1,4 @@
-"""Text token by token against tokenizer.decode of all ids at once."""
+"""Text token by token, compared with tokenizer.decode of all ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.model.pair import Pair
-from engine.model.text import Detokenizer, IncrementalText
+from engine.pairs.pair import Pair
+from engine.pairs.text import Detokenizer, IncrementalText
 
 TOKENIZER = Pair.find("bundled").tokenizer
 
 
 def sentencepiece():
-    """A tokenizer built like Llama 2's: spaces are U+2581, unknown characters fall back to bytes."""
+    """Return a tokenizer like Llama 2's: U+2581 for spaces, bytes for unknown characters."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     words += [
         "\u2581",
@@ -56,29 +56,29 @@ def ids_of(text):
     return TOKENIZER(text, add_special_tokens=False).input_ids
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
-def test_any_tokens_of_the_bundled_tokenizer(ids):
+def test_any_tokens_of_the_bundled_tokenizer_give_the_decoded_text(ids):
     assert "".join(pushed(TOKENIZER, ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
 
 
 BYTES = [i for i in range(len(TOKENIZER)) if len(TOKENIZER.convert_ids_to_tokens(i)) == 1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.sampled_from(BYTES), max_size=12))
-def test_any_bytes(ids):
-    """Single bytes: most of these are not valid UTF-8."""
+def test_any_bytes_give_the_decoded_text(ids):
+    """Most sequences of single bytes are not valid UTF-8."""
     assert "".join(pushed(TOKENIZER, ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=30))
-def test_any_text_comes_back(text):
+def test_any_text_is_reproduced(text):
     assert "".join(pushed(TOKENIZER, ids_of(text))) == text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -87,13 +87,13 @@ def test_any_text_comes_back(text):
         max_size=14,
     )
 )
-def test_any_tokens_of_a_tokenizer_with_byte_fallback(ids):
+def test_any_tokens_with_byte_fallback_give_the_decoded_text(ids):
     assert "".join(pushed(LLAMA2, ids)) == LLAMA2.decode(ids, skip_special_tokens=True)
 
 
-def test_any_tokens_of_a_byte_level_tokenizer_that_cleans_up_spaces():
+def test_a_byte_level_tokenizer_that_cleans_up_spaces():
     class Cleaning:
-        """What transformers does for tokenizers that are not BPE, seen from outside."""
+        """A tokenizer with transformers' option for tokenizers other than BPE."""
 
         clean_up_tokenization_spaces = True
 
@@ -104,27 +104,27 @@ def test_any_tokens_of_a_byte_level_tokenizer_that_cleans_up_spaces():
     assert "".join(pushed(Cleaning(), ids)) == "Well, naïve 😀 text."
 
 
-def test_emoji_comes_with_its_last_byte():
+def test_the_last_byte_of_an_emoji_adds_it():
     ids = ids_of("a😀b")
     assert len(ids) == 6
     assert pushed(TOKENIZER, ids) == ["a", "", "", "", "😀", "b", ""]
 
 
-def test_emoji_of_byte_fallback_comes_before_the_next_token():
+def test_with_byte_fallback_the_next_token_adds_an_emoji():
     ids = [
         LLAMA2.convert_tokens_to_ids(t) for t in ("\u2581hello", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "!")
     ]
     assert pushed(LLAMA2, ids) == ["hello", "", "", "", "", "😀!", ""]
 
 
-def test_space_of_the_first_word_only_is_dropped():
+def test_only_the_first_word_loses_its_space():
     ids = [
         LLAMA2.convert_tokens_to_ids(t) for t in ("<s>", "\u2581hello", "\u2581world", "</s>", "\u2581world")
     ]
     assert pushed(LLAMA2, ids) == ["", "hello", " world", "", " world", ""]
 
 
-def test_incomplete_character_is_flushed_once():
+def test_flush_returns_an_incomplete_character_once():
     text = IncrementalText(TOKENIZER)
     ids = ids_of("😀")[:2]
     assert [text.push(i) for i in ids] == ["", ""]
@@ -140,7 +140,7 @@ def test_special_tokens_add_nothing_even_inside_a_character():
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, LLAMA2])
-def test_cost_of_a_push_does_not_grow_with_the_text(tokenizer, monkeypatch):
+def test_the_cost_of_a_push_does_not_depend_on_the_length(tokenizer, monkeypatch):
     longest = 0
     decode = type(tokenizer).decode
 
@@ -172,9 +172,9 @@ def test_pieces_of_byte_fallback():
     assert read == [" hello", r"\xe2", "A", "é", "</s>", "  "]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(TOKENIZER) - 1))
-def test_piece_is_the_decoded_token_where_that_is_whole(token):
+def test_the_piece_of_a_whole_character_is_the_decoded_token(token):
     decoded = TOKENIZER.decode([token])
     if "\ufffd" not in decoded:
         assert Detokenizer(TOKENIZER).piece(token) == decoded

@@ -1,4 +1,4 @@
-"""Loading: what is right loads, everything else is one line that names the file."""
+"""Loading: valid models load; for others, the error is one line that names the file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
-from engine.model.load import load
 from engine.model.slots import Rows
+from engine.pairs.load import load
 from tests.engine.model.tiny import reference, save
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture
 def model(source, tmp_path):
-    """A copy to spoil."""
+    """Return a copy of the model for changes."""
     return shutil.copytree(source, tmp_path / "model")
 
 
@@ -46,7 +46,7 @@ def logits(decoder):
 
 
 def refused(path) -> str:
-    """Return the one line a model is refused with."""
+    """Return the error of a refused model, checked to be one line."""
     with pytest.raises(ModelError) as error:
         load(path)
     message = str(error.value)
@@ -60,8 +60,8 @@ def edit(path, change):
     path.write_text(json.dumps(raw))
 
 
-def respoil(model, change):
-    """Rewrite the weights after a change."""
+def edit_weights(model, change):
+    """Change the tensors of a model."""
     tensors = load_file(model / WEIGHTS)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     change(tensors)
@@ -72,21 +72,21 @@ def test_shards_give_the_same_model_as_one_file(source, sharded):
     torch.testing.assert_close(logits(load(sharded)), logits(load(source)))
 
 
-def test_name_device_and_type(source):
+def test_name_device_and_dtype(source):
     decoder = load(str(source), dtype=torch.float64, name="drafter")
     assert (decoder.name, decoder.dtype, decoder.device.type) == ("drafter", torch.float64, "cpu")
     assert (decoder.vocab_size, decoder.context) == (97, 64)
 
 
-def test_bundled_pair_loads():
-    from engine.model.pair import Pair
+def test_the_bundled_pair_loads():
+    from engine.pairs.pair import Pair
 
     pair = Pair.find("bundled")
     for path in (pair.target_path, pair.drafter_path):
         assert load(path).vocab_size == pair.vocab_size
 
 
-def test_weights_are_copied_out_of_the_file(model):
+def test_a_loaded_model_does_not_depend_on_its_file(model):
     decoder = load(model)
     before = logits(decoder)
     weights = model / WEIGHTS
@@ -100,7 +100,7 @@ def test_weights_are_copied_out_of_the_file(model):
 @pytest.mark.parametrize(
     "name", ["no-such-directory", "./x", "/no/such/directory", "../bundled", "a/b/c", ""]
 )
-def test_missing_directory(name, monkeypatch, tmp_path):
+def test_a_missing_directory_is_refused(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     if name == "":
         assert "config.json is missing" in refused(name)  # the current directory
@@ -108,28 +108,28 @@ def test_missing_directory(name, monkeypatch, tmp_path):
         assert "there is no such directory" in refused(name)
 
 
-def test_file_instead_of_directory(model):
+def test_a_file_instead_of_a_directory_is_refused(model):
     assert f"{model / WEIGHTS} is a file" in refused(model / WEIGHTS)
 
 
-def test_missing_config(model):
+def test_a_missing_config_is_refused(model):
     (model / "config.json").unlink()
     assert f"{model / 'config.json'} is missing" in refused(model)
 
 
 @pytest.mark.parametrize("content", ["", "{", "\xff\xfe", '{"a": }'])
-def test_broken_config(model, content):
+def test_a_broken_config_is_refused(model, content):
     (model / "config.json").write_bytes(content.encode("latin-1"))
     assert f"{model / 'config.json'} is not valid JSON" in refused(model)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"architectures": null}', '{"architectures": 3}', "7"])
-def test_config_without_architecture(model, content):
+def test_a_config_without_architecture_is_refused(model, content):
     (model / "config.json").write_text(content)
     assert "is not supported; supported are LlamaForCausalLM, Mistral" in refused(model)
 
 
-def test_unsupported_architecture(model):
+def test_an_unsupported_architecture_is_refused(model):
     edit(model / "config.json", lambda c: c.update(architectures=["GPT2LMHeadModel"], model_type="gpt2"))
     message = refused(model)
     assert "config.json: architecture 'GPT2LMHeadModel' is not supported" in message
@@ -159,7 +159,7 @@ def test_unsupported_architecture(model):
         ({"vocab_size": 98}, "model.embed_tokens.weight has shape [97, 32]; config.json asks for [98, 32]"),
     ],
 )
-def test_config_that_does_not_fit(model, change, message):
+def test_an_unsupported_or_contradictory_config_is_refused(model, change, message):
     edit(model / "config.json", lambda c: c.update(change))
     assert message in refused(model)
 
@@ -180,19 +180,19 @@ def test_config_that_does_not_fit(model, change, message):
         ),
     ],
 )
-def test_rotary_settings_as_older_configs_write_them(tmp_path, family, scaling):
+def test_rotary_parameters_of_older_configs_are_read(tmp_path, family, scaling):
     save(reference(family), tmp_path)
     before = logits(load(tmp_path))
 
-    def older(config):
+    def use_older_names(config):
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         config["rope_scaling"] = scaling
 
-    edit(tmp_path / "config.json", older)
+    edit(tmp_path / "config.json", use_older_names)
     torch.testing.assert_close(logits(load(tmp_path)), before)
 
 
-def test_remote_code_is_not_run(model):
+def test_remote_code_does_not_run(model):
     (model / "evil.py").write_text("raise SystemExit('remote code ran')")
     auto = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
     edit(model / "config.json", lambda c: c.update(auto_map=auto))
@@ -209,12 +209,12 @@ def test_pickled_weights_are_not_read(model, name):
     assert "convert them to safetensors" in message
 
 
-def test_no_weights(model):
+def test_missing_weights_are_refused(model):
     (model / WEIGHTS).unlink()
     assert f"there is no {WEIGHTS} and no {INDEX}" in refused(model)
 
 
-def test_missing_shard(sharded):
+def test_a_missing_shard_is_refused(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
     assert f"{shard}: this shard is missing" in refused(sharded)
@@ -230,24 +230,24 @@ def test_missing_shard(sharded):
         '{"weight_map": ["a"]}',
     ],
 )
-def test_index_that_names_no_shards_beside_it(sharded, content):
+def test_an_index_must_name_shards_beside_it(sharded, content):
     (sharded / INDEX).write_text(content)
     assert f"{sharded / INDEX}: weight_map must name the shards beside it" in refused(sharded)
 
 
-def test_broken_index(sharded):
+def test_a_broken_index_is_refused(sharded):
     (sharded / INDEX).write_text("{")
     assert f"{sharded / INDEX} is not valid JSON" in refused(sharded)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -100])
-def test_truncated_weights(model, keep):
+def test_truncated_weights_are_refused(model, keep):
     content = (model / WEIGHTS).read_bytes()
     (model / WEIGHTS).write_bytes(content[:keep])
     assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
 
 
-def test_corrupt_header(model):
+def test_a_corrupt_header_is_refused(model):
     content = bytearray((model / WEIGHTS).read_bytes())
     content[8:24] = b"\x00" * 16
     (model / WEIGHTS).write_bytes(content)
@@ -255,34 +255,36 @@ def test_corrupt_header(model):
 
 
 def test_missing_tensors_are_named(model):
-    respoil(model, lambda t: [t.pop(f"model.layers.1.mlp.{p}_proj.weight") for p in ("gate", "up", "down")])
-    respoil(model, lambda t: t.pop("model.norm.weight"))
+    edit_weights(
+        model, lambda t: [t.pop(f"model.layers.1.mlp.{p}_proj.weight") for p in ("gate", "up", "down")]
+    )
+    edit_weights(model, lambda t: t.pop("model.norm.weight"))
     message = refused(model)
     assert "the weights lack model.norm.weight, model.layers.1.mlp.gate_proj.weight" in message
     assert "and 1 more" in message
 
 
-def test_unexpected_tensor_is_named(model):
-    respoil(model, lambda t: t.update({"model.layers.0.adapter.weight": torch.zeros(2)}))
+def test_an_unexpected_tensor_is_named(model):
+    edit_weights(model, lambda t: t.update({"model.layers.0.adapter.weight": torch.zeros(2)}))
     assert "the weights hold model.layers.0.adapter.weight, unknown to config.json" in refused(model)
 
 
-def test_leftover_frequencies_and_second_tied_head_are_ignored(tmp_path):
+def test_stored_frequencies_and_a_second_tied_head_are_ignored(tmp_path):
     save(reference("llama-gqa-tied-bias"), tmp_path)
     before = logits(load(tmp_path))
     extra = {
         "lm_head.weight": torch.zeros(97, 32),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
     }
-    respoil(tmp_path, lambda t: t.update(extra))
+    edit_weights(tmp_path, lambda t: t.update(extra))
     torch.testing.assert_close(logits(load(tmp_path)), before)
 
 
-def test_wrong_shape_is_named(model):
-    respoil(model, lambda t: t.update({"model.norm.weight": torch.zeros(31)}))
+def test_a_wrong_shape_is_named(model):
+    edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(31)}))
     assert "model.norm.weight has shape [31]; config.json asks for [32]" in refused(model)
 
 
 def test_integer_weights_are_refused(model):
-    respoil(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
+    edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
     assert "model.norm.weight is of type I8; supported are F64, F32, F16, BF16" in refused(model)

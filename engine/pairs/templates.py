@@ -1,8 +1,8 @@
-"""Chat templates: programs that come with a model, rendered in a process of their own under limits.
+"""Render chat templates in another process, with limits of time and memory.
 
-Jinja's sandbox keeps a template from files and code, but bounds neither its loops nor the strings it makes, so only a
-process whose time and memory the system limits can be sure to end. One such process serves all templates: a render
-costs a message there and back, well below a millisecond, and the process starts again after it had to be ended.
+A chat template is a program from a model's author. Jinja's sandbox denies it files and code but
+limits neither loops nor the size of strings; only a process under system limits is sure to end. One
+process renders all templates, in well under a millisecond each; it restarts after it was ended.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from typing import Any
 from engine.errors import ModelError, UsageError, one_line
 
 SECONDS = 2.0
-"""Processor time that a render may take; the bundled pair's takes 0.1 ms."""
+"""Most processor seconds of a render; the bundled pair's takes 0.1 ms."""
 MEMORY = 512 << 20
-"""Address space of the process, in bytes."""
+"""Most bytes of the process's address space."""
 ADDED = 100_000
-"""Characters that a template may add to the messages; it may hold each of them twice."""
+"""Most characters of a text beyond two copies of each message."""
 LONGEST = 1 << 18
-"""Characters of a template."""
+"""Most characters of a template."""
 _PATIENCE = 30
-"""Seconds after which a process that used less processor time than it may is given up, as one that was stopped."""
+"""Most seconds to wait for a reply, for example of a suspended process."""
 
 
 class Renderer:
-    """The process that renders; started with the first text, and again after it was ended. It ends with this process."""
+    """The rendering process: starts with the first render, and again after it was ended.
+
+    It ends with this process.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,22 +46,22 @@ class Renderer:
         self._connection: Connection | None = None
 
     def render(self, template: str, messages: Sequence[Mapping[str, str]], names: Mapping[str, str]) -> str:
-        """Return what a template makes of chat messages, up to where the answer begins.
+        """Return the text of chat messages, up to the start of the answer.
 
         Args:
-            template: The template's text.
-            messages: Each with `role` and `content`.
-            names: Further variables: the special tokens by name.
+            template: Source of the template.
+            messages: Messages with `role` and `content`.
+            names: Further variables: name -> special token.
 
         Raises:
-            UsageError: The template refuses the messages; the error holds the template's own words.
-            ModelError: The template is broken, or goes beyond its limits.
+            UsageError: The template refuses the messages; the error holds its message.
+            ModelError: The template is broken or exceeds a limit.
         """
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
         limit = ADDED + 2 * sum(len(message["content"]) for message in messages)
         request = {
             "template": template,
-            "variables": given | dict(names),
+            "variables": variables | dict(names),
             "limit": limit,
             "seconds": SECONDS,
         }
@@ -71,7 +74,7 @@ class Renderer:
         return reply["text"]
 
     def close(self) -> None:
-        """End the process; the next text starts another one."""
+        """End the process; the next render starts another one."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -84,39 +87,39 @@ class Renderer:
         try:
             connection.send_bytes(request)
             return json.loads(connection.recv_bytes())
-        except (EOFError, OSError):  # the process ended, or did not answer
+        except (EOFError, OSError):  # the process has ended or does not answer
             pass
         except BaseException:
-            self.close()  # an interrupt between question and answer would leave the answer to the next question
+            self.close()  # otherwise the next request would receive this reply
             raise
-        ended = None
+        status = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
-                ended = self._process.wait(1)
+                status = self._process.wait(1)
         self.close()
-        if ended == -signal.SIGPROF:
+        if status == -signal.SIGPROF:
             raise ModelError(f"it runs for more than {SECONDS:g} s of processor time")
         raise ModelError(
             f"it does not answer within {_PATIENCE} s"
-            if ended is None
+            if status is None
             else "it ends the process that renders it"
         )
 
     def _start(self) -> Connection:
-        here, there = socket.socketpair()
+        local, remote = socket.socketpair()
         for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            here.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _PATIENCE, 0))
-        script = Path(__file__).with_name("rendering.py")
+            local.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _PATIENCE, 0))
+        script = Path(__file__).with_name("template_process.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script), str(there.fileno()), str(MEMORY)],
-            pass_fds=(there.fileno(),),
+            [sys.executable, "-P", str(script), str(remote.fileno()), str(MEMORY)],
+            pass_fds=(remote.fileno(),),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the run
+            start_new_session=True,  # Ctrl-C is for the run only
         )
-        there.close()
-        self._connection = Connection(here.detach())
+        remote.close()
+        self._connection = Connection(local.detach())
         return self._connection
 
 
 RENDERER = Renderer()
-"""The one of this process."""
+"""The renderer of this process."""

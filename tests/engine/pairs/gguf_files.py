@@ -8,16 +8,16 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from engine.model.text import _bytes_of_characters
+from engine.pairs.text import _bytes_of_characters
 
 WIDTH, INNER, LAYERS, VOCAB = 256, 256, 2, 320
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
 SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Offsets of the float16 scales in a block of types that `gguf` cannot quantise."""
+"""Type that `gguf` cannot quantise -> offsets of the float16 scales in its blocks."""
 
 
 def tensors(arch: str, tied: bool, heads: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a file, (out, in); two query heads share a KV head."""
+    """Return name -> shape (out, in) of all tensors; two query heads share a KV head."""
     kv = WIDTH // 2
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
     if not tied:
@@ -52,9 +52,9 @@ def write(
     extra: dict[str, np.ndarray] | None = None,
     rope: dict[str, object] | None = None,
 ) -> Path:
-    """Write a file whose matrices are of one block type; norms and biases are float32.
+    """Write a file with matrices of one block type and float32 norms and biases.
 
-    `inner` is the feed-forward length that the metadata claims.
+    `inner` is the feed-forward length in the metadata.
     """
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, arch)

@@ -1,4 +1,4 @@
-"""Token ids as text: one token alone, and a growing text token by token."""
+"""Token ids as text: single tokens, and a text that grows token by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """How single tokens read.
+    """Texts of single tokens.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -27,14 +27,14 @@ class Detokenizer:
         self._pieces: dict[int, str] = {}
 
     def piece(self, token: int) -> str:
-        r"""Return how a token reads alone; bytes that are no character by themselves read like `\xe2`.
+        r"""Return the text of a token; bytes that are no complete character are escaped as `\xe2`.
 
-        Special tokens read as they are written, an id without a token as `<id 5>`.
+        A special token gives its name, an id without a token `<id 5>`.
         """
-        found = self._pieces.get(token)
-        if found is None:
-            found = self._pieces[token] = self._read(token)
-        return found
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read(token)
+        return piece
 
     def _read(self, token: int) -> str:
         name = self._tokenizer.convert_ids_to_tokens(token)
@@ -46,10 +46,11 @@ class Detokenizer:
 
 
 class IncrementalText:
-    """A text that grows by tokens. All that `push` and `flush` return, put together, is `tokenizer.decode`'s text.
+    """A text that grows by tokens.
 
-    A character made of several tokens comes with the last of them. Special tokens add nothing. A push costs the same
-    at any length of the text.
+    The results of `push` and `flush` concatenate to the text of `tokenizer.decode`. The last token
+    of a character adds that character; special tokens add nothing. The cost of a push does not
+    depend on the length of the text.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -60,34 +61,34 @@ class IncrementalText:
         self._special = _special_ids(tokenizer)
         byte_level = _is_byte_level(tokenizer) and not tokenizer.clean_up_tokenization_spaces
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace") if byte_level else None
-        # Without byte-level tokens: ids decoded together, of which the first `_said` are context for the others.
+        # Without byte-level tokens: the ids decoded together; the text of the first `_done` is returned.
         self._window: list[int] = []
-        self._said = 0
+        self._done = 0
 
     def push(self, token: int) -> str:
-        """Return what this token adds to the text, maybe nothing yet."""
+        """Return the text that a token adds; empty while its character is incomplete."""
         if token in self._special:
             return ""
         if self._bytes is not None:
             name = self._tokenizer.convert_ids_to_tokens(token)
             return "" if name is None else self._bytes.decode(_token_bytes(name, byte_level=True))
         self._window.append(token)
-        # A run of byte tokens is decoded as a whole, so it is not final before the next other token.
+        # A run of byte tokens is decoded as a whole: its text is final at the next other token.
         if _BYTE_TOKEN.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or ""):
             return ""
         text = self._decode(self._window)
         return "" if text.endswith(_REPLACEMENT) else self._advance(text)
 
     def flush(self) -> str:
-        """Return what is still held back, incomplete characters as U+FFFD."""
+        """Return the rest of the text, with incomplete characters as U+FFFD."""
         if self._bytes is not None:
             return self._bytes.decode(b"", final=True)
         return self._advance(self._decode(self._window))
 
     def _advance(self, text: str) -> str:
-        added = text[len(self._decode(self._window[: self._said])) :]
-        self._window = self._window[self._said :] or self._window
-        self._said = len(self._window)
+        added = text[len(self._decode(self._window[: self._done])) :]
+        self._window = self._window[self._done :] or self._window
+        self._done = len(self._window)
         return added
 
     def _decode(self, ids: list[int]) -> str:
@@ -100,25 +101,26 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether the tokens' characters stand for bytes (GPT-2, Llama 3, Qwen), not for themselves (Llama 2, Mistral)."""
+    """Return whether each character of a token encodes a byte, as in GPT-2, Llama 3 and Qwen."""
     return isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel)
 
 
 def _token_bytes(name: str, byte_level: bool) -> bytes:
     if byte_level:
         table = _bytes_of_characters()
-        # Like the tokenizer's own decoder: a token with any other character stands for its text.
+        # Like the tokenizer's decoder, use a token with any other character as text.
         return bytes(table[c] for c in name) if all(c in table for c in name) else name.encode()
-    if found := _BYTE_TOKEN.fullmatch(name):
-        return bytes([int(found[1], 16)])
+    if match := _BYTE_TOKEN.fullmatch(name):
+        return bytes([int(match[1], 16)])
     return name.replace("\u2581", " ").encode()
 
 
 @cache
 def _bytes_of_characters() -> dict[str, int]:
-    """Return the byte each character of a byte-level token stands for.
+    """Return character -> byte for byte-level tokens.
 
-    Printable Latin-1 characters stand for themselves; the other 68 bytes, in order, for the characters from U+0100 on.
+    Printable Latin-1 characters encode themselves; characters from U+0100 on encode the other 68
+    bytes in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]

@@ -1,4 +1,4 @@
-"""A target and its drafters: where they are, their common tokenizer, and what both can take."""
+"""A target and its drafters: their directories, common tokenizer, vocabulary and context."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError, one_line
-from engine.model.catalog import CATALOG
 from engine.model.fields import end_ids
-from engine.model.load import read_config, read_object
-from engine.model.sources import resolve
-from engine.model.templates import RENDERER
-from engine.model.tokenizer import check_same, check_template, load_tokenizer
+from engine.pairs.catalog import CATALOG
+from engine.pairs.config import read_config, read_object
+from engine.pairs.sources import resolve
+from engine.pairs.templates import RENDERER
+from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
 from engine.types import MOST_DRAFTERS, check_text, drafter_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
-"""Pairs that come with SpecScope."""
+"""Directory of the bundled pairs."""
 ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, maybe a drafter, and their tokenizer."""
+    """A target, its drafters if any, and their tokenizer."""
 
     name: str
     target_path: Path
@@ -35,39 +35,40 @@ class Pair:
     tokenizer: Any
     """A transformers tokenizer."""
     vocab_size: int
-    """Ids both models know: the smaller of their vocabularies, which may be padded. It holds every token of the
-    tokenizer; a drafter's logits past it must not be drawn from."""
+    """The smallest vocabulary size of the models, which may be padded.
+
+    It includes every token of the tokenizer. Larger ids of a drafter's logits must not be drawn."""
     context: int
-    """Positions both models know."""
+    """The smallest context length of the models, in positions."""
     eos: tuple[int, ...]
-    """Ids after which the target's text has ended."""
+    """Token ids that end the target's text."""
     heads_path: Path | None = None
-    """Where the drafting heads that come with it lie, one directory for each kind."""
+    """Directory of the bundled drafting heads, with one directory per kind."""
     further: tuple[Path, ...] = ()
-    """Drafters after the first one, for methods that let several race."""
+    """Directories of further drafters, for methods in which several race."""
 
     @property
     def drafter_paths(self) -> tuple[Path, ...]:
-        """Where all its drafters are, the first one first."""
+        """Directories of all drafters, in order."""
         return () if self.drafter_path is None else (self.drafter_path, *self.further)
 
     @property
     def models(self) -> dict[str, Path]:
-        """Where each model is, by what workers call it."""
+        """Model name of the workers -> directory."""
         drafters = {drafter_key(i): path for i, path in enumerate(self.drafter_paths)}
         return {**drafters, "target": self.target_path}
 
     @classmethod
     def find(cls, name: str = "bundled", resolve: Callable[[str | Path], Path] = resolve) -> Pair:
-        """Return a pair by its name: one that comes with SpecScope, or a model of the catalog.
+        """Return a bundled pair, or a model of the catalog without a drafter.
 
         Args:
-            name: The pair's name.
-            resolve: Finds the directory of a model of the catalog.
+            name: Name of the pair, or short name of the model.
+            resolve: Returns the directory of a model of the catalog.
 
         Raises:
-            UsageError: There is none of that name.
-            ModelError: The model cannot be had, or is broken.
+            UsageError: No pair has this name.
+            ModelError: The model cannot be downloaded, or is broken.
         """
         bundled = [p.name for p in PAIRS.iterdir() if (p / "target").is_dir()] if PAIRS.is_dir() else []
         if name not in (names := sorted({*bundled, *CATALOG})):
@@ -84,31 +85,31 @@ class Pair:
         *drafters: str | Path | None,
         resolve: Callable[[str | Path], Path] = resolve,
     ) -> Pair:
-        """Return a pair of models; None is no drafter.
+        """Return a pair of models.
 
         Args:
             target: Directory, GGUF file, short name of the catalog, or hub id.
-            drafters: The same of each drafter.
-            resolve: Finds the directory of each.
+            drafters: The drafters, named in the same ways; None is ignored.
+            resolve: Returns the directory of a model.
 
         Raises:
-            UsageError: There are more drafters than can race.
+            UsageError: The number of drafters is too large.
             ModelError: A directory, config or tokenizer is missing or broken.
-            PairError: Their tokenizers differ, or do not fit their vocabularies.
+            PairError: The tokenizers differ, or do not fit a model's vocabulary.
         """
-        given = [drafter for drafter in drafters if drafter is not None]
-        if len(given) > MOST_DRAFTERS:
-            raise UsageError(f"{len(given)} drafters were given; it must be at most {MOST_DRAFTERS}")
-        name = " + ".join(Path(model).name for model in (target, *given))
-        return cls._load(name, resolve(target), *map(resolve, given))
+        models = [drafter for drafter in drafters if drafter is not None]
+        if len(models) > MOST_DRAFTERS:
+            raise UsageError(f"{len(models)} drafters were given; it must be at most {MOST_DRAFTERS}")
+        name = " + ".join(Path(model).name for model in (target, *models))
+        return cls._load(name, resolve(target), *map(resolve, models))
 
     @classmethod
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
         paths = [target, *drafters]
         configs = [read_config(path) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
-        for theirs in tokenizers[1:]:
-            check_same(tokenizers[0], theirs)
+        for tokenizer in tokenizers[1:]:
+            check_same(tokenizers[0], tokenizer)
         check_template(target, tokenizers[0])
         largest = max(tokenizers[0].get_vocab().values(), default=-1)
         if largest < 0:
@@ -118,9 +119,9 @@ class Pair:
                 raise PairError(
                     f"{path}: the tokenizer has id {largest}, the model only {config.vocab_size} ids"
                 )
-        stored, file = read_object(target / "generation_config.json"), "generation_config.json"
-        if "eos_token_id" not in stored:
-            stored, file = {"eos_token_id": configs[0].eos_token_id}, "config.json"
+        settings, file = read_object(target / "generation_config.json"), "generation_config.json"
+        if "eos_token_id" not in settings:
+            settings, file = {"eos_token_id": configs[0].eos_token_id}, "config.json"
         return cls(
             name=name,
             target_path=target,
@@ -129,32 +130,36 @@ class Pair:
             tokenizer=tokenizers[0],
             vocab_size=min(config.vocab_size for config in configs),
             context=min(config.max_position_embeddings for config in configs),
-            eos=end_ids(stored["eos_token_id"], target / file, configs[0].vocab_size),
+            eos=end_ids(settings["eos_token_id"], target / file, configs[0].vocab_size),
         )
 
     def encode(self, text: str) -> list[int]:
-        """Return the prompt ids of a text: one user message where there is a chat template, else the plain text.
+        """Return the prompt ids of a text: as one user message with a chat template, else plain.
 
-        Special tokens written in the text are read as ordinary text.
+        Names of special tokens in the text are ordinary text.
 
         Raises:
-            UsageError: The text is empty or no text.
+            UsageError: The text is empty or invalid.
         """
         if self.tokenizer.chat_template:
             return self.encode_chat([{"role": "user", "content": text}])
         return self._ids(_checked(text), split_special_tokens=True, add_special_tokens=True)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text in the middle of others: no special tokens, also where it is written like one."""
+        """Return the ids of a text without special tokens, even if it contains their names."""
         return tuple(self._ids(text, split_special_tokens=True, add_special_tokens=False))
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the prompt ids of chat messages, each with `role` and `content`, up to where the answer begins.
+        """Return the prompt ids of chat messages, up to the start of the answer.
 
-        Special tokens written in a content are read as ordinary text.
+        Names of special tokens in a message's content are ordinary text.
+
+        Args:
+            messages: Messages with `role` and `content`.
 
         Raises:
-            UsageError: A message is empty, of an unknown role or no text, or the chat template refuses it.
+            UsageError: A message is empty, invalid or of an unknown role, or the template refuses
+                it.
         """
         if not self.tokenizer.chat_template:
             raise UsageError(
@@ -166,14 +171,14 @@ class Pair:
             if message.get("role") not in ROLES:
                 raise UsageError(f"role is {message.get('role')!r}; it must be one of {', '.join(ROLES)}")
         contents = [_checked(message.get("content")) for message in messages]
-        # The same chat with stand-ins for the contents shows which special tokens are the template's own.
+        # Rendered with placeholders for the contents, the chat has only the template's special tokens.
         frame = self._render(messages, [f"\ue000{i}\ue001" for i in range(len(contents))])
         ids = self._ids(self._render(messages, contents))
         if self._special(ids) == self._special(self._ids(frame)):
             return ids
         parts: list[int] = []
         numbers = "|".join(map(str, range(len(contents))))
-        # Template text and numbers of contents take turns.
+        # Template text and numbers of contents alternate.
         for i, part in enumerate(re.split(f"\ue000({numbers})\ue001", frame)):
             text = contents[int(part)] if i % 2 else part
             parts += self._ids(text, split_special_tokens=bool(i % 2)) if text else []
@@ -183,7 +188,7 @@ class Pair:
         """Check that a prompt and its output fit the context.
 
         Raises:
-            UsageError: They do not.
+            UsageError: The prompt is empty, or both exceed the context.
         """
         if not len(prompt):
             raise UsageError("the prompt is empty; write something")
@@ -198,11 +203,6 @@ class Pair:
                 f"context of {self.name}, {self.context}: lower max_new_tokens to {self.context - len(prompt)} or less, "
                 "or shorten the prompt"
             )
-
-    @property
-    def stop(self) -> tuple[int, ...]:
-        """Ids at which decoding ends: the same as `eos`."""
-        return self.eos
 
     def _render(self, messages: Sequence[Mapping[str, str]], contents: Sequence[str]) -> str:
         chat = [
@@ -229,7 +229,7 @@ class Pair:
             ).input_ids
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as e:  # noqa: BLE001 - a panic of the tokenizer's Rust code is no Exception
+        except BaseException as e:  # noqa: BLE001 - a Rust panic is no Exception
             raise ModelError(f"the tokenizer of {self.name} fails: {one_line(e)}") from None
 
     def _special(self, ids: Sequence[int]) -> list[int]:

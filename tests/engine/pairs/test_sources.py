@@ -1,4 +1,4 @@
-"""A model is named by a directory, a GGUF file, a short name or a hub id; a path on this machine comes first."""
+"""Names of models: directory, GGUF file, short name, hub id; an existing path has precedence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model import catalog, hub
-from engine.model.hub import Progress
-from engine.model.pair import Pair
-from engine.model.sources import is_slow, resolve, resolve_local
-from tests.engine.model.gguf_files import write
+from engine.pairs import catalog, hub
+from engine.pairs.pair import Pair
+from engine.pairs.progress import Progress
+from engine.pairs.sources import is_slow, resolve, resolve_local
+from tests.engine.pairs.gguf_files import write
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def caches(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_gguf_file_becomes_a_pair_with_progress(tmp_path):
+def test_a_gguf_file_is_converted_to_a_pair_with_progress(tmp_path):
     file = write(tmp_path / "a.gguf", "Q8_0")
     assert is_slow(str(file))
     with pytest.raises(ModelError, match=r"a\.gguf is no longer in the cache; run again to get it"):
@@ -36,7 +36,7 @@ def test_a_gguf_file_becomes_a_pair_with_progress(tmp_path):
     assert (pair.target_path, pair.context, pair.eos) == (folder, 128, (1,))
 
 
-def test_a_conversion_is_stopped(tmp_path):
+def test_a_stopped_conversion_leaves_no_directory(tmp_path):
     file, stop = write(tmp_path / "a.gguf", "Q8_0"), threading.Event()
     stop.set()
     with pytest.raises(RunCancelled, match=r"the conversion of a\.gguf was stopped"):
@@ -44,14 +44,14 @@ def test_a_conversion_is_stopped(tmp_path):
     assert not any((tmp_path / "cache" / "gguf").iterdir())
 
 
-def test_a_directory_is_used_as_it_is_whatever_its_name(tmp_path):
+def test_an_existing_directory_has_precedence_over_other_names(tmp_path):
     for name in ("smollm2", "owner/name", "model.gguf"):
         (tmp_path / name).mkdir(parents=True)
         assert not is_slow(name)
         assert resolve(name) == resolve_local(name) == Path(name)
 
 
-def test_a_short_name_is_a_target_and_a_pair(tmp_path, monkeypatch):
+def test_a_short_name_names_a_target_and_a_pair(tmp_path, monkeypatch):
     folder = resolve(write(tmp_path / "a.gguf", "Q8_0"))
     assert is_slow("smollm2")
     with pytest.raises(ModelError, match="smollm2 is no longer in the cache"):
@@ -62,7 +62,7 @@ def test_a_short_name_is_a_target_and_a_pair(tmp_path, monkeypatch):
     assert (pair.name, pair.target_path, pair.drafter_paths) == ("smollm2", folder, ())
 
 
-def test_an_unknown_pair_is_refused_with_the_names():
+def test_an_unknown_pair_is_refused_with_the_known_names():
     with pytest.raises(UsageError, match="there is no pair 'large'; choose one of bundled, smollm2"):
         Pair.find("large")
 

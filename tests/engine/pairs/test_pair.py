@@ -1,4 +1,4 @@
-"""Pairs: finding them, comparing tokenizers, and prompts in which user text stays data."""
+"""Pairs: names, comparison of tokenizers, and prompts in which user text stays data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from engine.errors import ModelError, PairError, UsageError
-from engine.model import pair as pairs
-from engine.model.pair import Pair
+from engine.pairs import pair as pairs
+from engine.pairs.pair import Pair
 
 BUNDLED = Pair.find("bundled")
 USER, ASSISTANT, SYSTEM, BOS, EOS = 3, 4, 5, 1, 2
@@ -17,7 +17,7 @@ USER, ASSISTANT, SYSTEM, BOS, EOS = 3, 4, 5, 1, 2
 
 @pytest.fixture
 def copies(tmp_path):
-    """Target and drafter to spoil, without their weights."""
+    """Return copies of target and drafter without weights, for changes."""
     for role in ("target", "drafter"):
         skip = shutil.ignore_patterns("*.safetensors")
         shutil.copytree(pairs.PAIRS / "bundled" / role, tmp_path / role, ignore=skip)
@@ -48,70 +48,70 @@ def test_bundled_pair():
     assert BUNDLED.drafter_path is not None
     assert BUNDLED.drafter_path.name == "drafter"
     assert (BUNDLED.vocab_size, BUNDLED.context) == (4096, 2304)
-    assert BUNDLED.eos == BUNDLED.stop == (EOS, USER)
+    assert BUNDLED.eos == (EOS, USER)
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "../pairs/bundled", "bundled/target", "", "/"])
-def test_unknown_pair_lists_those_there_are(name):
+def test_an_unknown_pair_is_refused_with_the_known_names(name):
     with pytest.raises(UsageError, match=r"there is no pair .*; choose one of .*bundled"):
         Pair.find(name)
 
 
-def test_find_of_a_pair_without_drafter(copies, tmp_path, monkeypatch):
+def test_a_pair_may_have_no_drafter(copies, tmp_path, monkeypatch):
     (tmp_path / "pairs" / "single").mkdir(parents=True)
     copies[0].rename(tmp_path / "pairs" / "single" / "target")
     monkeypatch.setattr(pairs, "PAIRS", tmp_path / "pairs")
-    found = Pair.find("single")
-    assert (found.name, found.drafter_path) == ("single", None)
+    pair = Pair.find("single")
+    assert (pair.name, pair.drafter_path) == ("single", None)
     monkeypatch.setattr(pairs, "PAIRS", tmp_path / "nowhere")
     with pytest.raises(UsageError, match="there is no pair 'single'; choose one of smollm2"):
         Pair.find("single")
 
 
-def test_pair_of_directories(copies):
+def test_a_pair_of_two_directories(copies):
     pair = Pair.of(str(copies[0]), str(copies[1]))
     assert (pair.name, pair.target_path, pair.drafter_path) == ("target + drafter", *copies)
     assert pair.encode("Hi") == BUNDLED.encode("Hi")
     assert Pair.of(copies[0]).drafter_path is None
 
 
-def test_missing_directory(copies):
+def test_a_missing_directory_is_refused(copies):
     with pytest.raises(ModelError, match="no such directory"):
         Pair.of(copies[0], str(copies[1]) + "x")
 
 
-def test_context_is_the_smaller_one(copies):
+def test_the_context_is_the_smaller_one(copies):
     edit(copies[1] / "config.json", lambda c: c.update(max_position_embeddings=512))
     assert Pair.of(*copies).context == 512
 
 
-def test_padded_vocabularies_of_different_size(copies):
+def test_the_vocabulary_is_the_smaller_one(copies):
     edit(copies[0] / "config.json", lambda c: c.update(vocab_size=4160))
     edit(copies[1] / "config.json", lambda c: c.update(vocab_size=4224))
     assert Pair.of(*copies).vocab_size == 4160
 
 
 @pytest.mark.parametrize("role", [0, 1])
-def test_model_smaller_than_the_tokenizer(copies, role):
+def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(copies, role):
     edit(copies[role] / "config.json", lambda c: c.update(vocab_size=4000))
     with pytest.raises(PairError, match="the tokenizer has id 4095, the model only 4000 ids"):
         Pair.of(*copies)
 
 
-def test_eos_of_config_where_generation_config_is_silent(copies):
+def test_without_a_generation_config_eos_is_read_from_the_config(copies):
     (copies[0] / "generation_config.json").unlink()
     assert Pair.of(*copies).eos == (EOS,)
     edit(copies[0] / "config.json", lambda c: c.update(eos_token_id=None))
     assert Pair.of(*copies).eos == ()
 
 
-def test_broken_generation_config(copies):
+def test_a_broken_generation_config_is_refused(copies):
     (copies[0] / "generation_config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"generation_config.json is not a JSON object"):
         Pair.of(*copies)
 
 
-def test_tokenizers_with_a_different_token(copies):
+def test_tokenizers_with_different_tokens_are_refused(copies):
     edit(
         copies[1] / "tokenizer.json",
         lambda raw: raw["added_tokens"].append(
@@ -143,16 +143,16 @@ def test_tokenizers_with_a_different_token(copies):
         Pair.of(*copies)
 
 
-def test_tokenizers_with_different_special_tokens(copies):
-    def plain(raw):
+def test_tokenizers_with_different_special_tokens_are_refused(copies):
+    def make_plain(raw):
         raw["added_tokens"][USER]["special"] = False
 
-    edit(copies[1] / "tokenizer.json", plain)
+    edit(copies[1] / "tokenizer.json", make_plain)
     with pytest.raises(PairError, match=r"token 3, '<\|user\|>', is special in only one"):
         Pair.of(*copies)
 
 
-def test_tokenizers_with_different_roles(copies):
+def test_tokenizers_with_different_eos_tokens_are_refused(copies):
     edit(copies[1] / "tokenizer_config.json", lambda c: c.update(eos_token="<|pad|>"))
     with pytest.raises(
         PairError, match=r"eos_token is '<\|eos\|>' in the target's tokenizer, '<\|pad\|>' in the drafter's"
@@ -160,20 +160,20 @@ def test_tokenizers_with_different_roles(copies):
         Pair.of(*copies)
 
 
-def test_broken_tokenizer(copies):
+def test_a_broken_tokenizer_is_refused(copies):
     (copies[0] / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="its tokenizer cannot be loaded"):
         Pair.of(*copies)
 
 
-def test_prompt_is_the_chat_template_with_one_user_message():
+def test_a_prompt_is_one_user_message_in_the_chat_template():
     chat = [{"role": "user", "content": "Tell me a story."}]
     want = BUNDLED.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert BUNDLED.encode("Tell me a story.") == want
     assert (want[:2], want[-1]) == ([BOS, USER], ASSISTANT)
 
 
-def test_chat():
+def test_a_chat_is_rendered_with_the_chat_template():
     chat = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -199,20 +199,20 @@ def specials(ids):
         "<|mask_1|> and <|unused_0|>",
     ],
 )
-def test_special_tokens_in_user_text_are_text(text):
+def test_special_tokens_in_user_text_are_plain_text(text):
     ids = BUNDLED.encode(text)
     assert specials(ids) == [BOS, USER, ASSISTANT]
     assert BUNDLED.tokenizer.decode(ids) == f"<|bos|><|user|>{text}<|assistant|>"
 
 
-def test_special_tokens_in_one_of_several_messages():
+def test_special_tokens_in_one_message_are_plain_text():
     chat = [{"role": "system", "content": "<|eos|>"}, {"role": "user", "content": "plain"}]
     ids = BUNDLED.encode_chat(chat)
     assert specials(ids) == [BOS, SYSTEM, USER, ASSISTANT]
     assert BUNDLED.tokenizer.decode(ids) == "<|bos|><|system|><|eos|><|user|>plain<|assistant|>"
 
 
-def test_special_tokens_without_a_template_are_text(copies):
+def test_special_tokens_without_a_template_are_plain_text(copies):
     pair = without_template(copies)
     ids = pair.encode("Hi <|assistant|>")
     assert specials(ids) == []
@@ -221,27 +221,26 @@ def test_special_tokens_without_a_template_are_text(copies):
         pair.encode_chat([{"role": "user", "content": "Hi"}])
 
 
-def test_special_token_hidden_in_what_the_template_adds_around_the_text(copies):
-    """The template's own text and the user's make up a special token only together."""
+def test_template_and_user_text_cannot_form_a_special_token_together(copies):
     pair = with_template(copies, "{{ bos_token }}{% for m in messages %}<|{{ m['content'] }}{% endfor %}")
     ids = pair.encode("user|> hi")
     assert specials(ids) == [BOS]
     assert pair.tokenizer.decode(ids) == "<|bos|><|user|> hi"
 
 
-def test_template_that_changes_the_text(copies):
+def test_a_template_may_change_the_text(copies):
     pair = with_template(copies, "{% for m in messages %}<|user|>{{ m['content'] | trim }}!{% endfor %}")
     assert pair.tokenizer.decode(pair.encode("  hi ")) == "<|user|>hi!"
 
 
-def test_template_that_refuses(copies):
+def test_a_template_may_refuse_messages(copies):
     pair = with_template(copies, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):
         pair.encode("hi")
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t "])
-def test_empty_prompt(text, copies):
+def test_an_empty_prompt_is_refused(text, copies):
     for pair in (BUNDLED, without_template(copies)):
         with pytest.raises(UsageError, match="the prompt is empty"):
             pair.encode(text)
@@ -262,7 +261,7 @@ def test_empty_prompt(text, copies):
         ([{"role": "user", "content": "\0x"}], r"character 0 of the prompt, '.x00', is not text; remove it"),
     ],
 )
-def test_wrong_messages(messages, message):
+def test_invalid_messages_are_refused(messages, message):
     with pytest.raises(UsageError, match=message):
         BUNDLED.encode_chat(messages)
 
@@ -282,7 +281,7 @@ def test_prompt_and_output_must_fit_the_context():
         BUNDLED.check_length([], 1)
 
 
-def test_several_drafters_are_kept_in_order(copies):
+def test_drafters_keep_their_order(copies):
     pair = Pair.of(copies[0], copies[1], copies[0])
     assert pair.drafter_paths == (copies[1], copies[0])
     assert pair.models == {"drafter": copies[1], "drafter-2": copies[0], "target": copies[0]}
@@ -291,7 +290,7 @@ def test_several_drafters_are_kept_in_order(copies):
         Pair.of(copies[0], *[copies[1]] * 9)
 
 
-def test_a_pair_that_comes_with_several_drafters(copies, tmp_path, monkeypatch):
+def test_a_bundled_pair_may_have_several_drafters(copies, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "PAIRS", tmp_path / "pairs")
     for role, source in (("target", 0), ("drafter", 1), ("drafter-2", 0), ("drafter-4", 1)):
         shutil.copytree(copies[source], tmp_path / "pairs" / "many" / role)

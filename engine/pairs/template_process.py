@@ -1,7 +1,8 @@
-"""The process that renders chat templates: `python -P rendering.py FD`, started by `engine.model.templates`.
+"""The process that renders chat templates: `python -P template_process.py FD BYTES`.
 
-It imports nothing of SpecScope, transformers or torch, so it starts in a tenth of a second. Its Jinja environment is the one
-transformers renders with (`transformers.utils.chat_template_utils`); a test compares their texts.
+`engine.pairs.templates` starts it. It imports neither SpecScope, transformers nor torch, so it
+starts in a tenth of a second. Its Jinja environment matches transformers'
+(`transformers.utils.chat_template_utils`); a test compares the texts.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _LONGEST_MESSAGE = 300
-"""Characters of an error."""
+"""Most characters of an error message."""
 
 
-class _Refused(Exception):  # noqa: N818 - the template's own decision, not a defect
+class _Refused(Exception):  # noqa: N818 - a decision of the template, not a defect
     """The template called `raise_exception`."""
 
 
 class _Generation(Extension):
-    """The block `{% generation %}`, which only trainings need: its content."""
+    """The block `{% generation %}`, which only training needs: rendered as its content."""
 
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 - Jinja's declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
         next(parser.stream)
@@ -42,7 +43,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Variables that a template changes; none may be named like a part of Python."""
+    """Variables that a template can assign; their names must not start with an underscore."""
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
@@ -85,21 +86,21 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    given: dict[str, Any] = environment.globals
-    given |= {"raise_exception": _refuse, "strftime_now": _now, "dict": _dict, "namespace": _Namespace}
+    variables: dict[str, Any] = environment.globals
+    variables |= {"raise_exception": _refuse, "strftime_now": _now, "dict": _dict, "namespace": _Namespace}
     return environment.from_string(template)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, str]:
-    """Return the text, or why there is none."""
+    """Return the text of a request, or the reason for its refusal or failure."""
     try:
         text = _compiled(request["template"]).render(request["variables"])
-        text.encode()  # half a character pair is no text
+        text.encode()  # raises for half of a surrogate pair
     except _Refused as error:
         return {"refused": str(error)}
     except MemoryError:
         return {"failed": "it needs too much memory"}
-    except Exception as error:  # noqa: BLE001 - whatever a template does
+    except Exception as error:  # noqa: BLE001 - a template can raise anything
         with suppress(Exception):
             return {"failed": f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]}
         return {"failed": type(error).__name__}
@@ -109,7 +110,7 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Answer until the other end hangs up; a template that runs for too long ends the process."""
+    """Answer requests until the connection closes; a template over its time ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     memory = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -118,9 +119,7 @@ def main() -> None:
     with suppress(EOFError, OSError):
         while True:
             request = json.loads(connection.recv_bytes())
-            signal.setitimer(
-                signal.ITIMER_PROF, request["seconds"]
-            )  # SIGPROF ends it, in the middle of anything
+            signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF then ends the process
             reply = json.dumps(_answer(request)).encode()
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(reply)

@@ -1,7 +1,8 @@
-"""Download one hub model into the local cache: `python -m engine.model.download OWNER/NAME`, a process of its own.
+"""The process that downloads a hub model: `python -m engine.pairs.hub_process OWNER/NAME`.
 
-It prints a JSON object a line: `hub` when it asks, `file`, `done` and `total` while bytes arrive, then `ended` or `error`.
-Nothing that the hub sends is trusted: neither names nor sizes, nor that it will stop sending.
+It prints one JSON object per line: `hub` with the hub's address, `file`, `done` and `total` during
+the transfer, then `ended` or `error`. It does not trust file names, sizes or lengths that the hub
+sends.
 """
 
 from __future__ import annotations
@@ -29,31 +30,36 @@ from huggingface_hub.errors import (
 )
 
 from engine.errors import ModelError, one_line
-from engine.model.hub import ADVICE, ANSWER, megabytes
+from engine.pairs.hub import ADVICE, ANSWER
+from engine.pairs.progress import megabytes
 
 CHUNK = 64 * 2**10
-"""Bytes of a file that are read, counted and written at once."""
+"""Bytes of a file that are read, counted and written at a time."""
 SPARE = 2**30
-"""Bytes of the disk that a download leaves free."""
+"""Free bytes that a download leaves on the disk."""
 MEMORY = 2**30
-"""Bytes of memory that the process may use: an answer without an end does not fill the machine's."""
+"""Most bytes of memory for the process, so that an endless answer cannot fill the machine's."""
 REFRESH = 0.1
-"""Seconds between two lines of progress."""
+"""Least seconds between two lines of progress."""
 _WANTED = re.compile(r"[\w-][\w.+-]*\.(json|jinja)|model[\w.-]*\.safetensors|tokenizer\.model|merges\.txt")
-"""Weights, configs, tokenizers and templates at the top of a repository: no pickles, no code, no second copies in folders."""
+"""Weights, configs, tokenizers and templates at the top of a repository; no pickles, no code."""
 _INDEX = "model.safetensors.index.json"
 _LAST = "config.json"
 _COMMIT = re.compile("[0-9a-f]{40}")
 _WRITES = {"os.mkdir": (0,), "os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,)}
-"""Which arguments of an audit event are paths that the event creates or moves."""
+"""Audit event -> indices of its arguments that are created or moved paths."""
 Say = Callable[..., None]
 
 
 def needed(files: Sequence[tuple[str, Any]]) -> dict[str, int]:
-    """Return the files of a repository that a decoder is loaded from, with their sizes; config.json is the last one.
+    """Return name -> size of the files that a decoder is loaded from; config.json is the last.
+
+    Args:
+        files: Name and size of all files of a repository, as the hub lists them.
 
     Raises:
-        ModelError: A name leaves the repository, a size is no size, or there is no config or are no safetensors.
+        ModelError: A name leaves the repository, a size is invalid, or the config or the
+            safetensors are missing.
     """
     for name, _ in files:
         if not name or {"..", ".", ""} & set(name.split("/")) or "\\" in name or "\0" in name:
@@ -78,10 +84,10 @@ def needed(files: Sequence[tuple[str, Any]]) -> dict[str, int]:
 
 
 def check_space(sizes: dict[str, int], cache: Path) -> None:
-    """Check that files fit the disk.
+    """Check that files of these sizes fit the disk of the cache.
 
     Raises:
-        ModelError: They do not.
+        ModelError: The disk has too little free space.
     """
     folder = next(path for path in (cache, *cache.parents) if path.exists())
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
@@ -93,7 +99,7 @@ def check_space(sizes: dict[str, int], cache: Path) -> None:
 
 
 class _Bar:
-    """Replace the library's progress bar of one file: report the bytes, and end a file that does not end."""
+    """Replacement for the library's progress bar: reports bytes and limits their number."""
 
     def __init__(self, name: str, size: int, report: Callable[[int], None]) -> None:
         self._name, self._size, self._report = name, size, report
@@ -109,21 +115,25 @@ class _Bar:
         pass
 
     def update(self, n: float | None = 1) -> None:
-        """Count more bytes, or fewer when the library starts over."""
+        """Add n bytes; n is negative if the library starts over."""
         self._done += int(n or 0)
         if self._done > self._size:
             raise ModelError(f"the hub sends more of {self._name} than the {self._size} bytes that it listed")
         self._report(int(n or 0))
 
     def close(self) -> None:
-        """Do nothing: the bar is not drawn."""
+        """Do nothing."""
 
 
 def fetch(model: str, say: Say) -> None:
-    """Download what is missing of a model. Its config.json, and the reference to its commit, are written last.
+    """Download the missing files of a model; config.json and the reference to the commit last.
+
+    Args:
+        model: Hub id.
+        say: Prints one line of progress.
 
     Raises:
-        ModelError: The hub's list makes no sense, or the model does not fit the disk.
+        ModelError: The hub's list of files is invalid, or the model does not fit the disk.
     """
     info = HfApi().model_info(model, files_metadata=True, timeout=ANSWER)
     commit = str(info.sha)
@@ -143,7 +153,7 @@ def fetch(model: str, say: Say) -> None:
 
     for name, size in sizes.items():
         say(file=name, done=done, total=sum(missing.values()))
-        # By its branch, config.json makes the reference by which the cache is found: what has it is complete.
+        # Downloading config.json by branch writes the reference that marks the model as complete.
         revision = "main" if name == _LAST else commit
         bar: Any = _Bar(name, size, count)
         path = hf_hub_download(model, name, revision=revision, tqdm_class=bar, etag_timeout=ANSWER)
@@ -152,7 +162,10 @@ def fetch(model: str, say: Say) -> None:
 
 
 def confine(*folders: str) -> None:
-    """Let this process write below these folders only: the library makes file names of the hub's headers."""
+    """Allow this process to write only below these folders.
+
+    The library builds file names from headers that the hub sends.
+    """
     roots = tuple(os.path.realpath(folder) for folder in folders)
 
     def check(path: Any) -> None:
@@ -168,8 +181,8 @@ def confine(*folders: str) -> None:
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             check(args[0])
-        for place in _WRITES.get(event, ()):
-            check(args[place])
+        for index in _WRITES.get(event, ()):
+            check(args[index])
         if event == "os.symlink":
             check(os.path.join(os.path.dirname(os.fsdecode(args[1])), os.fsdecode(args[0])))
 
@@ -177,7 +190,7 @@ def confine(*folders: str) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a download failed, in one line with what to do."""
+    """Return the cause of a failed download and a remedy, in one line."""
     if isinstance(error, ModelError):
         return str(error)
     hub = f"the hub ({constants.ENDPOINT})"
@@ -201,7 +214,7 @@ def _stop(*_: object) -> None:
 
 
 def _watch() -> None:
-    """End with the process that asked: its end closes standard input."""
+    """End this process with its parent, whose end closes standard input."""
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(3)
@@ -209,7 +222,7 @@ def _watch() -> None:
 
 
 def main() -> None:
-    """Download the model that the command line names."""
+    """Download the model named on the command line."""
 
     def say(**facts: Any) -> None:
         os.write(1, json.dumps(facts).encode() + b"\n")
@@ -217,9 +230,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_watch, daemon=True).start()
-    with contextlib.suppress(ValueError, OSError):  # the machine's own limit may be lower
+    with contextlib.suppress(ValueError, OSError):  # the machine's limit may be lower
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    constants.DOWNLOAD_CHUNK_SIZE = CHUNK  # 10 MiB otherwise: minutes without a sign on a slow line
+    constants.DOWNLOAD_CHUNK_SIZE = CHUNK  # default 10 MiB: minutes without progress on a slow line
     confine(constants.HF_HOME, constants.HF_HUB_CACHE)
     say(hub=constants.ENDPOINT)
     try:

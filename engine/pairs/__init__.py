@@ -1,0 +1,1 @@
+"""A target and its drafters: where they are, their weights, tokenizer and chat template."""

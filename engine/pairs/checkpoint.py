@@ -1,0 +1,160 @@
+"""The safetensors files of a directory: checked against the expected tensors, read one by one."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError, one_line, plain_name
+from engine.pairs.config import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")
+_INDEX = "model.safetensors.index.json"
+MOST_SHARDS = 1000
+LONGEST_INDEX = 1 << 24
+"""Most bytes of an index, and of the header of a safetensors file."""
+
+
+class Checkpoint:
+    """One or several safetensors files.
+
+    Args:
+        directory: The directory of the files.
+        files: The files to read; default: the files of a model.
+
+    Raises:
+        ModelError: A file is missing or broken, or the directory has only pickled weights.
+    """
+
+    def __init__(self, directory: Path, files: Sequence[Path] = ()) -> None:
+        self.directory = directory
+        self._shards = {path: _open(path) for path in files or self._files()}
+        self._paths = {key: path for path, shard in self._shards.items() for key in shard.keys()}  # noqa: SIM118
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of all tensors."""
+        return {
+            key: tuple(self._shards[path].get_slice(key).get_shape()) for key, path in self._paths.items()
+        }
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare names, shapes and types of the tensors with the config's.
+
+        Raises:
+            ModelError: They differ.
+        """
+        if missing := [key for key in expected if key not in self._paths]:
+            raise ModelError(
+                f"{self.directory}: the weights lack {some(missing)}, which config.json asks for"
+            )
+        if unexpected := [
+            key for key in self._paths if key not in expected and not _is_ignorable(key, expected)
+        ]:
+            raise ModelError(f"{self.directory}: the weights hold {some(unexpected)}, unknown to config.json")
+        for key, shape in expected.items():
+            path = self._paths[key]
+            stored = self._shards[path].get_slice(key).get_shape()
+            if tuple(stored) != shape:
+                raise ModelError(f"{path}: {key} has shape {stored}; config.json asks for {list(shape)}")
+            self.check_type(key)
+
+    def check_type(self, key: str, kinds: Sequence[str] = FLOATS) -> None:
+        """Check that the type of a tensor is among `kinds`, in safetensors' names.
+
+        Raises:
+            ModelError: It is not.
+        """
+        path = self._paths[key]
+        if (kind := self._shards[path].get_slice(key).get_dtype()) not in kinds:
+            raise ModelError(f"{path}: {key} is of type {kind}; supported are {', '.join(kinds)}")
+
+    def check_memory(
+        self, expected: Mapping[str, tuple[int, ...]], device: str | torch.device, dtype: torch.dtype
+    ) -> None:
+        """Check that tensors of these shapes fit this machine's memory, if they are for a CPU.
+
+        Raises:
+            ModelError: They do not; a sparse file can claim any size.
+        """
+        needed = sum(map(math.prod, expected.values())) * dtype.itemsize
+        available = psutil.virtual_memory().total
+        if torch.device(device).type == "cpu" and needed > available:
+            raise ModelError(
+                f"{self.directory}: the weights take {needed / 1e9:.1f} GB in memory; this machine has "
+                f"{available / 1e9:.1f} GB"
+            )
+
+    def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return a copy of one tensor."""
+        return self._shards[self._paths[key]].get_tensor(key).to(device, dtype, copy=True)
+
+    def _files(self) -> list[Path]:
+        directory = self.directory
+        index = directory / _INDEX
+        if os.path.lexists(index):
+            return [directory / name for name in _shards(index)]
+        if (directory / "model.safetensors").is_file():
+            return [directory / "model.safetensors"]
+        if pickles := [path.name for pattern in PICKLES for path in sorted(directory.glob(pattern))]:
+            raise ModelError(
+                f"{directory / pickles[0]}: pickled weights can run code and are not read; convert them to safetensors "
+                "(transformers: save_pretrained writes it)"
+            )
+        raise ModelError(f"{directory}: there is no model.safetensors and no {_INDEX}")
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the names of the shards in an index; all of them are files beside it."""
+    raw = read_json(index, LONGEST_INDEX)
+    names = raw.get("weight_map") if isinstance(raw, dict) else None
+    shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
+    if len(shards) > MOST_SHARDS:
+        raise ModelError(
+            f"{index}: weight_map names {len(shards)} shards; there may be at most {MOST_SHARDS}"
+        )
+    if not shards or any(Path(name).name != name for name in shards):
+        raise ModelError(f"{index}: weight_map must name the shards beside it")
+    for name in shards:
+        # os.path.isfile is False for a device and for an impossible name.
+        if not os.path.isfile(index.with_name(name)):
+            raise ModelError(f"{index.parent / plain_name(name)}: this shard is missing, {_INDEX} names it")
+    return shards
+
+
+def _open(path: Path) -> Any:
+    """Return an open safetensors file, after checks of its kind and the size of its header."""
+    try:
+        if not path.is_file():
+            raise ModelError(f"{path} is not a regular file; give a safetensors file")
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > LONGEST_INDEX:
+            raise ModelError(
+                f"{path} is not a complete safetensors file: its header has {header} bytes; the limit is {LONGEST_INDEX}"
+            )
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as e:
+        raise ModelError(f"{path} is not a complete safetensors file: {one_line(e)}") from None
+
+
+def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a tensor is unused: rotary frequencies, or a second copy of a tied head."""
+    return key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and key not in expected)
+
+
+def some(keys: Sequence[str]) -> str:
+    """Return the first three of some names and the number of the others."""
+    return ", ".join(map(plain_name, keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

@@ -1,0 +1,110 @@
+"""Read the JSON files of a model directory, among them the config of the decoder."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ModelError, UsageError, one_line
+from engine.files import parse_json, read_bytes
+from engine.model.fields import READ, check_fields
+from engine.model.shape import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LONGEST_CONFIG = 1 << 20
+"""Most bytes of a config.json."""
+_LLAMA = {
+    "vocab_size": int,
+    "hidden_size": int,
+    "intermediate_size": int,
+    "num_hidden_layers": int,
+    "num_attention_heads": int,
+    "num_key_value_heads": int,
+    "head_dim": int,
+    "max_position_embeddings": int,
+    "rms_norm_eps": float,
+    "hidden_act": str,
+    "attention_bias": bool,
+    "mlp_bias": bool,
+    "tie_word_embeddings": bool,
+}
+"""Fields of a complete Llama config and their types, without the rotation."""
+_TYPES = dict(zip(FAMILIES, ("llama", "mistral", "qwen2", "qwen3"), strict=True))
+"""Architecture -> `model_type`."""
+
+
+def read_config(directory: Path) -> Any:
+    """Return the config of a model directory, with a transformers config's attributes.
+
+    Raises:
+        ModelError: The file is missing, not JSON, or of an unsupported architecture.
+    """
+    path = directory / "config.json"
+    raw = read_json(path)
+    families = raw.get("architectures") if isinstance(raw, dict) else None
+    family = families[0] if isinstance(families, list) and families else None
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
+        )
+    check_fields(raw, path)
+    kind = _TYPES[family]
+    if raw.get("model_type", kind) != kind:
+        raise ModelError(
+            f"{path}: model_type is {reprlib.repr(raw['model_type'])}; it must be {kind!r} for {family}"
+        )
+    fields = {name: raw[name] for name in READ if name in raw}
+    if _is_complete(raw):
+        return SimpleNamespace(**fields)
+    from transformers import AutoConfig  # the import takes a second in every worker
+
+    try:
+        return AutoConfig.for_model(kind, **{name: fields[name] for name in fields if name != "model_type"})
+    except Exception as e:  # noqa: BLE001 - transformers raises many kinds
+        raise ModelError(f"{path}: {one_line(e)}") from None
+
+
+def _is_complete(raw: Mapping[str, Any]) -> bool:
+    """Return whether a Llama config needs none of transformers' defaults and older spellings.
+
+    Such a config is used without transformers, whose import takes a second in every process.
+    """
+    if raw["architectures"] != ["LlamaForCausalLM"] or raw.get("model_type") != "llama":
+        return False
+    complete = "eos_token_id" in raw and all(type(raw.get(key)) is kind for key, kind in _LLAMA.items())
+    rope: Any = raw.get("rope_parameters")
+    plain = isinstance(rope, dict) and rope.keys() == {"rope_type", "rope_theta"}
+    return complete and plain and rope["rope_type"] == "default" and type(rope["rope_theta"]) is float
+
+
+def read_object(path: Path, limit: int = LONGEST_CONFIG) -> dict[str, Any]:
+    """Return the JSON object in a file of at most `limit` bytes; {} if the file is missing.
+
+    Raises:
+        ModelError: The file holds no JSON object.
+    """
+    raw = read_json(path, limit) if os.path.lexists(path) else {}
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return raw
+
+
+def read_json(path: Path, limit: int = LONGEST_CONFIG) -> Any:
+    """Return the JSON value in a file of at most `limit` bytes.
+
+    Raises:
+        ModelError: The file is missing, too large, no regular file or no JSON.
+    """
+    if not os.path.lexists(path):
+        raise ModelError(f"{path} is missing; a model directory holds config.json and *.safetensors")
+    try:
+        return parse_json(read_bytes(path, limit).decode("utf-8"))
+    except UsageError as e:
+        raise ModelError(str(e)) from None
+    except ValueError as e:
+        raise ModelError(f"{path} is not valid JSON: {one_line(e)}") from None

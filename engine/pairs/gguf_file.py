@@ -1,0 +1,185 @@
+"""Read a GGUF file: architecture, rotary scaling, and tensors as in a transformers checkpoint.
+
+The packages `gguf` and transformers parse the format, its block types and its tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from engine.errors import ModelError, one_line
+from engine.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Architecture in GGUF -> architecture in transformers. Mistral models are `llama` files."""
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Supported block types."""
+PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
+"""Block types that keep their dtype; all others become float32."""
+LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
+"""Published llama3 rotations: factor, low and high frequency factor, original context."""
+
+
+class Source(NamedTuple):
+    """The tensor of a GGUF file from which a checkpoint tensor is made."""
+
+    tensor: Any
+    """A tensor of `gguf.GGUFReader`."""
+    permuted_heads: int
+    """Heads whose rows llama.cpp has permuted; 0 for none."""
+
+    @property
+    def size(self) -> int:
+        """Size of the checkpoint tensor in bytes."""
+        return int(self.tensor.n_elements) * (2 if self.tensor.tensor_type.name in PLAIN else 4)
+
+    def read(self) -> Tensor:
+        """Return the checkpoint tensor."""
+        weights = torch.from_numpy(_dequantized(self.tensor).copy())
+        if heads := self.permuted_heads:
+            # llama.cpp interleaves the rows (i, i + d/2) of a head; a checkpoint has two halves.
+            rows = weights.shape[0] // heads // 2
+            weights = weights.view(heads, rows, 2, *weights.shape[1:]).transpose(1, 2).reshape(weights.shape)
+        return weights.to(PLAIN.get(self.tensor.tensor_type.name, torch.float32)).contiguous()
+
+
+class GgufFile:
+    """A GGUF file of a supported architecture with supported block types.
+
+    Raises:
+        ModelError: The file is truncated, no GGUF file, or of an unsupported kind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        self.path = path
+        try:
+            self._reader = GGUFReader(path)
+        except Exception as error:  # noqa: BLE001 - numpy raises many kinds for a truncated file
+            raise ModelError(f"{path} is not a complete GGUF file: {one_line(error)}") from None
+        self.architecture = self._value("general.architecture")
+        if self.architecture not in ARCHITECTURES:
+            raise ModelError(
+                f"{path}: architecture {self.architecture} is not supported; supported are "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+        for tensor in self._reader.tensors:
+            if tensor.tensor_type.name not in KINDS:
+                raise ModelError(
+                    f"{path}: {tensor.name} is of type {tensor.tensor_type.name}; supported are {', '.join(KINDS)}"
+                )
+
+    @property
+    def size(self) -> int:
+        """Size of all tensors as a checkpoint, in bytes."""
+        return sum(Source(tensor, 0).size for tensor in self._reader.tensors)
+
+    @property
+    def head_dim(self) -> int | None:
+        """Head dimension in the metadata, if any."""
+        value = self._value(f"{self.architecture}.attention.key_length")
+        return int(value) if value else None
+
+    def sources(self, config: Any) -> dict[str, Source]:
+        """Return checkpoint tensor name -> tensor of the file.
+
+        Raises:
+            ModelError: A tensor is missing, or its shape differs from the config's.
+        """
+        tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        gguf_name = _gguf_names(config.num_hidden_layers)
+        heads: dict[str, int] = {}
+        if self.architecture == "llama":
+            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        sources: dict[str, Source] = {}
+        for name, shape in ModelShape.of(config, self.path).tensors().items():
+            module, _, kind = name.rpartition(".")
+            stored = f"{gguf_name(module)}.{kind}"
+            if stored not in tensors:
+                raise ModelError(f"{self.path} lacks the tensor {stored}")
+            if (actual := [int(n) for n in reversed(tensors[stored].shape)]) != [*shape]:
+                raise ModelError(
+                    f"{self.path}: {stored} has shape {actual}; its metadata asks for {[*shape]}"
+                )
+            sources[name] = Source(tensors[stored], heads.get(module.rpartition(".")[2], 0))
+        return sources
+
+    def rope_parameters(self, config: Any) -> dict[str, Any]:
+        """Return the file's rotary scaling as `rope_parameters`, which transformers does not read.
+
+        Raises:
+            ModelError: No supported config describes the scaling.
+        """
+        prefix = f"{self.architecture}.rope."
+        kind = self._value(prefix + "scaling.type") or "none"
+        factor = self._value(prefix + "scaling.factor") or 1.0
+        table = next((t for t in self._reader.tensors if t.name == "rope_freqs.weight"), None)
+        if table is not None:
+            return self._llama3(_dequantized(table).tolist(), config)
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": float(factor)}
+        if kind == "yarn":
+            original = self._value(prefix + "scaling.original_context_length")
+            return {
+                "rope_type": "yarn",
+                "factor": float(factor),
+                "original_max_position_embeddings": int(original or config.max_position_embeddings),
+            }
+        if kind != "none":
+            raise ModelError(
+                f"{self.path}: rope scaling {kind} is not supported; supported are linear, yarn, llama3"
+            )
+        return {}
+
+    def _llama3(self, divisors: list[float], config: Any) -> dict[str, Any]:
+        """Return the published llama3 rotation with these frequency divisors.
+
+        Raises:
+            ModelError: No published rotation has them.
+        """
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        theta, dim = config.rope_parameters["rope_theta"], 2 * len(divisors)
+        expected = torch.tensor([theta ** (-2 * i / dim) / f for i, f in enumerate(divisors)])
+        for factor, low, high, original in LLAMA3:
+            parameters = {
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+            candidate = type(config)(**{**config.to_dict(), "rope_parameters": parameters})
+            frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](candidate, torch.device("cpu"))
+            if torch.allclose(frequencies, expected, rtol=1e-3):
+                return parameters
+        raise ModelError(f"{self.path}: its table of rotary frequencies is none of the published llama3 ones")
+
+    def _value(self, key: str) -> Any:
+        field = self._reader.get_field(key)
+        return None if field is None else field.contents()
+
+
+def _gguf_names(layers: int) -> Callable[[str], str | None]:
+    """Return a function: module name in a checkpoint -> module name in a GGUF file."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    llama = get_tensor_name_map(MODEL_ARCH.LLAMA, layers)
+    qwen3 = get_tensor_name_map(MODEL_ARCH.QWEN3, layers)  # has the norms of queries and keys
+    return lambda name: llama.get_name(name) or qwen3.get_name(name)
+
+
+def _dequantized(tensor: Any) -> np.ndarray[Any, Any]:
+    from gguf import dequantize
+
+    return dequantize(tensor.data, tensor.tensor_type)

@@ -1,0 +1,46 @@
+"""Load a decoder from safetensors; no other format is read, and remote code never runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.model.decoder import Decoder
+from engine.model.shape import ModelShape
+from engine.model.stage import layer_stages
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.config import read_config
+from engine.pairs.sources import resolve
+
+
+def load(
+    model: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    name: str = "target",
+    stage: tuple[int, int] = (0, 1),
+) -> Decoder:
+    """Return the decoder of a model.
+
+    Weights are read tensor by tensor: at most one layer is in memory twice.
+
+    Args:
+        model: Directory, GGUF file, short name of the catalog, or hub id.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+        name: The model's name in spans: target or drafter.
+        stage: Number of this stage and number of all stages of a model split by layers; only the
+            layers of this stage are read.
+
+    Raises:
+        ModelError: The directory, its config or its weights are missing, broken or unsupported.
+        UsageError: The model has fewer layers than stages.
+    """
+    directory = resolve(model)
+    shape = ModelShape.of(read_config(directory), directory / "config.json")
+    checkpoint = Checkpoint(directory)
+    checkpoint.check(shape.tensors())
+    checkpoint.check_memory(shape.tensors(), device, dtype)
+    span = layer_stages(shape.layers, stage[1])[stage[0]]
+    return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name, span)

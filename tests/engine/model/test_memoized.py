@@ -1,0 +1,159 @@
+"""A memoized model agrees with the model itself and computes no row twice."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.model.decoder import Decoder
+from engine.model.fuzzy import Fuzzy
+from engine.model.memoized import MemoizedModel
+from engine.model.slots import PROVISIONAL, Rows
+from engine.pairs.load import load
+from tests.engine.model import tiny
+
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+class Counted:
+    """A decoder that counts the rows of its forwards."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model, self.rows = model, 0
+        self.name, self.vocab_size, self.context, self.depth = (
+            "target",
+            model.vocab_size,
+            model.context,
+            model.depth,
+        )
+        self.new_cache = model.new_cache
+
+    def forward(self, cache, rows, want, hidden=(), fuzzy=None):
+        self.rows += len(rows)
+        return self._model.forward(cache, rows, want, hidden, fuzzy)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Decoder:
+    path = tmp_path_factory.mktemp("model")
+    tiny.save(tiny.reference("llama-gqa-tied-bias"), path)
+    return load(path)
+
+
+def extend(model, cache, tokens, parents=None, flags=None, fuzzy=None, slot=0):
+    """Forward rows after the cached ones and return the logits of all of them."""
+    start = cache.length(slot)
+    parents = range(start - 1, start + len(tokens) - 1) if parents is None else parents
+    rows = Rows.of(slot, tokens, list(parents), flags)
+    return model.forward(cache, rows, np.arange(len(tokens)), fuzzy=fuzzy)
+
+
+def test_a_second_cache_does_not_compute_known_rows(model):
+    counted = Counted(model)
+    memoized = MemoizedModel(counted)
+    one, other = memoized.new_cache(1, 32), memoized.new_cache(2, 32)
+    first = extend(memoized, one, TEXT)
+    assert counted.rows == len(TEXT)
+    again = extend(memoized, other, TEXT, slot=1)
+    assert counted.rows == len(TEXT)
+    assert torch.equal(first.logits, again.logits)
+    assert first.cells == again.cells == len(TEXT) ** 2
+
+
+def test_missing_keys_are_computed_when_a_forward_needs_them(model):
+    counted = Counted(model)
+    memoized, plain = MemoizedModel(counted), model.new_cache(1, 32)
+    extend(memoized, memoized.new_cache(1, 32), TEXT)
+    late = memoized.new_cache(1, 32)
+    extend(memoized, late, TEXT)
+    counted.rows = 0
+    new = extend(memoized, late, [7, 8])
+    assert counted.rows == len(TEXT) + 2
+    extend(model, plain, TEXT)
+    expected = extend(model, plain, [7, 8])
+    assert torch.allclose(new.logits, expected.logits, atol=1e-4)
+    assert new.cells == expected.cells
+    counted.rows = 0
+    extend(memoized, late, [9])
+    assert counted.rows == 1
+
+
+def test_a_kept_branch_gives_the_model_s_logits_computed_or_memoized(model):
+    memoized, plain = MemoizedModel(model), model.new_cache(1, 32)
+    tree, parents = [11, 12, 13, 14], [9, 9, 10, 12]
+    for cache in (memoized.new_cache(1, 32), memoized.new_cache(1, 32)):  # computed, then memoized
+        extend(memoized, cache, TEXT)
+        extend(memoized, cache, tree, parents)
+        path = cache.match(0, np.array([*TEXT, 11, 13, 14]), 13)
+        cache.keep(0, path)
+        got = extend(memoized, cache, [15, 2])
+    extend(model, plain, [*TEXT, 11, 13, 14])
+    expected = extend(model, plain, [15, 2])
+    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
+
+
+def test_random_texts_give_the_model_s_logits(model):
+    rng = np.random.default_rng(5)
+    memoized = MemoizedModel(model)
+    for _ in range(25):
+        cache, plain = memoized.new_cache(1, 64), model.new_cache(1, 64)
+        text: list[int] = []
+        for _ in range(5):
+            kept = int(rng.integers(0, len(text) + 1))
+            for slots in (cache, plain):
+                slots.keep(0, np.arange(kept))
+            more = rng.integers(0, 3, size=int(rng.integers(1, 5))).tolist()
+            text = text[:kept] + more
+            got, expected = extend(memoized, cache, more), extend(model, plain, more)
+            assert torch.allclose(got.logits, expected.logits, atol=1e-4)
+            assert got.cells == expected.cells
+
+
+def test_a_fuzzy_forward_reads_exact_keys_and_is_not_memoized(model):
+    counted = Counted(model)
+    memoized, plain = MemoizedModel(counted), model.new_cache(1, 32)
+    fuzzy = Fuzzy([range(model.depth)])
+    extend(memoized, memoized.new_cache(1, 32), TEXT)
+    cache = memoized.new_cache(1, 32)
+    extend(memoized, cache, TEXT)  # memoized: no keys
+    flags = [PROVISIONAL] * 2
+    got = extend(memoized, cache, [7, 8], flags=flags, fuzzy=fuzzy)
+    extend(model, plain, TEXT)
+    expected = extend(model, plain, [7, 8], flags=flags, fuzzy=fuzzy)
+    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
+    exact = extend(memoized, memoized.new_cache(1, 32), [*TEXT, 7, 8]).logits[-2:]
+    assert not torch.allclose(exact, got.logits, atol=1e-3)
+
+
+def test_rows_imported_without_keys_are_computed_when_needed(model):
+    memoized, plain = MemoizedModel(model), model.new_cache(1, 32)
+    extend(memoized, memoized.new_cache(1, 32), [*TEXT, 7, 8])
+    source, target = (memoized.new_cache(1, 32) for _ in range(2))
+    extend(memoized, source, [*TEXT, 7, 8])  # memoized: no keys
+    extend(memoized, target, TEXT)
+    moved = np.arange(len(TEXT), len(TEXT) + 2)
+    assert source.export_kv(0, moved) == b""
+    target.import_kv(0, np.array([7, 8]), b"")
+    extend(model, plain, [*TEXT, 7, 8])
+    got, expected = extend(memoized, target, [4, 6]), extend(model, plain, [4, 6])
+    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
+
+
+def test_a_forward_with_hidden_states_is_computed(model):
+    memoized = MemoizedModel(model)
+    for _ in range(2):
+        cache = memoized.new_cache(1, 32)
+        rows = Rows.chain(0, TEXT, 0)
+        out = memoized.forward(cache, rows, NOTHING, hidden=(-1,))
+        assert out.hidden[-1].shape == (len(TEXT), model.shape.width)
+
+
+def test_a_full_memory_is_cleared(model, monkeypatch):
+    counted = Counted(model)
+    memoized = MemoizedModel(counted)
+    monkeypatch.setattr("engine.model.memoized.BYTES", 4 * model.vocab_size * 12)
+    extend(memoized, memoized.new_cache(1, 32), TEXT)
+    extend(memoized, memoized.new_cache(1, 32), [8, 7, 6])
+    counted.rows = 0
+    extend(memoized, memoized.new_cache(1, 32), TEXT)
+    assert counted.rows == len(TEXT)
