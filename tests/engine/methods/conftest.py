@@ -19,7 +19,7 @@ RUNTIMES = {
 
 @pytest.fixture(scope="package")
 def bundled() -> Generator[Callable[[str], engine.Cluster]]:
-    """Runtime -> a cluster of the bundled pair, opened at first use, closed after the last test of this folder."""
+    """Runtime -> a cluster of the bundled pair, opened at first use and shared by this folder."""
     with ExitStack() as opened:
 
         @cache
