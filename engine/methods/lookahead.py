@@ -51,6 +51,6 @@ async def decode(run: Run, cfg: Config) -> None:
     while not run.done:
         last = int(run.x.tokens[-1])
         draft = lookahead.guesses(Draft.empty(), last, cfg.guesses, run.room)
-        verdict = await run.target.verify(run.x, draft, beside=lookahead.window.tree(last, run.room))
+        verdict = await run.target.verify(run.x, draft, window=lookahead.window.tree(last, run.room))
         lookahead.move(verdict.best, draft)
         run.commit(verdict, pool=lookahead)

@@ -60,7 +60,7 @@ async def decode(run: Run, cfg: Config) -> None:
     while not run.done:
         chain = await _draft(run, cfg, lookahead)
         draft = lookahead.guesses(chain, chain.ids[-1], cfg.phrases, run.room)
-        verdict = await run.target.verify(run.x, draft, beside=NO_TREE)
+        verdict = await run.target.verify(run.x, draft, window=NO_TREE)
         lookahead.learn(_ngrams(_target_tokens(verdict, len(chain)), cfg.level))
         lookahead.rewrite(draft.grams, _rewritten_grams(verdict, draft, len(chain)))
         run.commit(verdict, pool=lookahead)
