@@ -1,41 +1,29 @@
-"""Open a cluster, run methods on it: the engine's front door.
-
-with engine.open() as cluster:
-    trace = cluster.run("pearl", "Tell me a story.", config={"gamma": 4})
-    print(trace.text)
-"""
+"""A cluster: loaded models on devices, and the runs of methods on them."""
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from engine.cluster.execution import Execution, Request
-from engine.cluster.placement import Placement, RunWorkers, place
+from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.recording import Listener, Recording
 from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.methods import Method, find
-from engine.model.hub import Report
 from engine.model.pair import Pair
-from engine.model.sources import resolve, resolve_local
 from engine.model.text import Detokenizer
 from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling
 from engine.workers.jobs import Measure
-
-Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
-"""Where models lie: none, one or several."""
 
 
 class Cluster:
@@ -119,7 +107,7 @@ class Cluster:
         """
         found = find(method)
         layout = self._layout(found, found.plan(found.configure({}), self))
-        self.placement.site.seats(layout)
+        self.placement.site.assign(layout)
         if layout.head:
             self.head(layout.head)
 
@@ -156,11 +144,11 @@ class Cluster:
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
-            crew = self.placement.crew(asked.layout, asked.head)
-            recording = Recording(self._header(asked, crew), listener)
+            workers = self.placement.workers_for(asked.layout, asked.head)
+            recording = Recording(self._header(asked, workers), listener)
             begin = asked.begin(self.placement.vocab_size, next(self._numbers))
             cancel = cancel or threading.Event()
-            execution = Execution(asked, self.pair, self._pieces, crew, begin, recording, cancel)
+            execution = Execution(asked, self.pair, self._pieces, workers, begin, recording, cancel)
             execution.execute(self.placement)
             return recording.trace
         finally:
@@ -172,7 +160,7 @@ class Cluster:
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
-        if layout.drafters and not self.placement.base.drafters:
+        if layout.needs_drafter and not self.placement.base.needs_drafter:
             raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")
         return layout
 
@@ -206,7 +194,7 @@ class Cluster:
             head.check_length(asked.longest)
         return asked
 
-    def _header(self, asked: Request, crew: RunWorkers) -> Header:
+    def _header(self, asked: Request, workers: RunWorkers) -> Header:
         there, limits = self.placement, asked.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -220,18 +208,18 @@ class Cluster:
             limits={"max_new_tokens": limits.max_new_tokens, "stop": [*limits.stop], "eos": [*limits.eos]},
             runtime=there.runtime,
             profile=there.profile,
-            devices=crew.devices,
+            devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment() | self._facts(asked, crew),
+            environment=environment() | self._facts(asked, workers),
             group=asked.group,
             lossless=asked.method.lossless(asked.cfg) or asked.sampling.greedy,
         )
 
-    def _facts(self, asked: Request, crew: RunWorkers) -> dict[str, Any]:
+    def _facts(self, asked: Request, workers: RunWorkers) -> dict[str, Any]:
         """Tell where the models come from; the drafters after the first and the drafting head, when they take part."""
         facts = {**self.placement.details, "pair": self.pair.name}
-        if paths := self.pair.drafter_paths[1 : len(crew.workers.get("drafter", ()))]:
+        if paths := self.pair.drafter_paths[1 : len(workers.by_model.get("drafter", ()))]:
             facts["further_drafters"] = [str(path) for path in paths]
         if asked.head is not None:
             facts["head"] = str(asked.head.path)
@@ -239,82 +227,10 @@ class Cluster:
 
     async def _measure_c(self) -> float:
         """Take the calmest of interleaved series: what else the machine does must not pass for the models' cost."""
-        workers = self.placement.crew(self.placement.base).workers
+        workers = self.placement.workers_for(self.placement.base).by_model
         best: dict[str, float] = {}
         for _ in range(5):
             for model, (worker, *_) in workers.items():
                 seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value
                 best[model] = min(seconds, best.get(model, seconds))
         return best["target"] / best["drafter"] if "drafter" in best else 1.0
-
-
-def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
-    pair: str | Pair = "bundled",
-    *,
-    target: str | os.PathLike[str] | None = None,
-    drafter: Places = None,
-    runtime: str = "local-process",
-    profile: str | None = None,
-    profile_pair: str | None = None,
-    tokens: str | Trace = "pair",
-    device: str = "auto",
-    threads: int = 1,
-    head: Places = None,
-    progress: Report | None = None,
-    cancel: threading.Event | None = None,
-    download: bool = True,
-) -> Cluster:
-    """Load a pair of models and return the cluster that runs methods on it.
-
-    Args:
-        pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair.
-        target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
-        drafter: The same of its drafter; methods that draft need one. Several, the first one first, for methods
-            that let them race.
-        runtime: `local-process`, `local-thread` or `virtual`.
-        profile: The latency profile of a virtual cluster.
-        profile_pair: Which of the profile's pairs; its default when left out.
-        tokens: Where a virtual run's tokens come from: `pair`, `bernoulli:RATE` (or a rate for each drafter, with commas
-            between), or a recorded Trace.
-        device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
-        threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
-        head: Directories of drafting heads of the target, one or several: a method takes the first of its kind. Without any,
-            those that come with the pair are used.
-        progress: Takes the state of a download or conversion, when a model is not in the cache.
-        cancel: Set it to stop either.
-        download: Whether a model may be downloaded or converted; if not, it must be in the cache.
-
-    Raises:
-        UsageError: A name is unknown or the settings do not go together.
-        ModelError: A model cannot be loaded or downloaded.
-        RunCancelled: `cancel` was set during a download.
-    """
-    drafters = _several(drafter)
-    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
-    if target is not None:
-        chosen = Pair.of(str(target), *drafters, resolve=find_model)
-    elif drafters:
-        raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
-    else:
-        chosen = pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
-    return Cluster(
-        chosen,
-        place(
-            chosen,
-            runtime=runtime,
-            profile=profile,
-            profile_pair=profile_pair,
-            tokens=tokens,
-            device=device,
-            threads=threads,
-        ),
-        tuple(map(Path, _several(head))),
-    )
-
-
-def _several(given: Places) -> list[str]:
-    each = [given] if isinstance(given, str | os.PathLike) else given or ()
-    found = [str(one) for one in each]
-    if not all(found):
-        raise UsageError("a drafter's or a head's path is empty; give a directory")
-    return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.methods.registry import method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -39,7 +39,7 @@ class Config:
     title="Assisted generation",
     source="Gante 2023, as in PEARL",
     config=Config,
-    layout=lambda _: Layout(turns=True),
+    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft, verify, adapt the draft length, until the run is done."""

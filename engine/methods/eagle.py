@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
 from engine.methods.registry import Situation, method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -51,7 +51,7 @@ def plan(cfg: Config, there: Situation) -> Config:
     source="EAGLE (2024), as in ParallelSpec",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(drafters=0, head=HEAD),
+    layout=lambda _: Layout(Separate(drafters=0), head=HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft a tree of states and tokens, verify it, commit, until the run is done."""

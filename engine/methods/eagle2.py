@@ -15,7 +15,7 @@ from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Dynamic
 from engine.errors import UsageError
 from engine.methods.registry import Situation, method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -56,7 +56,7 @@ def plan(cfg: Config, there: Situation) -> Config:
     source="EAGLE-2 (2024), as in EasySpec",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(drafters=0, head=HEAD),
+    layout=lambda _: Layout(Separate(drafters=0), head=HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Grow a tree where the layer is sure, verify its best nodes, commit, until the run is done."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from engine.drafters.ngrams import Lookahead
 from engine.errors import UsageError
 from engine.methods.registry import Situation, method, setting
-from engine.types import Draft, Layout
+from engine.types import Draft, Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -51,7 +51,7 @@ def plan(cfg: Config, there: Situation) -> Config:
     config=Config,
     uses=("target",),
     plan=plan,
-    layout=lambda cfg: Layout(drafters=0, slack=(cfg.level - 1) * (cfg.window + cfg.guesses)),
+    layout=lambda cfg: Layout(Separate(drafters=0), slack=(cfg.level - 1) * (cfg.window + cfg.guesses)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Verify n-grams and look ahead in one forward, commit, until the run is done."""

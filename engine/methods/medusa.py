@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree, within
 from engine.methods.registry import Situation, method, setting
-from engine.types import Layout, Typical, check_range
+from engine.types import Layout, Separate, Typical, check_range
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -64,7 +64,7 @@ def plan(cfg: Config, there: Situation) -> Config:
     source="Medusa (2024), as in ParallelSpec",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(drafters=0, head=HEAD),
+    layout=lambda _: Layout(Separate(drafters=0), head=HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Let the heads draft a tree, verify it, commit, until the run is done."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree, within
 from engine.methods.registry import Situation, method, setting
-from engine.types import Layout, check_range
+from engine.types import Layout, Separate, check_range
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -59,7 +59,7 @@ def plan(cfg: Config, there: Situation) -> Config:
     source="ParallelSpec (2024), algorithm 1",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(drafters=0, head=HEAD),
+    layout=lambda _: Layout(Separate(drafters=0), head=HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft a tree in one forward, verify it, commit, until the run is done."""

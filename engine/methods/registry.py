@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from engine.errors import UsageError, shown
-from engine.types import Layout, check_range, check_text, number
+from engine.types import Layout, Separate, check_range, check_text, number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -247,7 +247,7 @@ def method(
     `layout` is what it runs on, given its Config; without one, a device for each model it uses. `plan` completes a
     Config whose settings have an `auto` value.
     """
-    one_each = Layout(drafters=int("drafter" in uses))
+    one_each = Layout(Separate(drafters=int("drafter" in uses)))
 
     def register(decode: Decode) -> Decode:
         import sys

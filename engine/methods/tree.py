@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.methods.registry import method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -51,7 +51,7 @@ class Config:
     title="Token tree",
     source="SpecInfer (2024), as in EasySpec",
     config=Config,
-    layout=lambda _: Layout(turns=True),
+    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft a tree, verify it, commit, until the run is done."""

@@ -12,7 +12,7 @@ import pytest
 from engine.accept import Draws, Key, warp
 from engine.drafters.tree import Wide
 from engine.methods import find
-from engine.types import Draft, DraftToken, Sampling
+from engine.types import Draft, DraftToken, Pipelined, Sampling
 from tests.engine.toy import (
     Blurred,
     Enumerated,
@@ -109,7 +109,7 @@ def method(key: str, **config: object) -> Method:
     settings = found.configure(config)
 
     def decode(run: ToyRun) -> Coroutine[None, None, None]:
-        if found.layout(settings).stages > 1:  # a drafter at both ends
+        if isinstance(found.layout(settings).arrangement, Pipelined):  # a drafter at both ends
             run.drafters = [run.drafter, run.drafter]
         return found.decode(run, settings)
 

@@ -18,7 +18,7 @@ from engine.cluster.session import Cluster
 from engine.cluster.site import Assignment, Loader
 from engine.model.pair import Pair
 from engine.simulate.oracle import Scripted
-from engine.types import Layout
+from engine.types import Layout, Separate
 from engine.workers.transports.process import ProcessWorker
 
 AFTER = 20
@@ -72,14 +72,14 @@ class Odd(LocalDevices):
     ballast: bytes = b""
     """Bytes that travel with the job that loads the model."""
 
-    def start_worker(self, seat: Assignment) -> ProcessWorker:
-        worker = super().start_worker(seat)
+    def start_worker(self, assignment: Assignment) -> ProcessWorker:
+        worker = super().start_worker(assignment)
         assert isinstance(worker, ProcessWorker)
         if self.stopped:
             os.kill(worker.pid, signal.SIGSTOP)
         return worker
 
-    def loader(self, model: str, seat: Assignment) -> Loader:
+    def loader(self, model: str, assignment: Assignment) -> Loader:
         return partial(_load, self.ballast)
 
 
@@ -87,7 +87,7 @@ def odd_cluster(stopped: bool = False, ballast: bytes = b"") -> Cluster:
     """Open a cluster with one worker."""
     pair = Pair.find("bundled")
     site = Odd(pair, "local-process", devices_of("cpu"), 1, stopped, ballast)
-    return Cluster(pair, Placement("local-process", site, Layout(drafters=0)))
+    return Cluster(pair, Placement("local-process", site, Layout(Separate(drafters=0))))
 
 
 def pid_of(cluster: Cluster) -> int:

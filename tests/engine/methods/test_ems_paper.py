@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.methods import METHODS
-from engine.types import Draft, DraftToken, Layout, Packing
+from engine.types import Draft, DraftToken, Layout, Packing, Separate
 from tests.engine.workers.harness import scripted_cluster
 from traces import batches
 from traces.metrics import measure
@@ -44,7 +44,7 @@ async def decode(run, cfg) -> None:
 def example(request, monkeypatch):
     """The example's trace, with a third step that shows the padding of the second one's KV cache."""
     method = replace(
-        METHODS["ems"], decode=decode, layout=lambda _: Layout(drafters=0, batch=2, packing=request.param)
+        METHODS["ems"], decode=decode, layout=lambda _: Layout(Separate(drafters=0), batch=2, packing=request.param)
     )
     monkeypatch.setitem(METHODS, "ems", method)
     with scripted_cluster(says, says) as cluster:

@@ -280,7 +280,7 @@ def test_sampled_trees_are_judged_by_the_ratio_rule_sibling_after_sibling(bundle
 
 
 def test_drafter_and_target_may_share_the_gpus_of_a_profile_that_has_too_few():
-    assert find("tree").layout(None).turns
+    assert find("tree").layout(None).arrangement.turns
 
 
 @pytest.mark.parametrize(

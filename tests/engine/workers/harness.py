@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
-from engine.cluster.site import Assignment, Loader, Pipeline, staged
+from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.heads.modules import Work
 from engine.model.fuzzy import PartTime
@@ -17,7 +17,15 @@ from engine.model.language import LanguageModel
 from engine.model.pair import Pair
 from engine.simulate.oracle import scripted_pair
 from engine.trace.events import Device
-from engine.types import Layout, Limits, drafter_key
+from engine.types import (
+    Colocated,
+    LayerParallel,
+    Layout,
+    Limits,
+    Pipelined,
+    Separate,
+    drafter_key,
+)
 from engine.workers.transports.sharing import Processor
 from engine.workers.transports.virtual import VirtualLoop, VirtualWorker
 
@@ -89,26 +97,27 @@ class Racks:
     devices: int = 64
     processors: dict[str, Processor] = field(default_factory=dict)
 
-    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
-        if layout.targets + layout.drafters > self.devices:
-            raise UsageError(
-                f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
-            )
-        if layout.stages > 1:
-            devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
-            return staged([Assignment(device.name, (device,)) for device in devices], layout.stages)
-        if layout.shared:
-            device = Device("gpu-target", "", "GPU target", "virtual")
-            return {
-                "drafter": [Assignment("gpu-target/drafter", (device,))],
-                "target": [Assignment("gpu-target", (device,))],
-            }
-        if layout.ranks > 1:
-            devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(layout.ranks))
-            seat = Assignment(f"gpu0..{layout.ranks}", devices, lanes=(("target", 2),))
-            return {"drafter": [seat], "target": [seat]}
-        counts = {"drafter": layout.drafters, "target": layout.targets}
-        return {model: [_seat(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()}
+    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+        match layout.arrangement:
+            case Colocated():
+                device = Device("gpu-target", "", "GPU target", "virtual")
+                drafter = Assignment("gpu-target/drafter", (device,))
+                return {"drafter": [drafter], "target": [Assignment("gpu-target", (device,))]}
+            case LayerParallel(ranks):
+                devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(ranks))
+                group = Assignment(f"gpu0..{ranks}", devices, lanes=(("target", 2),))
+                return {"drafter": [group], "target": [group]}
+            case Pipelined(stages):
+                devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
+                assignments = [Assignment(device.name, (device,)) for device in devices]
+                return pipeline_assignments(assignments, stages)
+            case Separate(targets, drafters):
+                if targets + drafters > self.devices:
+                    raise UsageError(f"{targets + drafters} devices are needed; there are {self.devices}")
+                counts = {"drafter": drafters, "target": targets}
+                return {
+                    model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
+                }
 
     def servers(self, drafters: int) -> int:
         return self.devices - drafters
@@ -122,20 +131,19 @@ class Racks:
     def depth(self) -> int:
         return 0
 
-    def pipeline(self) -> Pipeline:
-        return Pipeline(2, self.devices)
+    def stage_limits(self) -> StageLimits:
+        return StageLimits(2, self.devices)
 
-    def start_worker(self, seat: Assignment) -> VirtualWorker:
-        processor = self.processors.setdefault(seat.devices[0].name, Processor())
-        return VirtualWorker(
-            seat.name, seat.devices, self.latency, self.latency.preempts, processor, dict(seat.lanes)
-        )
+    def start_worker(self, assignment: Assignment) -> VirtualWorker:
+        name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
+        processor = self.processors.setdefault(devices[0].name, Processor())
+        return VirtualWorker(name, devices, self.latency, self.latency.preempts, processor, lanes)
 
-    def loader(self, model: str, seat: Assignment) -> Loader:
+    def loader(self, model: str, assignment: Assignment) -> Loader:
         return lambda **_: self.models[model]
 
 
-def _seat(name: str, number: int) -> Assignment:
+def _assignment(name: str, number: int) -> Assignment:
     name += f"-{number}" if number else ""
     return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
 
