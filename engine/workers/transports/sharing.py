@@ -35,12 +35,6 @@ class Processor:
         self._plan(clock)
         return done
 
-    def leave(self, clock: Timer, done: asyncio.Future[None]) -> None:
-        """Take a piece of work off before its end."""
-        self._advance(clock.now)
-        if self._left.pop(done, None) is not None:
-            self._plan(clock)
-
     def _advance(self, now: int) -> None:
         if self._left:
             share = Fraction(now - self._since, len(self._left))

@@ -92,7 +92,6 @@ class VirtualWorker:
         name: Unique in its cluster.
         devices: A forward keeps all of them busy at once.
         latency: How long it does.
-        preempts: Whether a stopped job leaves at once; otherwise its current forward ends first.
         processor: Shared by the workers on one device; None for a device of its own.
         lanes: Models that keep only the first N devices busy, with N.
     """
@@ -102,7 +101,6 @@ class VirtualWorker:
         name: str,
         devices: tuple[Device, ...],
         latency: LatencyModel,
-        preempts: bool = False,
         processor: Processor | None = None,
         lanes: Mapping[str, int] | None = None,
     ) -> None:
@@ -110,7 +108,6 @@ class VirtualWorker:
         self.devices = devices
         self._host = Host(name)
         self._latency = latency
-        self._preempts = preempts
         self._processor = processor
         self._lanes = lanes or {}
         self._loop: VirtualLoop | None = None
@@ -212,14 +209,13 @@ class VirtualWorker:
         clock, processor = self._loop.clock, self._processor if cost.computes else None
         start = clock.now
         over = processor.work(clock, cost.us) if processor else self._loop.until(start + cost.us)
-        if self._preempts:
-            await asyncio.wait([over, pending.stop], return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await over
-        if processor and not over.done():
-            processor.leave(clock, over)
+        await self._wait(over, pending)
         stamp = stamp._replace(start=1000 * start, end=1000 * clock.now, parts=())
         for lane in range(lanes):
             parts = (part.later(stamp.start) for part in (cost.parts[lane] if cost.parts else ()))
             finished = tuple(part for part in parts if part.end <= stamp.end)
             pending.stamps.append(stamp._replace(lane=lane, parts=finished))
+
+    async def _wait(self, over: asyncio.Future[None], pending: _Pending) -> None:  # noqa: ARG002 - overridden in tests
+        """Wait for the end of a forward, also when its job was stopped."""
+        await over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class Flat:
     communicate_us: int = 0
     pair: str = "flat"
     preempts: bool = False
+    """Whether a stopped job leaves its device in the middle of a forward."""
     fuzzy_us: int = 100
     row_move_us: int = 0
 
@@ -73,6 +75,13 @@ class Flat:
     @property
     def c(self) -> float:
         return self.target_us / self.drafter_us
+
+
+class PreemptedWorker(VirtualWorker):
+    """A stopped job leaves its device in the middle of a forward, as DSI's theorems assume."""
+
+    async def _wait(self, over, pending) -> None:
+        await asyncio.wait([over, pending.stop], return_when=asyncio.FIRST_COMPLETED)
 
 
 class TestCluster(Cluster):
@@ -136,8 +145,10 @@ class Racks:
 
     def start_worker(self, assignment: Assignment) -> VirtualWorker:
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
+        if self.latency.preempts:
+            return PreemptedWorker(name, devices, self.latency, lanes=lanes)
         processor = self.processors.setdefault(devices[0].name, Processor())
-        return VirtualWorker(name, devices, self.latency, self.latency.preempts, processor, lanes)
+        return VirtualWorker(name, devices, self.latency, processor, lanes)
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         return lambda **_: self.models[model]
