@@ -1,6 +1,6 @@
-"""The work itself: a Host holds models with their KV slots and executes jobs, synchronously.
+"""The host: models with their KV slots on one device, and the synchronous execution of jobs.
 
-Transports (thread, process, virtual) bring it jobs; it knows neither clocks of runs nor devices of others.
+Transports (thread, process, virtual) pass it jobs. It has no access to a run's clock or to other devices.
 """
 
 from __future__ import annotations
@@ -46,34 +46,35 @@ from engine.workers.jobs import (
     Score,
     Stamp,
 )
+from engine.workers.moves import export_rows, import_rows
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
 
 
 def never() -> bool:
-    """Answer that nobody asked to stop."""
+    """Return False: the job was not stopped."""
     return False
 
 
-def _part(job: Prefill | Score) -> tuple[str, Border | None]:
-    """Return which of the worker's models does a forward, and the borders it has where that is a stage of one."""
+def _model_and_border(job: Prefill | Score) -> tuple[str, Border | None]:
+    """Return the name of the loaded model, and the border of a stage; None for a whole model."""
     return (job.model, None) if job.stage is None else (job.stage.of(job.model), Border(job.stage.states))
 
 
-def _nowhere(row: int, q: torch.Tensor) -> None:
-    """Drop a row of q."""
+def _discard(row: int, q: torch.Tensor) -> None:
+    """Do not write a row of q."""
 
 
 class Host:
     """Models, their KV slots, and the scores kept for judging.
 
     Args:
-        own: Name of the worker; its slab of q is written, all others are only read.
+        name: The worker's name. It writes the slab of q with this name and reads all others.
     """
 
-    def __init__(self, own: str) -> None:
+    def __init__(self, name: str) -> None:
         self.forwards = Forwards()
-        self._own = own
+        self._name = name
         self._slabs: dict[str, np.ndarray] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
@@ -81,18 +82,18 @@ class Host:
         self._vocab_size = 0
 
     def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
-        """Take the slabs of all drafting workers: rows of q, (R, V) float32, by the worker's name."""
+        """Set the slabs of all drafting workers by worker name: rows of q, (R, V) float32."""
         self._slabs = dict(slabs)
 
-    def scored(self, job: Job) -> bool:
-        """Whether the job can be done now: what it judges has been scored."""
+    def ready(self, job: Job) -> bool:
+        """Return whether the job can run now: a judge needs its scores."""
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
-        """Execute one job; `stopped` is asked between forwards."""
+        """Execute one job; `stopped` is checked between forwards."""
         stamps: list[Stamp] = []
         if isinstance(job, Prefill | Propose | Grow | Score):
-            self.forwards.follow(job.prefixes)
+            self.forwards.record_lengths(job.prefixes)
         match job:
             case Load():
                 value = self._load(job)
@@ -109,9 +110,9 @@ class Host:
             case Propose():
                 value = self._propose(job, stamps, stopped)
             case Export():
-                value = self.forwards.export(job.model, job.prefixes[0], job.start, stamps)
+                value = export_rows(self.forwards, job, stamps)
             case Import():
-                value = self.forwards.take_over(job.model, job.prefixes[0], job.start, job.data, stamps)
+                value = import_rows(self.forwards, job, stamps)
             case Grow():
                 value = grow(self.forwards, job, self._drafting(job), stamps, stopped)
             case Score():
@@ -126,9 +127,9 @@ class Host:
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
-        models, there = self.forwards.models, self.forwards.heads
-        if job.beside and job.model not in there:
-            head = there[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
+        models, heads = self.forwards.models, self.forwards.heads
+        if job.beside and job.model not in heads:
+            head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
             if head.layer is not None:
                 models[job.model] = head.layer
         elif not job.beside and job.model not in models:
@@ -148,12 +149,12 @@ class Host:
             exchange.begin(job.run)
 
     def _draws(self, sequence: int) -> Draws:
-        """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
+        """Return the draws of a sequence: those of a run of its prompt alone with seed + sequence."""
         return Draws(self._sampling.seed + sequence, 0)
 
     def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
-        model, border = _part(job)
+        model, border = _model_and_border(job)
         if job.model in self.forwards.heads:
             prefill(self.forwards, job.model, prefixes, stamps)
         elif prefixes:
@@ -169,9 +170,9 @@ class Host:
         draws = [self._draws(p.sequence) for p in prefixes]
         ids: list[list[int]] = [[] for _ in prefixes]
         logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
-        unsure = set[int]()
+        ended = set[int]()
         for step in range(max(job.counts, default=0)):
-            active = [i for i, count in enumerate(job.counts) if count > step and i not in unsure]
+            active = [i for i, count in enumerate(job.counts) if count > step and i not in ended]
             if stopped() or not active:
                 break
             drafts = [NO_DRAFT] * len(active)
@@ -186,13 +187,15 @@ class Host:
                 ids[i].append(token)
                 logits[i].append(row)
                 if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
-                    unsure.add(i)
+                    ended.add(i)
                 prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
         return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
 
     def _drafting(self, job: Grow) -> Drafting:
         partners = self._exchanges[job.group] if job.group else Alone()
-        write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
+        write = (
+            self._write if partners.rank == 0 else _discard
+        )  # all draft the same; judges read the leader's q
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
     def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
@@ -203,7 +206,7 @@ class Host:
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
-        model, border = _part(job)
+        model, border = _model_and_border(job)
         logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, border=border)
         if border is not None and border.left is not None:
             return border.left
@@ -221,7 +224,7 @@ class Host:
         return tuple(replace(v, best=tuple(argmax(r))) for v, r in zip(verdicts, logits, strict=True))
 
     def _write(self, row: int, q: torch.Tensor) -> None:
-        out = self._slabs[self._own][row]
+        out = self._slabs[self._name][row]
         out[: len(q)] = q.cpu().numpy()
         out[len(q) :] = 0
 

@@ -70,7 +70,7 @@ class _Server:
                     host.handle(forgotten)
                 if job is None:
                     self._stopped.add(number)
-                elif isinstance(job, CONTROL) and host.scored(job):
+                elif isinstance(job, CONTROL) and host.ready(job):
                     self.answer(host, number, wire.unpack(job))
                 else:  # a judge that comes early waits behind the forward that scores
                     self._forwards.put((number, wire.unpack(job)))

@@ -52,7 +52,7 @@ class ThreadWorker:
         assert self._loop is not None, "submit needs an attached loop"
         reply: asyncio.Future[Reply] = self._loop.create_future()
         stop = threading.Event()
-        if isinstance(job, CONTROL) and self._host.scored(job):
+        if isinstance(job, CONTROL) and self._host.ready(job):
             _settle(reply, *_attempt(self._host, job, stop.is_set))
         else:
             self._jobs.put((job, reply, stop))

@@ -88,15 +88,15 @@ def test_who_gets_less_is_padded_by_what_is_missing():
         return [Prefix(i, np.zeros(n, dtype=np.int64)) for i, n in enumerate(lengths) if n is not None]
 
     alignment = Alignment()
-    alignment.follow(at(10, 4))
+    alignment.record(at(10, 4))
     assert alignment.length({0: 9, 1: 3}) == 9  # the prompts' own difference
-    alignment.follow(at(14, 5))
-    alignment.follow(at(14, 5))  # told again in the same round: by the drafter, then by the target
+    alignment.record(at(14, 5))
+    alignment.record(at(14, 5))  # told again in the same round: by the drafter, then by the target
     assert alignment.length({1: 4}) == 4 + 3
-    alignment.follow(at(16, 11))
+    alignment.record(at(16, 11))
     assert alignment.length({0: 15}) == 15 + 4
     assert alignment.length({0: 15, 1: 10}) == 15 + 4
-    alignment.follow(at(None, 12, 40))  # a new sequence has missed nothing
+    alignment.record(at(None, 12, 40))  # a new sequence has missed nothing
     assert alignment.length({1: 11, 2: 39}) == 39
-    alignment.leave(1)
+    alignment.remove(1)
     assert alignment.length({1: 11}) == 11
