@@ -59,7 +59,7 @@ def busy(start):
 def looks(process: subprocess.Popen[bytes], owed: Owed, count: int = 5 * FLOOR) -> tuple[int, str]:
     """Return at which look the process is given up, and why; 0 if at none."""
     watchdog = Watchdog(process.pid)
-    return next(((i, why) for i in range(1, count) if (why := watchdog.look(owed))), (0, ""))
+    return next(((i, why) for i in range(1, count) if (why := watchdog.check(owed))), (0, ""))
 
 
 def test_a_stopped_process_is_given_up_when_it_owes_a_reply(asleep):
@@ -87,7 +87,7 @@ def test_a_process_that_loads_or_waits_for_a_gpu_may_sleep_for_longer(asleep):
 
 def test_a_reply_starts_the_count_anew(asleep):
     watchdog = Watchdog(asleep.pid)
-    assert not any(watchdog.look(OWED._replace(replies=i // IDLE)) for i in range(10 * IDLE))
+    assert not any(watchdog.check(OWED._replace(replies=i // IDLE)) for i in range(10 * IDLE))
 
 
 def test_a_busy_process_is_given_up_only_after_many_times_its_slowest_job(busy):
@@ -108,4 +108,4 @@ def test_a_process_that_ended_is_not_given_up_twice(asleep):
     watchdog = Watchdog(asleep.pid)
     asleep.kill()
     asleep.wait()
-    assert not any(watchdog.look(OWED) for _ in range(FLOOR))
+    assert not any(watchdog.check(OWED) for _ in range(FLOOR))
