@@ -58,7 +58,7 @@ class Request:
 class Execution:
     """A run with its models, workers and recording."""
 
-    asked: Request
+    request: Request
     pair: Pair
     pieces: Detokenizer
     workers: RunWorkers
@@ -70,7 +70,7 @@ class Execution:
         """Run the method to its end and record the footer.
 
         Raises:
-            BaseException: Whatever ended the run early, unless it was cancelled.
+            BaseException: The error that ended the run, unless it is a cancellation.
         """
         error: BaseException | None = None
         try:
@@ -87,8 +87,8 @@ class Execution:
     async def _run_method(self) -> None:
         loop, recording = asyncio.get_running_loop(), self.recording
         recording.sequences = [
-            Sequence(i, ids, self.asked.limits, IncrementalText(self.pair.tokenizer))
-            for i, ids in enumerate(self.asked.ids)
+            Sequence(i, ids, self.request.limits, IncrementalText(self.pair.tokenizer))
+            for i, ids in enumerate(self.request.ids)
         ]
         for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
@@ -136,7 +136,7 @@ class Execution:
     async def _decode(self, run: Run) -> None:
         await run.prefill([sequence.x for sequence in run.sequences[: self.begin.slots]])
         run.step = 1
-        await self.asked.method.decode(run, self.asked.cfg)
+        await self.request.method.decode(run, self.request.cfg)
 
     def _seconds_to_settle(
         self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None

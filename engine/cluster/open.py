@@ -23,7 +23,7 @@ from engine.model.sources import resolve, resolve_local
 from engine.trace.trace import Trace
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
-"""Where models lie: none, one or several."""
+"""Paths of models: none, one or several."""
 
 
 def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
@@ -47,20 +47,20 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     Args:
         pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair.
         target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
-        drafter: The same of its drafter; methods that draft need one. Several, the first one first, for methods
-            that let them race.
+        drafter: The same for its drafter, which most methods need; several for methods that let
+            drafters race.
         runtime: `local-process`, `local-thread` or `virtual`.
         profile: The latency profile of a virtual cluster.
-        profile_pair: Which of the profile's pairs; its default when left out.
-        tokens: Where a virtual run's tokens come from: `pair`, `bernoulli:RATE` (or a rate for each drafter, with commas
-            between), or a recorded Trace.
-        device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
-        threads: Intra-op threads of each worker; more than 1 only pays when nothing runs beside it.
-        head: Directories of drafting heads of the target, one or several: a method takes the first of its kind. Without any,
-            those that come with the pair are used.
-        progress: Takes the state of a download or conversion, when a model is not in the cache.
-        cancel: Set it to stop either.
-        download: Whether a model may be downloaded or converted; if not, it must be in the cache.
+        profile_pair: The pair of models in the profile; its default if None.
+        tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
+            commas, for several drafters), or a recorded Trace.
+        device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
+        threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
+        head: Directories of drafting heads for the target; a method uses the first of its kind.
+            By default the pair's own heads.
+        progress: Takes the state of a download or conversion of a model that is not in the cache.
+        cancel: Stops a download or conversion when set.
+        download: Whether to download or convert a model that is not in the cache.
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
@@ -90,9 +90,9 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     )
 
 
-def _several(given: Places) -> list[str]:
-    each = [given] if isinstance(given, str | os.PathLike) else given or ()
-    found = [str(one) for one in each]
-    if not all(found):
+def _several(places: Places) -> list[str]:
+    paths = [places] if isinstance(places, str | os.PathLike) else places or ()
+    names = list(map(str, paths))
+    if not all(names):
         raise UsageError("a drafter's or a head's path is empty; give a directory")
-    return found
+    return names

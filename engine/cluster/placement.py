@@ -225,7 +225,7 @@ class Placement:
 
 
 def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
-    """Return each drafting worker's name for its model; in a pipeline both have the same drafter."""
+    """Return each drafting worker's name for its model; in a pipeline both names are the same."""
     if head is not None:
         return (_head_name(head),) * count
     if isinstance(layout.arrangement, Pipelined):

@@ -105,7 +105,7 @@ class ProfileDevices:
         return len(self.loaders) - 1 if self.latency.drafter else 0
 
     def ranks(self) -> int:
-        """Return the number of GPUs; 1 if the profile has no time for sharing a drafter's layers."""
+        """Return the number of GPUs; 1 if the profile has no times of a layer-parallel drafter."""
         drafter = self.latency.drafter
         if drafter is None or drafter.gpus > 1 or drafter.measured or not self.profile.hardware.collective_us:
             return 1

@@ -72,7 +72,7 @@ class Cluster:
         return self.placement.site.ranks()
 
     def stages(self, asked: int) -> int:
-        """Return over how many devices a target is split by its layers: as many as asked for, or a usual number for 0.
+        """Return over how many devices a target is split by its layers: as many as request for, or a usual number for 0.
 
         Raises:
             UsageError: There are fewer devices or layers, or no target can be split here.
@@ -100,10 +100,10 @@ class Cluster:
         return self._head_files[kind]
 
     def check(self, method: str) -> None:
-        """Check that a method, with its default settings, has the models and the devices it needs.
+        """Check that the cluster has the models and devices of a method with default settings.
 
         Raises:
-            UsageError: It has not; the message says what is missing.
+            UsageError: A model or device is missing.
         """
         found = find(method)
         layout = self._layout(found, found.plan(found.configure({}), self))
@@ -127,35 +127,35 @@ class Cluster:
         Args:
             method: Key of the method.
             prompts: Text, chat messages or token ids; several for a method that decodes batches.
-            config: Fields of the method's Config that differ from their defaults.
+            config: Fields of the method's Config; the others have their defaults.
             sampling: Temperature, top-k, top-p, seed; greedy when left out.
             limits: When to stop; the model's EOS ids are added.
-            listener: Takes every event as it becomes known, header first, footer last.
-            cancel: Set it to stop the run; its trace then ends with status `cancelled`.
-            group: Runs of one comparison share this.
+            listener: Takes every event as it occurs, header first, footer last.
+            cancel: Stops the run when set; its trace ends with status `cancelled`.
+            group: Name shared by the runs of one comparison.
 
         Raises:
-            UsageError: A setting or the prompt is wrong; nothing was started.
-            SpecScopeError: The run failed; the listener got what there is, with a footer that says so.
+            UsageError: A setting or the prompt is wrong; no job was started.
+            SpecScopeError: The run failed; the listener got its events and a footer with the error.
         """
-        asked = self._request(
+        request = self._request(
             method, prompts, config or {}, sampling or Sampling(), limits or Limits(), group
         )
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
-            workers = self.placement.workers_for(asked.layout, asked.head)
-            recording = Recording(self._header(asked, workers), listener)
-            begin = asked.begin(self.placement.vocab_size, next(self._numbers))
+            workers = self.placement.workers_for(request.layout, request.head)
+            recording = Recording(self._header(request, workers), listener)
+            begin = request.begin(self.placement.vocab_size, next(self._numbers))
             cancel = cancel or threading.Event()
-            execution = Execution(asked, self.pair, self._pieces, workers, begin, recording, cancel)
+            execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
             execution.execute(self.placement)
             return recording.trace
         finally:
             self._busy.release()
 
     def count(self, prompt: Prompt) -> int:
-        """Return how many tokens a prompt has, with what the chat template puts around it."""
+        """Return the number of a prompt's tokens, including those of the chat template."""
         return len(ids_of(self.pair, prompt))
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
@@ -176,7 +176,7 @@ class Cluster:
         limits: Limits,
         group: str,
     ) -> Request:
-        """Check what is asked for, and complete it."""
+        """Return the checked request, with all `auto` settings filled in."""
         found = find(method)
         cfg = found.plan(found.configure(config), self)
         limits = self._with_eos(limits)
@@ -189,44 +189,44 @@ class Cluster:
         ids = encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
         layout = self._layout(found, cfg)
         head = self.head(layout.head) if layout.head else None
-        asked = Request(found, cfg, layout, head, prompts, ids, sampling, limits, group)
+        request = Request(found, cfg, layout, head, prompts, ids, sampling, limits, group)
         if head is not None:
-            head.check_length(asked.longest)
-        return asked
+            head.check_length(request.longest)
+        return request
 
-    def _header(self, asked: Request, workers: RunWorkers) -> Header:
-        there, limits = self.placement, asked.limits
+    def _header(self, request: Request, workers: RunWorkers) -> Header:
+        placement, limits = self.placement, request.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            method=asked.method.key,
-            title=asked.method.title,
-            config={s.name: getattr(asked.cfg, s.name) for s in asked.method.settings()},
-            prompts=tuple(shown(prompt, self._pieces) for prompt in asked.prompts),
-            prompt_ids=asked.ids,
-            sampling={name: getattr(asked.sampling, name) for name in asked.sampling.__slots__},
+            method=request.method.key,
+            title=request.method.title,
+            config={s.name: getattr(request.cfg, s.name) for s in request.method.settings()},
+            prompts=tuple(shown(prompt, self._pieces) for prompt in request.prompts),
+            prompt_ids=request.ids,
+            sampling={name: getattr(request.sampling, name) for name in request.sampling.__slots__},
             limits={"max_new_tokens": limits.max_new_tokens, "stop": [*limits.stop], "eos": [*limits.eos]},
-            runtime=there.runtime,
-            profile=there.profile,
+            runtime=placement.runtime,
+            profile=placement.profile,
             devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment() | self._facts(asked, workers),
-            group=asked.group,
-            lossless=asked.method.lossless(asked.cfg) or asked.sampling.greedy,
+            environment=environment() | self._facts(request, workers),
+            group=request.group,
+            lossless=request.method.lossless(request.cfg) or request.sampling.greedy,
         )
 
-    def _facts(self, asked: Request, workers: RunWorkers) -> dict[str, Any]:
-        """Tell where the models come from; the drafters after the first and the drafting head, when they take part."""
+    def _facts(self, request: Request, workers: RunWorkers) -> dict[str, Any]:
+        """Return facts for the header: the pair, further drafters and the drafting head."""
         facts = {**self.placement.details, "pair": self.pair.name}
         if paths := self.pair.drafter_paths[1 : len(workers.by_model.get("drafter", ()))]:
             facts["further_drafters"] = [str(path) for path in paths]
-        if asked.head is not None:
-            facts["head"] = str(asked.head.path)
+        if request.head is not None:
+            facts["head"] = str(request.head.path)
         return facts
 
     async def _measure_c(self) -> float:
-        """Take the calmest of interleaved series: what else the machine does must not pass for the models' cost."""
+        """Return the ratio of the best times of interleaved series, which other load distorts least."""
         workers = self.placement.workers_for(self.placement.base).by_model
         best: dict[str, float] = {}
         for _ in range(5):

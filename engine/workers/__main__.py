@@ -1,4 +1,4 @@
-"""The worker process: `python -m engine.workers FD`, started by `engine.workers.transports.process`."""
+"""The worker process, `python -m engine.workers FD`: see `engine.workers.transports.process`."""
 
 import ctypes
 import signal

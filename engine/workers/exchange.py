@@ -1,9 +1,9 @@
 """Exchange of attention outputs between the workers of a group, in a fuzzy forward.
 
 The workers share memory with a turn counter for each worker and two buffers. In a turn, each worker
-writes its outputs to the turn's buffer, increments its counter, and waits for all other counters. Two
-buffers are enough: a worker that has reached the next turn has read the buffer of this one. Waiting
-spins, because a turn takes a few microseconds and waking a sleeping process takes longer.
+writes its outputs to the turn's buffer, increments its counter, and waits for all other counters.
+Two buffers are enough: a worker that has reached the next turn has read the buffer of this one.
+Waiting spins, because a turn takes a few microseconds and waking a sleeping process takes longer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Exchange:
         self._turn = 0
 
     def begin(self, run: int) -> None:
-        """Set the turn counter to a value above those of all earlier runs, whether they finished or not."""
+        """Set the turn counter above its values in all earlier runs, finished or not."""
         self._turn = run << 32
 
     def swap(self, mine: Mapping[int, torch.Tensor], count: int, like: torch.Tensor) -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ class Exchange:
         self._fence()
 
     def _fence(self) -> None:
-        """Keep the processor from moving reads or writes past this call: release, then acquire, is a barrier."""
+        """Barrier (release, then acquire): no read or write moves past this call."""
         for _ in range(2):
             with self._lock:
                 pass

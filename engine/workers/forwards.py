@@ -116,7 +116,7 @@ class Forwards:
         return cache.features[self.slot(sequence), list(rows)]
 
     def record_lengths(self, prefixes: Sequence[Prefix]) -> None:
-        """Record the length of each sequence after a round: the padding of KV rows depends on it."""
+        """Record each sequence's length after a round, for the padding of KV rows."""
         self._alignment.record(prefixes)
 
     def extend(
@@ -238,7 +238,7 @@ class Forwards:
         logits: bool,
         vectors: Callable[[int], torch.Tensor] | None,
     ) -> _Block:
-        """Drop the cached rows that do not match the prefix; return the rows still to be forwarded."""
+        """Drop cached rows that do not match the prefix; return the rows to forward."""
         slot, length = self.slot(prefix.sequence), len(prefix)
         path = cache.match(slot, prefix.tokens, length - 1 if logits else length)
         cache.keep(slot, path)

@@ -1,6 +1,7 @@
 """The host: models with their KV slots on one device, and the synchronous execution of jobs.
 
-Transports (thread, process, virtual) pass it jobs. It has no access to a run's clock or to other devices.
+Transports (thread, process, virtual) pass it jobs. It has no access to a run's clock or to other
+devices.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Host:
             exchange.begin(job.run)
 
     def _draws(self, sequence: int) -> Draws:
-        """Return the draws of a sequence: those of a run of its prompt alone with seed + sequence."""
+        """Return a sequence's draws: as in a run of its prompt alone with seed + sequence."""
         return Draws(self._sampling.seed + sequence, 0)
 
     def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:

@@ -1,7 +1,7 @@
-"""Jobs of a run for a worker, and their replies: plain frozen data that crosses threads and processes.
+"""Jobs for a worker and their replies: plain frozen data that crosses threads and processes.
 
-Jobs are idempotent on the prefix: a worker forwards only the rows after the longest prefix it has cached.
-The classes have no slots: a frozen class with slots takes several times as long to pickle.
+Jobs are idempotent on the prefix: a worker forwards only the rows after the longest prefix it has
+cached. The classes have no slots: a frozen class with slots takes several times as long to pickle.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Prefill:
-    """Cache the rows of prefixes without their last tokens; no logits. Value: None, or a stage's hidden states."""
+    """Cache the rows of prefixes without their last tokens; no logits.
+
+    Value: None, or a stage's hidden states.
+    """
 
     model: str
     prefixes: tuple[Prefix, ...]
@@ -103,7 +106,10 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Propose:
-    """Draft a chain after each prefix, one forward per position. Value: a tuple of `Proposed` per prefix."""
+    """Draft a chain after each prefix, one forward per position.
+
+    Value: a tuple of `Proposed` per prefix.
+    """
 
     model: str
     prefixes: tuple[Prefix, ...]
@@ -160,15 +166,15 @@ class Grow:
 
 @dataclass(frozen=True)
 class Score:
-    """One forward over the drafts. Its logits are kept under `scores`, or judged at once and dropped.
+    """One forward over the drafts.
 
-    Value: None, the Verdicts without their drafts, or a stage's hidden states.
+    Its logits are kept under `scores`, or judged at once and dropped. Value: None, the Verdicts without their drafts, or a stage's hidden states.
     """
 
     model: str
     prefixes: tuple[Prefix, ...]
     drafts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """Ids and parents of each draft; parents are indices into it, -1 for the prefix's last token."""
+    """Ids and parents of each draft; parents are indices, -1 for the prefix's last token."""
     scores: int
     judges: tuple[Judge, ...] = ()
     """Judge at once, one per prefix: this saves a round trip."""

@@ -26,7 +26,7 @@ def export_rows(forwards: Forwards, job: Export, stamps: list[Stamp]) -> bytes:
 
 
 def import_rows(forwards: Forwards, job: Import, stamps: list[Stamp]) -> None:
-    """Put exported KV rows after the first `job.start` rows of the prefix, which are cached here."""
+    """Add exported KV rows after the first `job.start` rows, which are cached here."""
     (prefix,) = job.prefixes
     began, end, slot = time.perf_counter_ns(), len(prefix) - 1, forwards.slot(prefix.sequence)
     cache = forwards.cache(job.model)

@@ -1,11 +1,12 @@
 """Padding of the vanilla method, which gives all sequences of a forward the same lengths.
 
-Source: EMS-SD, section 3.1. PyTorch's attention needs aligned tensors. So the vanilla method pads the
-new rows where one sequence has fewer drafted tokens than another, and the KV cache where one had fewer
-tokens accepted. Both are real work: padding rows pass every layer, and every row attends to the padding
-in its sequence's cache, which a mask hides.
+Source: EMS-SD, section 3.1. PyTorch's attention needs aligned tensors. So the vanilla method pads
+the new rows where one sequence has fewer drafted tokens than another, and the KV cache where one
+had fewer tokens accepted. Both are real work: padding rows pass every layer, and every row attends
+to the padding in its sequence's cache, which a mask hides.
 
-Cache padding is placed after a sequence's own rows, not between them. The number of keys read is the same.
+Cache padding is placed after a sequence's own rows, not between them. The number of keys read is
+the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Slabs: rows of q in shared memory, (R, V) float32, one slab per drafting worker.
 
-The run leases row numbers before it requests a draft. They are free again when the last Draft that holds
-them is gone, so no message is needed.
+The run leases row numbers before it requests a draft. They are free again when the last Draft that
+holds them is gone, so no message is needed.
 """
 
 from __future__ import annotations

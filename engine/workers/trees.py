@@ -1,8 +1,8 @@
 """Trees drafted level by level: a level source gives logits, the tree's shape selects the nodes.
 
-A fuzzy tree (EasySpec) starts with an exact forward over the rows that have only been forwarded fuzzily
-or not at all: the accepted tokens and the target's own (bonus calibration, section 3.2). Its last row
-gives the first level; the forwards of the levels below are fuzzy.
+A fuzzy tree (EasySpec) starts with an exact forward over the rows that have only been forwarded
+fuzzily or not at all: the accepted tokens and the target's own (bonus calibration, section 3.2).
+Its last row gives the first level; the forwards of the levels below are fuzzy.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class TreeBuilder:
 LevelSource: TypeAlias = Callable[[Sequence[TreeBuilder]], Sequence[torch.Tensor] | None]
 """Maps trees of equal depth to the logits of their next level, for each tree (R, V).
 
-R is the number of frontier nodes, or 1 if one row holds for all of them. None: nothing can be drafted yet.
+R is the number of frontier nodes, or 1 if one row holds for all of them. None: nothing can be
+drafted yet.
 """
 
 
@@ -126,8 +127,8 @@ def grow(
     """Draft a tree after each prefix, level by level; all trees share the forward of a level.
 
     Args:
-        forwards: Holds the drafter and its KV slots. The rows of the trees stay cached: the next job
-            reuses the paths that were accepted.
+        forwards: Holds the drafter and its KV slots. The rows of the trees stay cached: the next
+            job reuses the paths that were accepted.
         job: Shape and prefixes of the trees.
         drafting: Sampling, draws and devices.
         stamps: Each forward's stamp is appended.

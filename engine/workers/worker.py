@@ -20,7 +20,7 @@ class Ticket(NamedTuple):
 
 
 class Worker(Protocol):
-    """Models on one device, or on several that work as one; forward jobs run one by one, in order."""
+    """Models on one or several devices that work as one; forwards run one by one, in order."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,10 @@ class Worker(Protocol):
         ...
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job. Control jobs wait for no forward, except that a judge waits for its scores."""
+        """Start a job.
+
+        Control jobs wait for no forward, except that a judge waits for its scores.
+        """
         ...
 
     def kill(self, why: str) -> None:

@@ -68,7 +68,10 @@ class GroupWorker:
         """Do nothing: the placement closes the members."""
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job on all members; the reply is done when all are. A dead member's error comes first."""
+        """Start a job on all members; the reply is done when all are.
+
+        A dead member's error comes first.
+        """
         if isinstance(job, Grow):
             job = replace(job, group=self._group)
         tickets = [member.submit(job) for member in self.members]
@@ -105,6 +108,6 @@ def _same_draft(replies: Sequence[Reply]) -> bool:
 
 
 def _merged(replies: Sequence[Reply]) -> Reply:
-    """Return the leader's value with all members' stamps, forward by forward; the lane is the rank."""
+    """Return the leader's value with the stamps of all members; a stamp's lane is the rank."""
     lanes = [[s._replace(lane=rank) for s in reply.stamps] for rank, reply in enumerate(replies)]
     return Reply(replies[0].value, tuple(chain.from_iterable(zip(*lanes, strict=True))))

@@ -1,8 +1,8 @@
 """A pipeline: the target's layers are split into stages, and a forward passes the stages in order.
 
-Source: PEARL (ICLR 2025), appendix G. A device computes a forward only during its own stage; in between
-it runs the drafter, whose jobs share its queue. All workers get the same jobs in the same order, so all
-cache KV rows of the same tokens.
+Source: PEARL (ICLR 2025), appendix G. A device computes a forward only during its own stage; in
+between it runs the drafter, whose jobs share its queue. All workers get the same jobs in the same
+order, so all cache KV rows of the same tokens.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class PipelineWorker:
         """Do nothing: the placement closes the members."""
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job. A forward waits for the one before it. Once started, it passes all stages, also if stopped."""
+        """Start a job.
+
+        A forward waits for the one before it. Once started, it passes all stages, also if stopped.
+        """
         if isinstance(job, Drop):
             return self._drop(job)
         loop = asyncio.get_running_loop()

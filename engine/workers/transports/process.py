@@ -1,8 +1,8 @@
-"""Local processes: one worker process per device; on a CPU each has one pinned core and one intra-op thread.
+"""Local processes: one worker process per device, on a CPU with a pinned core and one thread.
 
-Jobs and replies are pickled tuples on a socket pair. A prefix is sent as (length kept, new ids): both
-sides remember the last prefix of each sequence. q is never sent: judges read it from the slab. When a
-worker dies, its jobs fail with `WorkerDied`, which names the device. A watchdog
+Jobs and replies are pickled tuples on a socket pair. A prefix is sent as (length kept, new ids):
+both sides remember the last prefix of each sequence. q is never sent: judges read it from the slab.
+When a worker dies, its jobs fail with `WorkerDied`, which names the device. A watchdog
 (`engine.workers.transports.watchdog`) kills a worker that no longer works on its jobs.
 """
 
@@ -47,7 +47,10 @@ class Setup:
 
 
 class Wire:
-    """Shortens prefixes to their new tokens. Both sides have one and see the same jobs in the same order."""
+    """Shortens prefixes to their new tokens.
+
+    Both sides have one and see the same jobs in the same order.
+    """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, int], np.ndarray] = {}

@@ -216,6 +216,6 @@ class VirtualWorker:
             finished = tuple(part for part in parts if part.end <= stamp.end)
             pending.stamps.append(stamp._replace(lane=lane, parts=finished))
 
-    async def _wait(self, over: asyncio.Future[None], pending: _Pending) -> None:  # noqa: ARG002 - overridden in tests
+    async def _wait(self, over: asyncio.Future[None], pending: _Pending) -> None:  # noqa: ARG002 - tests override it
         """Wait for the end of a forward, also when its job was stopped."""
         await over

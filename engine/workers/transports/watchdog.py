@@ -7,11 +7,11 @@ A worker that owes a reply is given up in three cases:
   reply that was never sent. A thread that waits for a processor or a disk does not count as asleep,
   so a busy machine raises no alarm. A worker that loads a model or waits for a GPU gets `IDLE_LONG`
   checks.
-- Its jobs take more than `FLOOR` checks, and more than `FACTOR` times as long as the longest of them
-  takes at the slowest measured pace. Without a measurement this limit does not apply.
+- Its jobs take more than `FLOOR` checks, and more than `FACTOR` times as long as the longest of
+  them takes at the slowest measured pace. Without a measurement this limit does not apply.
 
-The watchdog counts checks and compares no clocks: it makes none while a laptop sleeps or a container
-is frozen.
+The watchdog counts checks and compares no clocks: it makes none while a laptop sleeps or a
+container is frozen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Owed(NamedTuple):
     replies: int
     """Replies received so far."""
     unread: bool
-    """Whether the worker has sent data that the run has not read: the run is late, not the worker."""
+    """Whether the run has not read all data from the worker: then the run is late."""
     patient: bool
     """Whether the worker may sleep for longer, as it does with a GPU."""
     pace: float
