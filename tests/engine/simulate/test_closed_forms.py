@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from engine.errors import UsageError
-from engine.simulate.closed_forms import (
+from engine.simulate.profile import Profile, profiles
+from tests.engine.simulate.closed_forms import (
     best_gamma,
     pearl_speedup,
     pearl_tokens,
     speculative_speedup,
     speculative_tokens,
 )
-from engine.simulate.profile import Profile, profiles
 
 ROUNDS = 20_000
 

@@ -139,8 +139,6 @@ def test_a_measured_profile_does_not_know_its_layers(tmp_path: Path):
     assert latency.parallel("target", 1, 0, 1) == 2000
     with pytest.raises(UsageError, match=r"measured in whole forwards.*such as 8xA100"):
         latency.parallel("target", 1, 0, 2)
-    with pytest.raises(UsageError, match="measured in whole forwards"):
-        latency.attention_share("target", 1, 0)
 
 
 @pytest.mark.parametrize(

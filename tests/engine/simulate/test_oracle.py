@@ -10,10 +10,11 @@ import pytest
 from engine.errors import UsageError
 from engine.model.language import LanguageModel
 from engine.model.slots import Rows
-from engine.simulate.oracle import Scripted, bernoulli_models, bernoulli_pair, recorded_pair, scripted_pair
+from engine.simulate.oracle import Scripted, bernoulli_models, recorded_pair
 from engine.trace.events import Commit, Decision, Header
 from engine.trace.trace import Trace
 from engine.types import Sampling
+from tests.engine.workers.harness import scripted_pair
 
 
 def after(model: LanguageModel, path: Sequence[int], slot: int = 0) -> int:
@@ -85,7 +86,7 @@ class TestScripted:
         model = Scripted("target", lambda path, _: int(path[-1]), 4, context=6)
         with pytest.raises(UsageError, match="no hidden states"):
             model.forward(model.new_cache(1, 4), Rows.chain(0, [1], 0), np.array([0]), hidden=(1,))
-        with pytest.raises(UsageError, match="said token 4; its vocabulary is 0 to 3"):
+        with pytest.raises(UsageError, match="returned token 4; its vocabulary is 0 to 3"):
             after(model, [4])
         with pytest.raises(UsageError, match="context is 6"):
             after(model, [1] * 7)
@@ -94,56 +95,56 @@ class TestScripted:
 class TestBernoulli:
     @pytest.mark.parametrize("rate", [0.0, 0.35, 0.8, 1.0])
     def test_the_drafter_agrees_at_the_rate_given(self, rate: float):
-        target, drafter = bernoulli_pair(rate, 100, prompt_length=2, seed=3)
+        target, drafter = bernoulli_models((rate,), 100, prompt_length=2, seed=3)
         share = np.mean(agreements(target, drafter, [5, 6], 1500))
         assert share == pytest.approx(rate, abs=0.04 if 0 < rate < 1 else 0)
 
     def test_positions_are_independent(self):
-        target, drafter = bernoulli_pair(0.7, 50, seed=1)
+        target, drafter = bernoulli_models((0.7,), 50, seed=1)
         agreed = np.array(agreements(target, drafter, [0], 2000))
         assert agreed[1:][agreed[:-1]].mean() == pytest.approx(0.7, abs=0.04)
         assert agreed[1:][~agreed[:-1]].mean() == pytest.approx(0.7, abs=0.06)
 
     def test_a_second_pair_and_a_second_question_get_the_same_answer(self):
-        first, second = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 1, 9)
+        first, second = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 1, 9)
         assert text(first[0], [1], 40) == text(second[0], [1], 40) == text(first[0], [1], 40)
         assert agreements(*first, [1], 40) == agreements(*second, [1], 40)
 
     def test_another_seed_or_sequence_is_another_text_and_pattern(self):
-        pair, other = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 1, 10)
+        pair, other = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 1, 10)
         assert text(pair[0], [1], 40) != text(other[0], [1], 40)
         assert text(pair[0], [1], 40) != text(pair[0], [1], 40, slot=1)
         assert agreements(*pair, [1], 40) != agreements(*other, [1], 40)
         assert agreements(*pair, [1], 40) != agreements(*pair, [1], 40, slot=1)
 
     def test_given_its_length_the_prompt_does_not_matter(self):
-        short, long = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 3, 9)
+        short, long = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 3, 9)
         assert text(short[0], [1], 40) == text(long[0], [2, 3, 4], 40)
         assert agreements(*short, [1], 40) == agreements(*long, [2, 3, 4], 40)
 
     def test_a_wrong_token_leads_away_from_the_text(self):
-        target, _ = bernoulli_pair(0.5, 1000, 1, 0)
+        target, _ = bernoulli_models((0.5,), 1000, 1, 0)
         own = text(target, [1], 20)
         strayed = text(target, [1, *own[:9], (own[9] + 1) % 1000], 10)
         assert sum(a == b for a, b in zip(own[10:], strayed, strict=True)) < 3
 
     def test_tokens_cover_the_vocabulary_without_those_to_avoid(self):
-        target, drafter = bernoulli_pair(0.5, 8, 1, 0, avoid=[0, 5])
+        target, drafter = bernoulli_models((0.5,), 8, 1, 0, avoid=[0, 5])
         said = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
         assert said == {1, 2, 3, 4, 6, 7}
 
     def test_several_drafters_err_independently_and_the_first_is_the_pairs(self):
         target, *drafters = bernoulli_models((0.5, 0.5, 0.8), 64, 1, 9)
         right = np.array([agreements(target, drafter, [1], 1500) for drafter in drafters])
-        assert right[0].tolist() == agreements(*bernoulli_pair(0.5, 64, 1, 9), [1], 1500)
+        assert right[0].tolist() == agreements(*bernoulli_models((0.5,), 64, 1, 9), [1], 1500)
         assert right.mean(1) == pytest.approx([0.5, 0.5, 0.8], abs=0.04)
         assert (right[0] & right[1]).mean() == pytest.approx(0.25, abs=0.04)
 
     def test_wrong_arguments(self):
         with pytest.raises(UsageError, match=r"acceptance rate is 1\.5; it must be at least 0 and at most 1"):
-            bernoulli_pair(1.5, 100)
+            bernoulli_models((1.5,), 100)
         with pytest.raises(UsageError, match="tokens to choose from is 1; it must be at least 2"):
-            bernoulli_pair(0.5, 3, avoid=[0, 1])
+            bernoulli_models((0.5,), 3, avoid=[0, 1])
 
 
 def recorded(**limits: object) -> Trace:

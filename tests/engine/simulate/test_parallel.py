@@ -93,7 +93,7 @@ def test_layer_parallel_by_hand():
     attention = ATTENTION_LAUNCHES * launch + 262.144 + 100 * 1.024
     assert latency.drafter.attention_us(TOY, 10, 90) == pytest.approx(attention)
     layer = launch + 163_840 * 4 / 1e3 + 100 * 1.024
-    assert latency.attention_share("drafter", 10, 90) == pytest.approx(attention / layer)
+    assert latency.drafter.layer_us(TOY, 10, 90) == pytest.approx(layer)
     whole = 5000 + 99 * 4.096
     assert latency("drafter", 10, 90) == round(whole)
     # the gather: 10 rows of 512 bytes from the other device, and the wait of one collective
@@ -107,8 +107,10 @@ def test_one_way_is_the_ordinary_forward():
 
 
 def test_attention_takes_more_of_a_layer_as_the_context_grows():
-    latency = easyspec()
-    shares = [latency.attention_share("drafter", 1, context) for context in (0, 1000, 10_000, 100_000)]
+    drafter, hardware = easyspec().drafter, easyspec().hardware
+    assert drafter is not None
+    contexts = (0, 1000, 10_000, 100_000)
+    shares = [drafter.attention_us(hardware, 1, n) / drafter.layer_us(hardware, 1, n) for n in contexts]
     assert all(a < b < 1 for a, b in pairwise(shares))
 
 
@@ -194,7 +196,7 @@ def test_moving_rows_costs_what_table_16_measured():
         (lambda x: x.parallel("drafter", 1, 0, 33), "layer-parallel size is 33; .* at most 32"),
         (lambda x: x.parallel("judge", 1, 0, 2), "no model 'judge'"),
         (lambda x: x.move_us("drafter", 0), "rows is 0"),
-        (lambda x: x.attention_share("target", 1, -1), "context is -1"),
+        (lambda x: x.parallel("target", 1, -1, 2), "context is -1"),
     ],
 )
 def test_wrong_questions(ask, message: str):

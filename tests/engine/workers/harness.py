@@ -16,7 +16,7 @@ from engine.heads.modules import Work
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
 from engine.model.pair import Pair
-from engine.simulate.oracle import scripted_pair
+from engine.simulate.oracle import Scripted
 from engine.trace.events import Device
 from engine.types import (
     Colocated,
@@ -157,6 +157,14 @@ class Racks:
 def _assignment(name: str, number: int) -> Assignment:
     name += f"-{number}" if number else ""
     return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
+
+
+def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024) -> tuple[Scripted, Scripted]:
+    """Return (target, drafter) given by functions of the tokens so far, (L,) int64."""
+    return (
+        Scripted("target", lambda path, _: target(path), vocab_size),
+        Scripted("drafter", lambda path, _: drafter(path), vocab_size),
+    )
 
 
 def scripted_cluster(
