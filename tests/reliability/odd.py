@@ -1,4 +1,4 @@
-"""Real worker processes whose scripted model misbehaves as the prompt's first token says."""
+"""Real worker processes whose scripted model misbehaves; the prompt's first token selects how."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.types import Layout, Separate
 from engine.workers.transports.process import ProcessWorker
 
 AFTER = 20
-"""Tokens that the model says before it misbehaves."""
+"""Length of the text at which the model misbehaves."""
 
 
 def sleep() -> None:
@@ -50,27 +50,27 @@ ACTS: tuple[Callable[[], None], ...] = (behave, sleep, spin, crash, fail)
 
 
 def prompt(act: Callable[[], None]) -> list[int]:
-    """Return the token ids of a prompt at which the model does this."""
+    """Return the token ids of a prompt that makes the model call `act`."""
     return [ACTS.index(act), 5, 6]
 
 
-def _say(tokens: np.ndarray, sequence: int) -> int:
+def _next_token(tokens: np.ndarray, sequence: int) -> int:
     if len(tokens) > AFTER:
         ACTS[tokens[0]]()
     return 7
 
 
 def _load(ballast: bytes) -> Scripted:
-    return Scripted("target", _say, vocab_size=64)
+    return Scripted("target", _next_token, vocab_size=64)
 
 
 @dataclass(frozen=True)
 class Odd(LocalDevices):
-    """This machine with the scripted model; `stopped` workers get SIGSTOP right after their start."""
+    """This machine with the scripted model; `stopped` workers get SIGSTOP after their start."""
 
     stopped: bool = False
     ballast: bytes = b""
-    """Bytes that travel with the job that loads the model."""
+    """Bytes sent with the job that loads the model."""
 
     def start_worker(self, assignment: Assignment) -> ProcessWorker:
         worker = super().start_worker(assignment)

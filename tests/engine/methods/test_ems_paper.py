@@ -44,7 +44,9 @@ async def decode(run, cfg) -> None:
 def example(request, monkeypatch):
     """The example's trace, with a third step that shows the padding of the second one's KV cache."""
     method = replace(
-        METHODS["ems"], decode=decode, layout=lambda _: Layout(Separate(drafters=0), batch=2, packing=request.param)
+        METHODS["ems"],
+        decode=decode,
+        layout=lambda _: Layout(Separate(drafters=0), batch=2, packing=request.param),
     )
     monkeypatch.setitem(METHODS, "ems", method)
     with scripted_cluster(says, says) as cluster:

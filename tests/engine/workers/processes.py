@@ -1,4 +1,4 @@
-"""Worker processes for tests: who serves what, and a listener that acts in the middle of a run."""
+"""Worker processes for tests: the workers of a layout, and a listener that acts inside a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def servers(cluster):
 
 
 def stages(cluster):
-    """Return the workers of a target in a pipeline."""
+    """Return the workers of a pipelined target."""
     (worker,) = cluster.placement.workers_for(Layout(Pipelined(2))).by_model["target"]
     assert isinstance(worker, PipelineWorker)
     return worker.members
@@ -35,13 +35,13 @@ def ranks(cluster):
 
 
 def at_span(count: int, act: Callable[[], object]) -> Callable[[object], None]:
-    """Return a listener that acts when so many spans were told."""
-    seen = 0
+    """Return a listener that calls `act` at span number `count`."""
+    spans = 0
 
     def listen(event: object) -> None:
-        nonlocal seen
-        seen += isinstance(event, Span)
-        if seen == count and isinstance(event, Span):
+        nonlocal spans
+        spans += isinstance(event, Span)
+        if spans == count and isinstance(event, Span):
             act()
 
     return listen

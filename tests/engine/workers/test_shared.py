@@ -1,4 +1,4 @@
-"""Memory that workers share: it needs no /dev/shm and no file, and a refusal names its size."""
+"""Shared memory: it uses neither /dev/shm nor a file, and an error names the size."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_shared_memory_has_no_file_name_and_is_not_in_dev_shm():
     folders = (Path("/dev/shm"), Path(shared.tempfile.gettempdir()))
     before = [set(folder.glob("specscope-*")) for folder in folders]
     with closing(SharedMemory(1 << 20)) as memory:
-        here, there = mapped(memory, 1 << 20), mapped(memory, 1 << 20)
+        one, two = mapped(memory, 1 << 20), mapped(memory, 1 << 20)
         assert os.stat(memory.path).st_dev != os.stat("/dev/shm").st_dev
         assert [set(folder.glob("specscope-*")) for folder in folders] == before
-    there[-1] = 7
-    assert here[-1] == 7, "whoever mapped it keeps it"
+    two[-1] = 7
+    assert one[-1] == 7, "mappings stay after closing"
 
 
-def test_memory_that_the_system_refuses_is_one_line_with_its_size():
+def test_refused_memory_is_a_one_line_error_with_its_size():
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
@@ -48,9 +48,9 @@ def test_without_anonymous_files_the_disk_must_have_room_and_the_file_is_removed
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(shared.tempfile, "tempdir", str(tmp_path))
     with closing(SharedMemory(4096)) as memory:
-        here, there = mapped(memory, 4096), mapped(memory, 4096)
-        there[0] = 3
-        assert here[0] == 3
+        one, two = mapped(memory, 4096), mapped(memory, 4096)
+        two[0] = 3
+        assert one[0] == 3
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=65536))
     with pytest.raises(SpecScopeError, match=r"share 131,072 bytes in .*, which has 65,536 free; free some"):
