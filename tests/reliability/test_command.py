@@ -78,10 +78,15 @@ def spans_of(database: Path) -> int:
     return 0
 
 
-def test_sigterm_cancels_the_run_although_the_worker_is_stopped(command):
-    command.worker.suspend()
+def test_sigterm_cancels_the_run_with_exit_code_143(command):
     command.process.send_signal(signal.SIGTERM)
     assert command.ends() == (143, STOPPED, ["cancelled"])
+
+
+def test_the_first_interrupt_cancels_the_run_although_the_worker_is_stopped(command):
+    command.worker.suspend()
+    command.process.send_signal(signal.SIGINT)
+    assert command.ends() == (130, STOPPED, ["cancelled"])
 
 
 def test_a_second_interrupt_ends_the_command_like_the_first(command):
