@@ -1,4 +1,4 @@
-"""Signals to `specscope run`: its message, its exit code, the stored run, and the end of its worker."""
+"""Signals to `specscope run`: message, exit code, stored run, and the end of its worker."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
 """Expected speed-up of speculative decoding and PEARL at one independent acceptance rate.
 
-Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from which its formula is
-derived here (that paper has no formula: it measures that gamma = round(c) is best).
+Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from
+which its formula is derived here (that paper has no formula: it measures that gamma = round(c) is
+best).
 
-Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target forwards.
-Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging and
-communicating cost nothing.
+Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
+forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
+and communicating cost nothing.
 
-PEARL is a Markov chain of two states. A pre-verify round checks one token and commits one (drafted or
-corrected); with probability a the next round is post-verify. A post-verify round checks gamma tokens
-(gamma - 1 pending ones and the first of the next chunk). With probability a^gamma it commits all of
-them and the mode stays; otherwise it commits the accepted ones and a corrected one, and the next round
-is pre-verify. So a post-verify round commits 1 + a + ... + a^(gamma - 1) tokens on average, and
-a / (1 + a - a^gamma) of all rounds are post-verify.
+PEARL is a Markov chain of two states. A pre-verify round checks one token and commits one (drafted
+or corrected); with probability a the next round is post-verify. A post-verify round checks gamma
+tokens (gamma - 1 pending ones and the first of the next chunk). With probability a^gamma it commits
+all of them and the mode stays; otherwise it commits the accepted ones and a corrected one, and the
+next round is pre-verify. So a post-verify round commits 1 + a + ... + a^(gamma - 1) tokens on
+average, and a / (1 + a - a^gamma) of all rounds are post-verify.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def pearl_tokens(rate: float, gamma: int) -> float:
 
 
 def pearl_speedup(rate: float, gamma: int, c: float) -> float:
-    """Expected speed-up over autoregressive decoding: a round takes max(gamma / c, 1) target forwards.
+    """Expected speed-up over autoregressive decoding; a round takes max(gamma / c, 1) forwards.
 
     Raises:
         UsageError: The rate is not within 0 and 1, gamma below 1, or c not above 0.

@@ -1,4 +1,4 @@
-"""Calibration: every cell is measured, the file loads, the process is unchanged. No speed is asserted."""
+"""Calibration: all cells are measured, the file loads, the process is unchanged."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_best_gamma_of_speculative_decoding():
 
 
 def test_table_7_one_rate_explains_both_methods():
-    """PEARL's run length n between rejections gives a = n / (1 + n); with it, accepted tokens of a speculative round."""
+    """PEARL's run length n between rejections gives a = n / (1 + n)."""
     table = {  # speculative: mean accepted tokens at its gamma; PEARL: mean accepted tokens
         "codellama-7-34": (5.27, 6, 27.95),
         "codellama-7-70": (8.32, 10, 26.53),

@@ -1,4 +1,4 @@
-"""Models without weights, driven through the LanguageModel interface the way a worker drives them."""
+"""Models without weights, called through the LanguageModel interface like in a worker."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from tests.engine.workers.harness import scripted_pair
 
 
 def after(model: LanguageModel, path: Sequence[int], slot: int = 0) -> int:
-    """What the model says after a path, asked of an empty cache."""
+    """Return the model's token after a path, with an empty cache."""
     cache = model.new_cache(slot + 1, len(path))
     out = model.forward(cache, Rows.chain(slot, path, 0), np.array([len(path) - 1]))
     return int(out.logits[0].argmax())
 
 
 def text(model: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0) -> list[int]:
-    """N tokens of autoregressive decoding with a growing cache."""
+    """Return n tokens of autoregressive decoding with a growing cache."""
     cache = model.new_cache(slot + 1, len(prompt) + n)
-    rows, said = list(prompt), list[int]()
+    rows, tokens = list(prompt), list[int]()
     for _ in range(n):
         start = cache.length(slot)
         out = model.forward(cache, Rows.chain(slot, rows, start), np.array([len(rows) - 1]))
         rows = [int(out.logits[0].argmax())]
-        said += rows
-    return said
+        tokens += rows
+    return tokens
 
 
 def agreements(
     target: LanguageModel, drafter: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0
 ) -> list[bool]:
-    """Whether the drafter says what the target says, along the target's own text, in one forward."""
+    """Return for each of n positions of the target's text whether the drafter agrees."""
     path = [*prompt, *text(target, prompt, n, slot)][:-1]
     want = np.arange(len(prompt) - 1, len(path))
-    said = [
+    logits = [
         m.forward(m.new_cache(slot + 1, len(path)), Rows.chain(slot, path, 0), want).logits
         for m in (target, drafter)
     ]
-    return (said[0].argmax(1) == said[1].argmax(1)).tolist()
+    return (logits[0].argmax(1) == logits[1].argmax(1)).tolist()
 
 
 class TestScripted:
@@ -105,7 +105,7 @@ class TestBernoulli:
         assert agreed[1:][agreed[:-1]].mean() == pytest.approx(0.7, abs=0.04)
         assert agreed[1:][~agreed[:-1]].mean() == pytest.approx(0.7, abs=0.06)
 
-    def test_a_second_pair_and_a_second_question_get_the_same_answer(self):
+    def test_a_second_pair_and_a_second_call_give_the_same_tokens(self):
         first, second = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 1, 9)
         assert text(first[0], [1], 40) == text(second[0], [1], 40) == text(first[0], [1], 40)
         assert agreements(*first, [1], 40) == agreements(*second, [1], 40)
@@ -117,12 +117,12 @@ class TestBernoulli:
         assert agreements(*pair, [1], 40) != agreements(*other, [1], 40)
         assert agreements(*pair, [1], 40) != agreements(*pair, [1], 40, slot=1)
 
-    def test_given_its_length_the_prompt_does_not_matter(self):
+    def test_with_its_length_given_the_prompt_does_not_matter(self):
         short, long = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 3, 9)
         assert text(short[0], [1], 40) == text(long[0], [2, 3, 4], 40)
         assert agreements(*short, [1], 40) == agreements(*long, [2, 3, 4], 40)
 
-    def test_a_wrong_token_leads_away_from_the_text(self):
+    def test_a_wrong_token_leaves_the_text(self):
         target, _ = bernoulli_models((0.5,), 1000, 1, 0)
         own = text(target, [1], 20)
         strayed = text(target, [1, *own[:9], (own[9] + 1) % 1000], 10)
@@ -130,10 +130,10 @@ class TestBernoulli:
 
     def test_tokens_cover_the_vocabulary_without_those_to_avoid(self):
         target, drafter = bernoulli_models((0.5,), 8, 1, 0, avoid=[0, 5])
-        said = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
-        assert said == {1, 2, 3, 4, 6, 7}
+        tokens = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
+        assert tokens == {1, 2, 3, 4, 6, 7}
 
-    def test_several_drafters_err_independently_and_the_first_is_the_pairs(self):
+    def test_several_drafters_err_independently_and_the_first_is_that_of_a_pair(self):
         target, *drafters = bernoulli_models((0.5, 0.5, 0.8), 64, 1, 9)
         right = np.array([agreements(target, drafter, [1], 1500) for drafter in drafters])
         assert right[0].tolist() == agreements(*bernoulli_models((0.5,), 64, 1, 9), [1], 1500)
@@ -148,7 +148,7 @@ class TestBernoulli:
 
 
 def recorded(**limits: object) -> Trace:
-    """Two sequences, as speculative decoding with gamma 3 leaves them: `a` accepted, `r` rejected, `d` discarded."""
+    """Return a trace of two sequences like those of speculative decoding with gamma 3."""
     prompts = ((1, 2), (3,))
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 5}
     header = Header(
@@ -190,33 +190,33 @@ def recorded(**limits: object) -> Trace:
 
 
 class TestRecorded:
-    def test_the_target_says_the_recorded_text_of_each_sequence(self):
+    def test_the_target_returns_the_recorded_text_of_each_sequence(self):
         target, _ = recorded_pair(recorded())
         assert text(target, [1, 2], 8) == list(range(10, 18))
         assert text(target, [3], 2, slot=1) == [51, 52]
 
-    def test_after_the_end_comes_the_end_token_or_the_last_one(self):
+    def test_after_the_end_the_target_returns_the_eos_or_the_last_token(self):
         target, drafter = recorded_pair(recorded())
         assert text(target, [3], 5, slot=1) == [51, 52, 52, 52, 52]
         target, drafter = recorded_pair(recorded(eos=(40, 41)))
         assert text(target, [3], 5, slot=1) == [51, 52, 40, 40, 40]
         assert target.vocab_size == drafter.vocab_size == 100  # of 99, the rejected draft
 
-    def test_the_drafter_proposes_what_was_proposed(self):
+    def test_the_drafter_returns_the_recorded_drafts(self):
         _, drafter = recorded_pair(recorded())
-        said = [1, 2, *range(10, 18)]
-        proposed = {position: after(drafter, said[:position]) for position in (2, 3, 4, 5, 6, 7, 9)}
+        path = [1, 2, *range(10, 18)]
+        proposed = {position: after(drafter, path[:position]) for position in (2, 3, 4, 5, 6, 7, 9)}
         assert proposed == {2: 10, 3: 11, 4: 99, 5: 13, 6: 14, 7: 15, 9: 98}
         assert after(drafter, [3], slot=1) == 51  # the accepted sibling, not the first
 
-    def test_untested_positions_agree_at_the_runs_own_rate(self):
-        """At 6 of 8 tested positions a draft was accepted; positions after the end stand for the untested ones here."""
+    def test_untested_positions_agree_at_the_runs_rate(self):
+        """6 of 8 tested positions were accepted; positions after the end are untested ones."""
         target, drafter = recorded_pair(recorded(eos=(40,)))
         agreed = agreements(target, drafter, [1, 2, *range(10, 18)], 1500)
         assert np.mean(agreed) == pytest.approx(6 / 8, abs=0.04)
 
     def test_replayed_rounds_are_the_recorded_ones(self):
-        """Speculative decoding with gamma 3, played out: it drafts, accepts and commits what was recorded."""
+        """Speculative decoding with gamma 3 drafts, accepts and commits the recorded tokens."""
         target, drafter = recorded_pair(recorded())
         path, rounds = [1, 2], list[tuple[list[int], int]]()
         while len(path) < 10:
@@ -233,7 +233,7 @@ class TestRecorded:
             ([98], 0),
         ]
 
-    def test_off_the_text_both_say_something_else(self):
+    def test_off_the_text_both_return_other_tokens(self):
         target, drafter = recorded_pair(recorded())
         stray = [1, 2, 10, 77]
         assert text(target, stray, 6) != list(range(12, 18))

@@ -1,4 +1,4 @@
-"""Speed-ups of virtual runs and the papers', at their latencies and acceptance (docs/profiles.md)."""
+"""Speed-ups of virtual runs beside the papers', at their latencies (docs/profiles.md)."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_easyspec_table_2(pair, method, alpha, published):
     ],
 )
 def test_pearl_table_1(pair, rate, speculative, pearl):
-    """The rate is the one at which speculative decoding is as fast as published; PEARL's speed-up follows."""
+    """At the rate at which speculative decoding is as fast as published, PEARL's speed-up follows."""
     with opened("pearl-4xA100", pair, rate) as cluster:
         assert speed_up(cluster, "speculative") == pytest.approx(speculative, rel=0.1)
         assert speed_up(cluster, "pearl") == pytest.approx(pearl, rel=0.15)
@@ -68,7 +68,7 @@ def test_pearl_table_1(pair, rate, speculative, pearl):
     ("pair", "rate", "published"), [("starcoder-15b-mbpp", 0.90, 1.66), ("phi-3-14b-alpaca", 0.87, 1.60)]
 )
 def test_dsi_table_2(pair, rate, published):
-    """DSI over the mean of speculative decoding at lookahead 1, 5 and 10: the paper has one figure."""
+    """DSI over speculative decoding's mean at lookahead 1, 5 and 10: the paper has one figure."""
     with opened("8xA100", pair, rate) as cluster:
         dsi = speed_up(cluster, "dsi", 50, lookahead=1, sp=7)
         others = [speed_up(cluster, "speculative", 50, gamma=gamma) for gamma in (1, 5, 10)]

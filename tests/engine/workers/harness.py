@@ -99,7 +99,7 @@ class TestCluster(Cluster):
 
 @dataclass(frozen=True)
 class Racks:
-    """As many virtual devices as a layout asks for: `gpu-drafter`, `gpu-target`, then `gpu-target-1` and so on."""
+    """Virtual devices for any layout: `gpu-drafter`, `gpu-target`, `gpu-target-1` and so on."""
 
     models: dict[str, LanguageModel]
     latency: Flat

@@ -1,4 +1,4 @@
-"""Worker processes: stopping inside a draft, attention at the same time, and what stays after closing."""
+"""Worker processes: a stop inside a draft, attention at the same time, the end of a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ATTEMPTS = 20
     ids=("two devices", "stages", "ranks"),
 )
 def test_cancel_stops_both_devices_inside_a_draft(cluster, method, config):
-    """A draft of 32 tokens is a job of 31 or 32 forwards: a device that ended its job would have all of them."""
+    """A draft of 32 tokens is a job of 31 or 32 forwards; a finished job would have all of them."""
     for attempt in range(ATTEMPTS):
         stop = threading.Event()
         later = threading.Timer(0.01 * attempt, stop.set)
