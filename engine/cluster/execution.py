@@ -16,8 +16,10 @@ from engine.heads.find import HeadFile
 from engine.methods import Method
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
+from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
+from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Status
 from engine.types import Layout, Limits, Sampling
 from engine.workers.jobs import Begin
@@ -92,7 +94,7 @@ class Execution:
         ]
         for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
-        run = self._new_run(loop)
+        run, dispatcher = self._new_run(loop)
         samples = sampler(self.workers, recording, loop)
         samples.start()
         work = asyncio.ensure_future(self._decode(run))
@@ -109,33 +111,32 @@ class Execution:
             samples.stop()
             if watch is not None:
                 watch.cancel()
-            died = await run.settle(self._seconds_to_settle(loop, stopped_by))
+            died = await dispatcher.settle(self._seconds_to_settle(loop, stopped_by))
             if died is not None and self.cancel.is_set():
                 raise died  # this run reports the dead worker, not the next one
 
-    def _new_run(self, loop: asyncio.AbstractEventLoop) -> Run:
-        """Return the run for the method; its clock starts now."""
+    def _new_run(self, loop: asyncio.AbstractEventLoop) -> tuple[Run, Dispatcher]:
+        """Return the run for the method, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
             origin, recording.clock = 0, lambda: 1000 * loop.clock.now
         else:
             recording.clock = lambda: time.perf_counter_ns() - origin
-        return Run(
+        emitter = TraceEmitter(recording.add, self.pieces.piece)
+        dispatcher = Dispatcher(recording.add, emitter, origin=origin, check=self._check)
+        run = Run(
             recording.sequences,
             self.workers.by_model,
             self.workers.drafters,
             {} if self.begin.sampling.greedy else self.workers.slabs,
-            emit=recording.add,
+            dispatcher,
             clock=recording.clock,
-            origin=origin,
-            read=self.pieces.piece,
             encode=self.pair.encode_text,
-            check=self._check,
         )
+        return run, dispatcher
 
     async def _decode(self, run: Run) -> None:
-        await run.prefill([sequence.x for sequence in run.sequences[: self.begin.slots]])
-        run.step = 1
+        await run.start(self.begin.slots)
         await self.request.method.decode(run, self.request.cfg)
 
     def _seconds_to_settle(

@@ -108,7 +108,7 @@ class Prefill:
 class Propose:
     """Draft a chain after each prefix, one forward per position.
 
-    Value: a tuple of `Proposed` per prefix.
+    Value: a tuple of `Grown` per prefix.
     """
 
     model: str
@@ -117,7 +117,7 @@ class Propose:
     """Tokens to draft after each prefix."""
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
-    """Slab rows to write q to, per prefix; empty for greedy drafts."""
+    """Slab rows to write q to, per prefix; none for greedy drafts."""
     stop_below: float = 0.0
     """A draft ends after a token whose probability is lower."""
 
@@ -168,7 +168,8 @@ class Grow:
 class Score:
     """One forward over the drafts.
 
-    Its logits are kept under `scores`, or judged at once and dropped. Value: None, the Verdicts without their drafts, or a stage's hidden states.
+    Its logits are kept under `scores`, or judged at once and dropped. Value: None, a `Judgement`
+    per judge, or a stage's hidden states.
     """
 
     model: str
@@ -179,7 +180,7 @@ class Score:
     judges: tuple[Judge, ...] = ()
     """Judge at once, one per prefix: this saves a round trip."""
     best: bool = False
-    """Whether verdicts include the most probable token after every row, judged or not."""
+    """Whether judgements include the most probable token after every row, judged or not."""
     greedy: bool = False
     """Judge at temperature 0 and within the target's vocabulary: a drafter decodes greedily."""
     stage: Stage | None = None
@@ -187,7 +188,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Judge:
-    """Apply the acceptance rules to kept scores. Value: a Verdict without its draft."""
+    """Apply the acceptance rules to kept scores. Value: a `Judgement`."""
 
     scores: int
     draft: Draft
@@ -242,16 +243,8 @@ class Facts(NamedTuple):
     """Layers; 0 for a model without layers."""
 
 
-class Proposed(NamedTuple):
-    """One drafted token in a worker's reply."""
-
-    id: int
-    probability: float
-    top: tuple[tuple[int, float], ...]
-
-
 class Grown(NamedTuple):
-    """One node of a drafted tree in a worker's reply."""
+    """One node of a drafted tree or chain in a worker's reply."""
 
     id: int
     parent: int
