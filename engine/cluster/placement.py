@@ -11,8 +11,7 @@ from typing import Any
 
 from engine.cluster.site import Assignment, Site
 from engine.errors import UsageError
-from engine.heads.find import HeadFile
-from engine.heads.modules import load_head
+from engine.heads.find import HeadFile, load_head
 from engine.trace.events import Device
 from engine.types import Layout, Pipelined, drafter_key
 from engine.workers.jobs import Connect, Facts, Load, Reply

@@ -15,10 +15,11 @@ import torch
 from engine.drafters.level import next_level
 from engine.drafters.tree import line, root
 from engine.draws import TOP, Draws, most_probable
+from engine.heads.drafting import LevelLogits
 from engine.model.fuzzy import Alone, Fuzzy, Share, layer_groups
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
-from engine.workers.heads import HEADS
+from engine.workers.head_forwards import PrefixForwards
 from engine.workers.jobs import Grow, Grown, Stamp
 
 
@@ -150,15 +151,14 @@ def grow(
 
 def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> LevelSource:
     if (head := forwards.heads.get(job.model)) is not None:
-        return _one_tree(HEADS[type(head)](forwards, job, stamps))
+        (prefix,), (levels,) = job.prefixes, job.levels
+        return _one_tree(head.draft(PrefixForwards(forwards, job.model, prefix, stamps, levels)))
     depth = forwards.models[job.model].depth
     fuzzy = Fuzzy(layer_groups(depth, job.fuzzy), partners) if depth and job.fuzzy > 1 else None
     return ModelLevels(forwards, job, fuzzy, stamps)
 
 
-def _one_tree(
-    logits: Callable[[Sequence[Grown], Sequence[int]], torch.Tensor | None],
-) -> LevelSource:
+def _one_tree(logits: LevelLogits) -> LevelSource:
     """Return the level source of a drafting head, which drafts one tree at a time."""
 
     def source(trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
