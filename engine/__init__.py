@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.cluster.session import Cluster, open  # noqa: A004 - engine.open(...) is the front door
+    from engine.cluster.open import open  # noqa: A004 - engine.open(...) is the front door
+    from engine.cluster.session import Cluster
     from engine.errors import SpecScopeError, UsageError
     from engine.types import Limits, Sampling
 
@@ -15,7 +16,7 @@ _HOME = {
     "Sampling": "engine.types",
     "SpecScopeError": "engine.errors",
     "UsageError": "engine.errors",
-    "open": "engine.cluster.session",
+    "open": "engine.cluster.open",
 }
 
 

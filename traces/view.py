@@ -162,7 +162,7 @@ def _asks_drafter(method: str, config: Mapping[str, Any]) -> bool:
     """Whether a method with these settings drafts with a model; where it is not known here, it may."""
     try:
         found = METHODS[method]
-        return found.layout(found.configure(config)).drafters > 0
+        return found.layout(found.configure(config)).needs_drafter
     except (KeyError, UsageError):
         return True
 

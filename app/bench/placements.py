@@ -65,7 +65,7 @@ def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: No target can be split here.
     """
-    there = min(MOST_STAGES, cluster.placement.site.pipeline().devices)
+    there = min(MOST_STAGES, cluster.placement.site.stage_limits().devices)
     found: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
     for stages in sorted({cluster.stages(0), *([there] if cluster.placement.profile else [])}):
         found[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}

@@ -182,7 +182,7 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
             "models",
             "the target is empty; give a model's name, folder, .gguf file or hub id, or choose the bundled pair",
         )
-    if not drafters and any(_layout(key, values).drafters for key in values["methods"]):
+    if not drafters and any(_layout(key, values).needs_drafter for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
     if not heads and (
         lacking := [METHODS[key].title for key in values["methods"] if _layout(key, values).head]

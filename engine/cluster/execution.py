@@ -1,4 +1,4 @@
-"""One run under way: a method's coroutine on an event loop, from the first job to the footer."""
+"""Executes one run: a method's coroutine on an event loop, from the first job to the footer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from engine.workers.jobs import Begin
 from engine.workers.transports.virtual import VirtualLoop
 
 PATIENCE_S = 3.0
-"""Seconds that forwards under way get after Ctrl-C or the death of a worker."""
+"""Seconds to wait for running forwards after Ctrl-C or the death of a worker."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run as it was asked for: checked, with everything left open filled in."""
+    """A requested run: checked, with all `auto` settings filled in."""
 
     method: Method
     cfg: Any
@@ -46,11 +46,11 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, if none ends early."""
+        """Tokens of the longest sequence if none ends early."""
         return max(map(len, self.ids)) + self.limits.max_new_tokens
 
     def begin(self, vocab: int, number: int) -> Begin:
-        """Return the job that tells workers of it; it is the cluster's run of that number."""
+        """Return the job that starts the run on a worker; `number` counts the cluster's runs."""
         layout, features = self.layout, self.head.config.features if self.head else ()
         slots, rows = min(layout.batch, len(self.ids)), self.longest + layout.slack
         return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
@@ -58,21 +58,25 @@ class Request:
 
 @dataclass(frozen=True)
 class Execution:
-    """A run and all that it runs on and with."""
+    """A run with its models, workers and recording."""
 
-    asked: Request
+    request: Request
     pair: Pair
     pieces: Detokenizer
-    crew: RunWorkers
+    workers: RunWorkers
     begin: Begin
     recording: Recording
     cancel: threading.Event
 
     def execute(self, placement: Placement) -> None:
-        """Run the method to its end, and record how it ended; what stopped it is raised, but for a cancellation."""
+        """Run the method to its end and record the footer.
+
+        Raises:
+            BaseException: The error that ended the run, unless it is a cancellation.
+        """
         error: BaseException | None = None
         try:
-            placement.on_loop(self._decode())
+            placement.on_loop(self._run_method())
         except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
             error = _first_leaf(raised)
         error = self.recording.error or error
@@ -82,19 +86,21 @@ class Execution:
         if error is not None and not isinstance(error, RunCancelled | asyncio.CancelledError):
             raise error
 
-    async def _decode(self) -> None:
+    async def _run_method(self) -> None:
         loop, recording = asyncio.get_running_loop(), self.recording
         recording.sequences = [
-            Sequence(i, ids, self.asked.limits, IncrementalText(self.pair.tokenizer))
-            for i, ids in enumerate(self.asked.ids)
+            Sequence(i, ids, self.request.limits, IncrementalText(self.pair.tokenizer))
+            for i, ids in enumerate(self.request.ids)
         ]
-        for worker in dict.fromkeys(worker for each in self.crew.workers.values() for worker in each):
+        for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
         run, dispatcher = self._new_run(loop)
-        samples = sampler(self.crew, recording, loop)
+        samples = sampler(self.workers, recording, loop)
         samples.start()
-        work = asyncio.ensure_future(self._through(run))
-        watch = None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._watch(work))
+        work = asyncio.ensure_future(self._decode(run))
+        watch = (
+            None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._cancel_on_request(work))
+        )
         stopped_by: BaseException | None = None
         try:
             await work
@@ -105,12 +111,12 @@ class Execution:
             samples.stop()
             if watch is not None:
                 watch.cancel()
-            died = await dispatcher.settle(self._patience(loop, stopped_by))
+            died = await dispatcher.settle(self._seconds_to_settle(loop, stopped_by))
             if died is not None and self.cancel.is_set():
-                raise died  # the cluster is broken: this run reports it, not the next one
+                raise died  # this run reports the dead worker, not the next one
 
     def _new_run(self, loop: asyncio.AbstractEventLoop) -> tuple[Run, Dispatcher]:
-        """Return the run that the method gets, and its dispatcher; the run's clock starts now."""
+        """Return the run for the method, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
             origin, recording.clock = 0, lambda: 1000 * loop.clock.now
@@ -120,30 +126,32 @@ class Execution:
         dispatcher = Dispatcher(recording.add, emitter, origin=origin, check=self._check)
         run = Run(
             recording.sequences,
-            self.crew.workers,
-            self.crew.drafters,
-            {} if self.begin.sampling.greedy else self.crew.slabs,
+            self.workers.by_model,
+            self.workers.drafters,
+            {} if self.begin.sampling.greedy else self.workers.slabs,
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,
         )
         return run, dispatcher
 
-    async def _through(self, run: Run) -> None:
+    async def _decode(self, run: Run) -> None:
         await run.start(self.begin.slots)
-        await self.asked.method.decode(run, self.asked.cfg)
+        await self.request.method.decode(run, self.request.cfg)
 
-    def _patience(self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None) -> float | None:
-        """Return how many seconds to wait for forwards under way; None waits until they end.
+    def _seconds_to_settle(
+        self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None
+    ) -> float | None:
+        """Return the seconds to wait for running forwards; None waits until they end.
 
-        After Ctrl-C or the death of a worker, no run follows on this cluster. A run that was
-        cancelled leaves the cluster open, and killing a worker would cost the next run its models.
+        After Ctrl-C or the death of a worker, this cluster does no other run. A cancelled run
+        leaves the cluster open; killing a worker would cost the next run its models.
         """
-        last = isinstance(stopped_by, asyncio.CancelledError | WorkerDied) and not self.cancel.is_set()
-        return PATIENCE_S if last and not isinstance(loop, VirtualLoop) else None
+        last_run = isinstance(stopped_by, asyncio.CancelledError | WorkerDied) and not self.cancel.is_set()
+        return PATIENCE_S if last_run and not isinstance(loop, VirtualLoop) else None
 
-    async def _watch(self, work: asyncio.Future[None]) -> None:
-        while not self.cancel.is_set():  # noqa: ASYNC110 - it is set from another thread
+    async def _cancel_on_request(self, work: asyncio.Future[None]) -> None:
+        while not self.cancel.is_set():  # noqa: ASYNC110 - another thread sets it
             await asyncio.sleep(0.02)
         work.cancel()
 

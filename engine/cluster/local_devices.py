@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
-from engine.cluster.site import Assignment, Loader, Pipeline, staged
+from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.trace.events import Device
-from engine.types import Layout
+from engine.types import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.workers.transports.process import ProcessWorker, Setup
 from engine.workers.transports.thread import ThreadWorker
 from engine.workers.worker import Worker
@@ -28,86 +28,97 @@ class LocalDevices:
     devices: tuple[Device, ...]
     threads: int
 
-    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Give drafters the first devices and targets those after; the first target always the second device."""
-        if layout.shared:
-            device = self.devices[min(1, len(self.devices) - 1)]
-            return {
-                "drafter": [Assignment(f"{device.name}/drafter", (device,))],
-                "target": [Assignment(device.name, (device,))],
-            }
-        there, needed = len(self.devices), layout.targets + layout.drafters
-        if layout.ranks > 1:
-            return self._grouped(layout.ranks)
-        if layout.stages > 1:
-            return staged([Assignment(device.name, (device,)) for device in self.devices], layout.stages)
-        if there == 1 and layout.targets == 1 and layout.drafters <= 1:
-            # both share it, each with a track of its own
-            parts = {
-                m: replace(self.devices[0], name=f"{self.devices[0].name}/{m}") for m in ("drafter", "target")
-            }
-            seats = {m: [Assignment(device.name, (device,))] for m, device in parts.items()}
-            return seats if layout.drafters else {"target": seats["target"]}
-        if needed > there:
+    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+        """Give drafters the first devices and targets those after them.
+
+        The first target has the second device, unless more drafters come before it.
+        """
+        match layout.arrangement:
+            case Colocated():
+                device = self.devices[min(1, len(self.devices) - 1)]
+                drafter = Assignment(f"{device.name}/drafter", (device,))
+                return {"drafter": [drafter], "target": [Assignment(device.name, (device,))]}
+            case LayerParallel(ranks):
+                return self._layer_parallel(ranks)
+            case Pipelined(stages):
+                return pipeline_assignments(self._single(), stages)
+            case Separate(targets, drafters):
+                return self._separate(targets, drafters)
+
+    def _single(self) -> list[Assignment]:
+        """Return one worker's assignment for each device."""
+        return [Assignment(device.name, (device,)) for device in self.devices]
+
+    def _separate(self, targets: int, drafters: int) -> dict[str, list[Assignment]]:
+        devices, needed = len(self.devices), targets + drafters
+        if devices == 1 and targets == 1 and drafters <= 1:  # they share it, each with its own track
+            models = ("drafter", "target") if drafters else ("target",)
+            tracks = {m: replace(self.devices[0], name=f"{self.devices[0].name}/{m}") for m in models}
+            return {model: [Assignment(track.name, (track,))] for model, track in tracks.items()}
+        if needed > devices:
             raise UsageError(
-                f"{layout.targets} target server(s) and {layout.drafters} drafter(s) need {needed} devices; this machine "
-                f"has {there} ({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, or use a virtual profile"
+                f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices; this machine "
+                f"has {devices} ({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, "
+                "or use a virtual profile"
             )
-        seats = [Assignment(device.name, (device,)) for device in self.devices]
-        first = max(min(1, there - 1), layout.drafters)
-        return {"drafter": seats[: layout.drafters], "target": seats[first : first + layout.targets]}
+        assignments, first = self._single(), max(min(1, devices - 1), drafters)
+        return {"drafter": assignments[:drafters], "target": assignments[first : first + targets]}
+
+    def _layer_parallel(self, ranks: int) -> dict[str, list[Assignment]]:
+        """Draft on the first devices together; the target runs on the second one in turn."""
+        if ranks > len(self.devices):
+            raise UsageError(
+                f"{ranks} devices are to share the drafter's layers; this machine has "
+                f"{len(self.devices)} ({self.devices[0].label} to {self.devices[-1].label}): "
+                "ask for fewer, or use a virtual profile"
+            )
+        members = tuple(self._single()[:ranks])
+        name = "+".join(member.name for member in members)
+        return {
+            "drafter": [Assignment(name, self.devices[:ranks], members)],
+            "target": [members[1]],
+        }
 
     def servers(self, drafters: int) -> int:
-        """Return the devices that are left."""
+        """Return the devices that drafters leave free."""
         return len(self.devices) - drafters
 
     def drafters(self) -> int:
-        """Return those of the pair."""
+        """Return the number of the pair's drafters."""
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
-        """Return the devices there are."""
+        """Return the number of devices."""
         return len(self.devices)
 
     def depth(self) -> int:
         """Return 0: times are measured."""
         return 0
 
-    def pipeline(self) -> Pipeline:
-        """Return 2 as usual, the fewest that keep drafter and target apart: every border costs a hop."""
-        return Pipeline(2, len(self.devices))
+    def stage_limits(self) -> StageLimits:
+        """Return two stages as usual: the fewest, because every stage_io costs a transfer."""
+        return StageLimits(2, len(self.devices))
 
-    def _grouped(self, ranks: int) -> dict[str, list[Assignment]]:
-        """Let the first devices draft together; the target takes its turns on the second one."""
-        if ranks > len(self.devices):
-            raise UsageError(
-                f"{ranks} devices are to share the drafter's layers; this machine has {len(self.devices)} "
-                f"({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, or use a virtual profile"
-            )
-        seats = tuple(Assignment(device.name, (device,)) for device in self.devices[:ranks])
-        group = Assignment("+".join(seat.name for seat in seats), self.devices[:ranks], seats)
-        return {"drafter": [group], "target": [seats[1]]}
-
-    def start_worker(self, seat: Assignment) -> Worker:
-        """Start a process or a thread on the seat's device."""
-        device = seat.devices[0]
+    def start_worker(self, assignment: Assignment) -> Worker:
+        """Start a process or a thread on the assigned device."""
+        device = assignment.devices[0]
         if self.runtime == "local-thread":
             torch.set_num_threads(self.threads)
-            return ThreadWorker(seat.name, device, self.threads)
+            return ThreadWorker(assignment.name, device, self.threads)
         pinned = device.kind == "cpu" and self.threads == 1
         core = int(device.name.split("/")[0].partition(":")[2]) if pinned else None
-        return ProcessWorker(Setup(seat.name, device, self.threads, core))
+        return ProcessWorker(Setup(assignment.name, device, self.threads, core))
 
-    def loader(self, model: str, seat: Assignment) -> Loader:
-        """Return how a model of the pair is loaded."""
-        return loader_of(self.pair, model, seat.devices[0])
+    def loader(self, model: str, assignment: Assignment) -> Loader:
+        """Return a function that loads a model of the pair on the assigned device."""
+        return loader_of(self.pair, model, assignment.devices[0])
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
-    """Return this machine's devices: `cpu`, `cuda`, or with `auto` its GPUs where it has any.
+    """Return this machine's devices of a kind: `cpu`, `cuda`, or `auto` for its GPUs if it has any.
 
     Raises:
-        UsageError: There is no such kind of device, or none of it here.
+        UsageError: The kind is unknown, or this machine has no such device.
     """
     gpus = torch.cuda.device_count()
     if device not in ("auto", "cpu", "cuda"):
@@ -122,7 +133,7 @@ def devices_of(device: str) -> tuple[Device, ...]:
 
 
 def loader_of(pair: Pair, model: str, device: Device) -> Loader:
-    """Return how a model of a pair is loaded on a device of this machine."""
+    """Return a function that loads a model of a pair on a device of this machine."""
     path = pair.models[model]
     on_gpu = device.kind == "cuda"
     return partial(

@@ -1,11 +1,13 @@
-"""What devices say of themselves while a run goes on: load, memory and power, a sample every tenth of a second.
+"""Load, memory and power of devices during a run, sampled ten times a second.
 
-On a CPU psutil counts the ticks that the device's core was busy, whoever kept it so, and the resident memory of the
-worker's process. On an NVIDIA GPU, NVML gives the share of its last sampling period in which a kernel ran, the memory in
-use on the whole card, and its power. Both are about the device, not about the run: another program counts too. Occupancy
-from spans, which is about the run alone, is derived from the trace and never mixed with these.
+On a CPU, psutil gives the ticks in which the core was busy with any process, and the resident
+memory of the worker's process. On an NVIDIA GPU, NVML gives the share of its last sampling
+period in which a kernel ran, the memory in use on the whole card, and its power. These values
+include other programs. Occupancy by the run alone is computed from the trace's spans and is never
+mixed with them.
 
-A core's ticks are 10 ms long on Linux, so a sample of 100 ms knows its load to about 10 %; means over a run are finer.
+A tick is 10 ms on Linux, so a sample of 100 ms has the load to about 10 %; means over a run are
+more precise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from engine.trace.events import Device, Occupancy
 from engine.types import check_range
 
 EVERY_S = 0.1
-"""Seconds between two samples: NVML averages over about as long, and a core's load needs ten ticks."""
+"""Seconds between two samples: about NVML's averaging period, and ten ticks of a core."""
 
 
 class Reading(NamedTuple):
@@ -32,30 +34,31 @@ class Reading(NamedTuple):
 
 
 class Meter(Protocol):
-    """What reads the devices of one kind; made, asked and closed by the sampling thread."""
+    """Reads the devices of one kind; only the sampling thread uses it."""
 
     def read(self) -> Iterator[Reading]:
-        """Yield a reading per device that has one now."""
+        """Yield a reading of each device that has one now."""
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
         ...
 
 
 class Sampler:
     """Samples devices in a daemon thread until it is stopped.
 
-    A device that cannot be read (no driver, a GPU part without counters, a worker that is gone) is left out and named in
-    `trouble`; nothing is raised into the run. Devices of a virtual cluster have nothing to read.
+    A device that cannot be read (no driver, a GPU without counters, a worker that has ended) is left
+    out and named in `trouble`; the run gets no error. Virtual devices have no samples.
 
     Args:
-        devices: The run's devices. Names are `cpu:N` and `cuda:N`; what follows a slash is ignored.
-        emit: Takes each sample. **It is called from the sampling thread**: hand the row to the run's own thread
-            (`loop.call_soon_threadsafe`) unless what takes it is safe to call from any. What it raises ends the sampling.
+        devices: The run's devices, named `cpu:N` or `cuda:N`; a suffix after a slash is ignored.
+        emit: Takes each sample **in the sampling thread**: pass the row to the run's thread
+            (`loop.call_soon_threadsafe`) unless the receiver is thread-safe. An error ends the
+            sampling.
         clock: Nanoseconds since the run's start.
         every_s: Seconds between two samples, at least 0.01.
-        pids: The process of each device's worker by the device's name; this process where none is given.
+        pids: Process id of each device's worker by the device's name; this process by default.
 
     Raises:
         UsageError: `every_s` is below its range.
@@ -71,20 +74,23 @@ class Sampler:
     ) -> None:
         check_range("every_s", every_s, 0.01)
         self.trouble: list[str] = []
-        """Why a device has no samples, one line each."""
+        """Reasons why a device has no samples, one line each."""
         self._devices, self._pids = devices, dict(pids or {})
         self._emit, self._clock, self._every = emit, clock, every_s
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; the first samples come after `every_s`."""
+        """Start sampling; the first samples are taken after `every_s`."""
         if self._thread is None and any(device.kind in METERS for device in self._devices):
             self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for the thread: about a reading's time, a second at most. Nothing is emitted afterwards."""
+        """Stop sampling and wait for the thread, at most a second.
+
+        No sample is emitted afterwards.
+        """
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=1)
@@ -103,7 +109,7 @@ class Sampler:
                 for meter in meters:
                     self._sample(meter)
         except Exception as error:  # noqa: BLE001 - measuring must never end a run
-            self.trouble.append(_said(error))
+            self.trouble.append(_one_line(error))
         finally:
             for meter in meters:
                 meter.close()
@@ -114,7 +120,7 @@ class Sampler:
                 try:
                     yield make(devices, self._pids, self.trouble)
                 except Exception as error:  # noqa: BLE001 - a machine without the driver or its library
-                    self.trouble.append(f"{', '.join(d.name for d in devices)}: {_said(error)}")
+                    self.trouble.append(f"{', '.join(d.name for d in devices)}: {_one_line(error)}")
 
     def _sample(self, meter: Meter) -> None:
         for reading in meter.read():
@@ -139,11 +145,11 @@ class Cores:
             try:
                 self._processes[name] = psutil.Process(pids.get(name, os.getpid()))
             except psutil.Error as error:
-                trouble.append(f"{name}: {_said(error)}")
-        self._read(percpu=True)  # the first call has nothing to compare with
+                trouble.append(f"{name}: {_one_line(error)}")
+        self._read(percpu=True)  # the first call only starts the measurement
 
     def read(self) -> Iterator[Reading]:
-        """Yield the core's busy share since the last call, and its worker's resident memory in bytes."""
+        """Yield each core's busy share since the last call, and its worker's resident bytes."""
         loads: list[float] = self._read(percpu=True)
         for name, process in list(self._processes.items()):
             core = self._cores[name]
@@ -153,10 +159,10 @@ class Cores:
                 yield Reading(name, loads[core] / 100, process.memory_info().rss, None)
             except (self._gone, LookupError) as error:
                 del self._processes[name]
-                self._trouble.append(f"{name}: {_said(error)}")
+                self._trouble.append(f"{name}: {_one_line(error)}")
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class Cards:
@@ -173,7 +179,7 @@ class Cards:
             try:
                 self._handles[device.name] = self._nvml.nvmlDeviceGetHandleByUUID(_uuid(_number(device)))
             except Exception as error:  # noqa: BLE001 - one GPU without counters must not hide the others
-                trouble.append(f"{device.name}: {_said(error)}")
+                trouble.append(f"{device.name}: {_one_line(error)}")
 
     def read(self) -> Iterator[Reading]:
         """Yield each card's busy share, its memory in use in bytes, and its power in watts."""
@@ -185,24 +191,24 @@ class Cards:
                 yield Reading(name, busy, int(memory), self._power(handle))
             except nvml.NVMLError as error:
                 del self._handles[name]
-                self._trouble.append(f"{name}: {_said(error)}")
+                self._trouble.append(f"{name}: {_one_line(error)}")
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         self._nvml.nvmlShutdown()
 
     def _power(self, handle: Any) -> float | None:
         try:
             return self._nvml.nvmlDeviceGetPowerUsage(handle) / 1000
         except self._nvml.NVMLError:
-            return None  # some cards have no power sensor; load and memory are worth having
+            return None  # some cards have no power sensor
 
 
 METERS: dict[str, Callable[[Sequence[Device], Mapping[str, int], list[str]], Meter]] = {
     "cpu": Cores,
     "cuda": Cards,
 }
-"""What reads devices of a kind."""
+"""Meters by the kind of device."""
 
 
 def _number(device: Device) -> int:
@@ -211,11 +217,11 @@ def _number(device: Device) -> int:
 
 
 def _uuid(index: int) -> str:
-    """Return a GPU's name in NVML, which numbers all GPUs of a machine, while PyTorch numbers those it may use."""
+    """Return a GPU's name in NVML: PyTorch numbers only the GPUs that this process may use."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

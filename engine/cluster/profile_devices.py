@@ -1,16 +1,16 @@
-"""The GPUs of a profile, as a site: which seats a layout takes, and the virtual workers on them."""
+"""The GPUs of a profile as a site: their assignment to a layout, and virtual workers on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.cluster.site import Assignment, Loader, Pipeline, staged
+from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
 from engine.trace.events import Device
-from engine.types import Layout
+from engine.types import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.workers.transports.sharing import Processor
 from engine.workers.transports.virtual import VirtualWorker
 from engine.workers.worker import Worker
@@ -18,71 +18,109 @@ from engine.workers.worker import Worker
 
 @dataclass(frozen=True)
 class ProfileDevices:
-    """The GPUs of a profile. A model on several of them is one worker, drawn as one device."""
+    """The GPUs of a profile. A model on several GPUs has one worker, shown as one device."""
 
     profile: Profile
     latency: Latency
     loaders: Mapping[str, Loader]
     processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
 
-    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Give drafters the first GPUs and targets those after."""
-        drafter = self.latency.drafter
-        if layout.drafters and drafter is None:
+    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+        """Give drafters the first GPUs and targets those after them."""
+        if layout.needs_drafter and self.latency.drafter is None:
             raise UsageError(
                 f"the pair {self.latency.pair} of the profile {self.profile.name} has no drafter; "
                 "choose another pair, or a method that drafts without one"
             )
-        each = {"drafter": drafter.gpus if drafter else 0, "target": self.latency.target.gpus}
-        drafting, needed = layout.drafters * each["drafter"], layout.targets * each["target"]
-        there = len(self.profile.gpus)
-        if layout.ranks > 1:
-            return self._grouped(layout.ranks)
-        if layout.stages > 1:
-            return staged(self._groups(0, there, 1), layout.stages)
-        if layout.shared and max(drafting, needed) <= there:
-            (target,) = self._groups(min(each["drafter"], there - needed), 1, each["target"])
-            return {"drafter": [target._replace(name=f"{target.name}/drafter")], "target": [target]}
-        if layout.turns and drafting <= needed <= there < drafting + needed:
-            targets = self._groups(0, layout.targets, each["target"])
-            return {"drafter": targets[: layout.drafters], "target": targets}
-        if drafting + needed > there:
+        match layout.arrangement:
+            case Colocated():
+                return self._colocated()
+            case LayerParallel(ranks):
+                return self._layer_parallel(ranks)
+            case Pipelined(stages):
+                return pipeline_assignments(self._assignments(0, len(self.profile.gpus), 1), stages)
+            case Separate() as separate:
+                return self._separate(separate)
+
+    @property
+    def _drafter_gpus(self) -> int:
+        return self.latency.drafter.gpus if self.latency.drafter else 0
+
+    def _colocated(self) -> dict[str, list[Assignment]]:
+        count, width, target_width = len(self.profile.gpus), self._drafter_gpus, self.latency.target.gpus
+        if max(width, target_width) > count:
+            return self._separate(Separate())  # raises: it needs even more
+        (target,) = self._assignments(min(width, count - target_width), 1, target_width)
+        return {"drafter": [target._replace(name=f"{target.name}/drafter")], "target": [target]}
+
+    def _separate(self, separate: Separate) -> dict[str, list[Assignment]]:
+        targets, drafters = separate.targets, separate.drafters
+        width, target_width = self._drafter_gpus, self.latency.target.gpus
+        drafting, verifying, count = drafters * width, targets * target_width, len(self.profile.gpus)
+        if separate.turns and drafting <= verifying <= count < drafting + verifying:
+            shared = self._assignments(0, targets, target_width)
+            return {"drafter": shared[:drafters], "target": shared}
+        if drafting + verifying > count:
             raise UsageError(
-                f"{layout.targets} target server(s) of {each['target']} GPU(s) and {layout.drafters} drafter(s) of "
-                f"{each['drafter']} need {drafting + needed} GPUs; the profile {self.profile.name} has {there}"
+                f"{targets} target server(s) of {target_width} GPU(s) and {drafters} drafter(s) of "
+                f"{width} need {drafting + verifying} GPUs; the profile {self.profile.name} has {count}"
             )
-        first = max(drafting, min(each["drafter"], there - needed))
+        first = max(drafting, min(width, count - verifying))
         return {
-            "drafter": self._groups(0, layout.drafters, each["drafter"]),
-            "target": self._groups(first, layout.targets, each["target"]),
+            "drafter": self._assignments(0, drafters, width),
+            "target": self._assignments(first, targets, target_width),
         }
 
+    def _layer_parallel(self, ranks: int) -> dict[str, list[Assignment]]:
+        """Draft on the first GPUs together; the target runs on its number of them in turn."""
+        gpus = self.latency.target.gpus
+        needed = max(ranks, gpus)
+        if needed > len(self.profile.gpus):
+            raise UsageError(
+                f"{ranks} GPUs are to share the drafter's layers and the target takes {gpus}; "
+                f"the profile {self.profile.name} has {len(self.profile.gpus)}"
+            )
+        devices = tuple(_device([gpu]) for gpu in self.profile.gpus[:needed])
+        lanes = (("drafter", ranks), ("target", gpus))
+        name = f"{devices[0].name}..{devices[-1].name}/{ranks}"
+        assignment = Assignment(name, devices, lanes=lanes)
+        return {"drafter": [assignment], "target": [assignment]}
+
+    def _assignments(self, first: int, count: int, width: int) -> list[Assignment]:
+        """Return `count` assignments of `width` GPUs each, from GPU `first` on."""
+        starts = range(first, first + count * width, width)
+        devices = [_device(self.profile.gpus[start : start + width]) for start in starts]
+        return [Assignment(device.name, (device,)) for device in devices]
+
     def servers(self, drafters: int) -> int:
-        """Return how many groups of GPUs for a target are left."""
-        width = self.latency.drafter.gpus if self.latency.drafter else 0
-        return max(0, len(self.profile.gpus) - drafters * width) // self.latency.target.gpus
+        """Return the largest number of targets on the GPUs that drafters leave free."""
+        free = len(self.profile.gpus) - drafters * self._drafter_gpus
+        return max(0, free) // self.latency.target.gpus
 
     def drafters(self) -> int:
-        """Return those that tokens come from; none where the profile has none. All take the time of the profile's."""
+        """Return the number of token sources for drafters; 0 if the profile times none.
+
+        All of them take the time of the profile's drafter.
+        """
         return len(self.loaders) - 1 if self.latency.drafter else 0
 
     def ranks(self) -> int:
-        """Return the GPUs there are; 1 where the profile does not say what sharing a drafter's layers takes."""
+        """Return the number of GPUs; 1 if the profile has no times of a layer-parallel drafter."""
         drafter = self.latency.drafter
         if drafter is None or drafter.gpus > 1 or drafter.measured or not self.profile.hardware.collective_us:
             return 1
         return len(self.profile.gpus)
 
     def depth(self) -> int:
-        """Return the layers of the profile's drafter."""
+        """Return the layers of the profile's drafter; 0 without one."""
         return self.latency.drafter.layers if self.latency.drafter else 0
 
-    def pipeline(self) -> Pipeline:
-        """Return as many GPUs as the target takes anyway, at least 2.
+    def stage_limits(self) -> StageLimits:
+        """Return the GPUs that the profile gives the target as usual, at least 2.
 
         Raises:
-            UsageError: The target's times are those of tensor parallelism, the drafter takes several GPUs, or the profile
-                does not say what moving a KV cache takes.
+            UsageError: The target's times are those of tensor parallelism, the drafter takes
+                several GPUs, or the profile has no time for moving a KV cache.
         """
         target, drafter = self.latency.target, self.latency.drafter
         where = f"the pair {self.latency.pair} of the profile {self.profile.name}"
@@ -99,40 +137,25 @@ class ProfileDevices:
             raise UsageError(
                 f"{where} does not say step.move_ms, which moving a KV cache takes: choose another profile"
             )
-        return Pipeline(max(2, target.gpus), len(self.profile.gpus), target.layers)
+        return StageLimits(max(2, target.gpus), len(self.profile.gpus), target.layers)
 
-    def _grouped(self, ranks: int) -> dict[str, list[Assignment]]:
-        """Let the first GPUs draft together; the target takes its turns on as many as it is split over."""
-        needed = max(ranks, self.latency.target.gpus)
-        if needed > len(self.profile.gpus):
-            raise UsageError(
-                f"{ranks} GPUs are to share the drafter's layers and the target takes {self.latency.target.gpus}; "
-                f"the profile {self.profile.name} has {len(self.profile.gpus)}"
-            )
-        devices = tuple(_group([gpu]).devices[0] for gpu in self.profile.gpus[:needed])
-        lanes = (("drafter", ranks), ("target", self.latency.target.gpus))
-        seat = Assignment(f"{devices[0].name}..{devices[-1].name}/{ranks}", devices, lanes=lanes)
-        return {"drafter": [seat], "target": [seat]}
-
-    def _groups(self, first: int, count: int, width: int) -> list[Assignment]:
-        starts = range(first, first + count * width, width)
-        return [_group(self.profile.gpus[start : start + width]) for start in starts]
-
-    def start_worker(self, seat: Assignment) -> Worker:
-        """Start a virtual worker; those that sit on one device share its speed."""
-        processor = self.processors.setdefault(seat.devices[0].name, Processor())
+    def start_worker(self, assignment: Assignment) -> Worker:
+        """Start a virtual worker; workers on one device share its speed."""
+        processor = self.processors.setdefault(assignment.devices[0].name, Processor())
         return VirtualWorker(
-            seat.name, seat.devices, self.latency, processor=processor, lanes=dict(seat.lanes)
+            assignment.name,
+            assignment.devices,
+            self.latency,
+            processor=processor,
+            lanes=dict(assignment.lanes),
         )
 
-    def loader(self, model: str, seat: Assignment) -> Loader:  # noqa: ARG002 - the same tokens everywhere
-        """Return where a model's tokens come from."""
+    def loader(self, model: str, assignment: Assignment) -> Loader:  # noqa: ARG002 - the same tokens everywhere
+        """Return the loader of a model's tokens."""
         return self.loaders[model]
 
 
-def _group(gpus: Sequence[str]) -> Assignment:
-    """Return the seat of devices next to each other: `gpu0`, or `gpu1-2`."""
+def _device(gpus: Sequence[str]) -> Device:
+    """Return adjacent GPUs as one device: `gpu0`, or `gpu1-2`."""
     name = gpus[0] if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1].lstrip('gpu:c')}"
-    return Assignment(
-        name, (Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual"),)
-    )
+    return Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual")

@@ -1,4 +1,4 @@
-"""What may be given as a prompt, and its token ids."""
+"""Prompts and their token ids."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""Text (put into the chat template, where there is one), chat messages with role and content, or token ids."""
+"""Text for the chat template if there is one, chat messages with role and content, or token ids."""
 
 
 def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of each prompt.
 
     Args:
-        pair: Whose tokenizer it is.
+        pair: Has the tokenizer.
         prompts: All prompts of a run.
         vocab: Size of the target's vocabulary.
-        new: Tokens to generate after each of them.
+        new: Tokens to generate after each prompt.
 
     Raises:
-        UsageError: A prompt is empty, has an id that is no token, or leaves no room in the context; or the prompts are
-            too many.
+        UsageError: A prompt is empty, has an id outside the vocabulary or leaves no room in the
+            context; or there are too many prompts.
     """
     check_prompts(prompts)
-    found = list[tuple[int, ...]]()
+    encoded = list[tuple[int, ...]]()
     for i, prompt in enumerate(prompts):
         try:
-            found.append(_checked(pair, prompt, vocab, new))
+            encoded.append(_checked(pair, prompt, vocab, new))
         except UsageError as error:
             if len(prompts) == 1:
                 raise
             raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
-    return tuple(found)
+    return tuple(encoded)
 
 
 def ids_of(pair: Pair, prompt: Prompt) -> list[int]:
-    """Return a prompt's token ids, with what the chat template puts around it.
+    """Return a prompt's token ids, including those of the chat template.
 
     Raises:
-        UsageError: It has more characters than a text that fits the context, so it was not tokenized; or it is no prompt.
+        UsageError: The prompt has more characters than any text that fits the context (it is not
+            tokenized then), or it is of the wrong type.
     """
     check_prompt(prompt, pair.context)
     if isinstance(prompt, str):
@@ -54,7 +55,7 @@ def ids_of(pair: Pair, prompt: Prompt) -> list[int]:
 
 
 def shown(prompt: Prompt, pieces: Detokenizer) -> str:
-    """Return a prompt as its run's header shows it: the text, or that of the last message."""
+    """Return a prompt's text for the run's header: of a chat, that of the last message."""
     if isinstance(prompt, str):
         return prompt
     last = prompt[-1]

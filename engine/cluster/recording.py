@@ -1,4 +1,4 @@
-"""A run's trace while it grows: in memory, told to a listener, with samples of how busy the devices are."""
+"""A run's trace while the run goes on: kept in memory, passed to a listener."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Listener: TypeAlias = Callable[[Event], None]
 
 
 class Recording:
-    """The run's trace in memory, and its listener's.
+    """Collects the run's trace and passes every event to a listener.
 
     Args:
-        header: Told at once.
-        listener: Hears every event, the footer last; the first error it raises is kept and ends the run.
+        header: Recorded at once.
+        listener: Takes every event, the footer last. Its first error is kept, and ends the run.
     """
 
     def __init__(self, header: Header, listener: Listener | None) -> None:
@@ -31,23 +31,23 @@ class Recording:
         self.sequences: list[Sequence] = []
         self.clock: Callable[[], int] = lambda: 0
         self.error: BaseException | None = None
-        """What the listener raised; it hears nothing more."""
+        """The listener's first error; after it the listener gets no more events."""
         self._listener = listener
-        self._tell(header)
+        self._emit(header)
 
     def add(self, event: Row) -> None:
-        """Take one row."""
+        """Record one row."""
         self.trace.add(event)
-        self._tell(event)
+        self._emit(event)
 
     def end(self, status: Status, error: str) -> None:
-        """Take the footer."""
+        """Record the footer."""
         reasons = tuple(sequence.reason for sequence in self.sequences)
         footer = self.trace.new_footer(status, error, reasons)
         self.trace.add(footer)
-        self._tell(footer)
+        self._emit(footer)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if self._listener is None or self.error is not None:
             return
         try:
@@ -56,11 +56,11 @@ class Recording:
             self.error = error
 
 
-def sampler(crew: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
-    """Return what measures how busy the crew's devices are; its samples come from a thread of its own."""
-    pids = {d.name: w.pid for w in crew.members if isinstance(w, ProcessWorker) for d in w.devices}
+def sampler(workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
+    """Return a sampler of the load of the run's devices; it samples in its own thread."""
+    pids = {d.name: w.pid for w in workers.members if isinstance(w, ProcessWorker) for d in w.devices}
 
     def emit(row: Occupancy) -> None:
         loop.call_soon_threadsafe(recording.add, row)
 
-    return Sampler(crew.devices, emit, recording.clock, pids=pids)
+    return Sampler(workers.devices, emit, recording.clock, pids=pids)

@@ -1,4 +1,4 @@
-"""The devices there are, whatever they are: which seats a layout takes, and how workers and models come to them."""
+"""Protocol of a site: the devices at hand, their assignment to workers, and how models load."""
 
 from __future__ import annotations
 
@@ -13,102 +13,109 @@ from engine.workers.jobs import Stage
 from engine.workers.worker import Worker
 
 Loader = Callable[..., LanguageModel]
-"""Makes a model; `stage` may say which part of it, (number, count)."""
+"""Loads a model; the keyword argument `stage` = (number, count) loads one stage of it."""
 
 
 class Assignment(NamedTuple):
-    """Where a worker sits: one device, or several that work as one. The seat's name is the worker's."""
+    """Devices of one worker, or of several workers that work as one."""
 
     name: str
+    """The worker's name."""
     devices: tuple[Device, ...]
-    members: tuple[Assignment, ...] = ()
-    """Of a group of workers: the seats of each, its leader's first."""
+    group: tuple[Assignment, ...] = ()
+    """Assignments of a group's workers, the leader's first; empty for a single worker."""
     lanes: tuple[tuple[str, int], ...] = ()
-    """For models that do not keep all of the devices busy: how many, the first ones."""
+    """(model, count): a model that keeps only the first `count` devices busy."""
     split: bool = False
-    """Whether each member holds a part of the model's layers, rather than all of them."""
+    """Whether each worker of the group holds one stage of the model instead of all its layers."""
 
     @property
-    def singles(self) -> tuple[Assignment, ...]:
-        """The seats of its workers."""
-        return self.members or (self,)
-
-    def of(self, model: str) -> tuple[Device, ...]:
-        """Return the devices that a model keeps busy."""
-        return self.devices[: dict(self.lanes).get(model)]
+    def members(self) -> tuple[Assignment, ...]:
+        """Assignments of its single workers."""
+        return self.group or (self,)
 
     @property
     def stages(self) -> tuple[Stage | None, ...]:
-        """Which part of the model each of its workers holds; None for all of it."""
-        count = len(self.singles)
+        """The stage of the model that each member holds; None for the whole model."""
+        count = len(self.members)
         return tuple(Stage(i, count) if self.split else None for i in range(count))
 
+    def devices_of(self, model: str) -> tuple[Device, ...]:
+        """Return the devices that a model keeps busy."""
+        return self.devices[: dict(self.lanes).get(model)]
 
-class Pipeline(NamedTuple):
-    """What a site offers a target that is split over its devices by layers."""
+
+class StageLimits(NamedTuple):
+    """How many stages a site offers a target whose layers are split over devices."""
 
     usual: int
-    """Stages where nobody says how many."""
+    """Stages if the run does not choose."""
     devices: int
     layers: int = 0
-    """Those of the target that the times are of; 0 where that is the target itself."""
+    """Layers of the target that the profile times; 0 if the loaded target itself is timed."""
 
 
 class Site(Protocol):
-    """The devices there are: which seats a layout takes, and how workers and models come to them."""
+    """The devices at hand: assigns them to a layout's workers, starts workers, loads models."""
 
-    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Return the seats of each model.
+    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+        """Return the assignments of each model's workers.
 
         Raises:
-            UsageError: The layout needs more devices than there are.
+            UsageError: The layout needs more devices than the site has.
         """
         ...
 
     def servers(self, drafters: int) -> int:
-        """Return how many target servers there is room for beside so many drafters; 0 for none."""
+        """Return the largest number of target servers beside this many drafters; may be 0."""
         ...
 
     def drafters(self) -> int:
-        """Return how many different drafters there are."""
+        """Return the number of different drafters."""
         ...
 
     def ranks(self) -> int:
-        """Return how many devices may share a drafter's layers, at least 1."""
+        """Return the largest number of devices that can share a drafter's layers, at least 1."""
         ...
 
     def depth(self) -> int:
-        """Return the layers of the drafter that the times are of; 0 where that is the drafter itself."""
+        """Return the layers of the drafter that a profile times; 0 if times are measured."""
         ...
 
-    def pipeline(self) -> Pipeline:
-        """Return over how many devices the target's layers can be split.
+    def stage_limits(self) -> StageLimits:
+        """Return the number of devices that the target's layers can be split over.
 
         Raises:
-            UsageError: The site does not say how long that takes.
+            UsageError: The profile has no times for a split target.
         """
         ...
 
-    def start_worker(self, seat: Assignment) -> Worker:
-        """Start a worker."""
+    def start_worker(self, assignment: Assignment) -> Worker:
+        """Start a single worker."""
         ...
 
-    def loader(self, model: str, seat: Assignment) -> Loader:
-        """Return how a worker makes a model."""
+    def loader(self, model: str, assignment: Assignment) -> Loader:
+        """Return a function that loads the model on the worker's device."""
         ...
 
 
-def staged(seats: Sequence[Assignment], count: int) -> dict[str, list[Assignment]]:
-    """Split the target over the first seats; draft on the last of them and on the first (PEARL, appendix G).
+def pipeline_assignments(assignments: Sequence[Assignment], stages: int) -> dict[str, list[Assignment]]:
+    """Split the target over the first devices; draft on the last of them and on the first.
+
+    Source: PEARL, appendix G.
 
     Raises:
-        UsageError: There are fewer devices.
+        UsageError: There are fewer devices than stages.
     """
-    if count > len(seats):
+    if stages > len(assignments):
         raise UsageError(
-            f"the target is to be split over {count} devices; there are {len(seats)}: ask for fewer stages"
+            f"the target is to be split over {stages} devices; there are {len(assignments)}: "
+            "ask for fewer stages"
         )
-    members = tuple(seats[:count])
-    devices = tuple(device for seat in members for device in seat.devices)
-    whole = Assignment(f"{members[0].name}..{members[-1].name}/pipeline", devices, members, split=True)
-    return {"drafter": [members[-1], members[0]], "target": [whole]}
+    members = tuple(assignments[:stages])
+    devices = tuple(device for member in members for device in member.devices)
+    name = f"{members[0].name}..{members[-1].name}/pipeline"
+    return {
+        "drafter": [members[-1], members[0]],
+        "target": [Assignment(name, devices, members, split=True)],
+    }

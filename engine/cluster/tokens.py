@@ -1,4 +1,4 @@
-"""Where the tokens of a virtual run come from: models, a recorded run, or drafts that are right with some probability."""
+"""Token sources of virtual runs: models, a recorded run, or drafts right at a given rate."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from engine.types import MOST_DRAFTERS, drafter_key
 
 
 def tokens_of(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], str]:
-    """Return where a virtual run's tokens come from, and what to call it."""
+    """Return the loaders of a virtual run's token source by model, and the source's name."""
     if tokens == "pair":
         torch.set_num_threads(1)
-        here = Device("cpu:0", "", "", "cpu")
-        return {m: _remembering(loader_of(pair, m, here)) for m in pair.models}, f"{pair.name} pair"
+        cpu = Device("cpu:0", "", "", "cpu")
+        return {m: _remembering(loader_of(pair, m, cpu)) for m in pair.models}, f"{pair.name} pair"
     if isinstance(tokens, Trace):
-        made, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
+        models, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
     else:
         avoid = {*pair.tokenizer.all_special_ids, *pair.eos}
-        made, source = bernoulli_models(_rates(tokens), len(pair.tokenizer), avoid=avoid), tokens
-    names = ("target", *map(drafter_key, range(len(made) - 1)))
-    return {name: partial(_same, model) for name, model in zip(names, made, strict=True)}, source
+        models, source = bernoulli_models(_rates(tokens), len(pair.tokenizer), avoid=avoid), tokens
+    names = ("target", *map(drafter_key, range(len(models) - 1)))
+    return {name: partial(_same, model) for name, model in zip(names, models, strict=True)}, source
 
 
 def _same(model: LanguageModel, **_: object) -> LanguageModel:
@@ -39,7 +39,7 @@ def _same(model: LanguageModel, **_: object) -> LanguageModel:
 
 
 def _remembering(loader: Loader) -> Loader:
-    """Return a loader that loads once: all virtual workers ask one model, which computes nothing twice."""
+    """Return a loader of one model for all virtual workers; it computes no forward twice."""
 
     @cache
     def once() -> LanguageModel:
@@ -47,14 +47,14 @@ def _remembering(loader: Loader) -> Loader:
         windows = getattr(getattr(model, "shape", None), "windows", ())
         return model if any(windows) else MemoizedModel(model)
 
-    return lambda **_: once()  # stages ask the whole model, too: their share of its time is the profile's
+    return lambda **_: once()  # also for stages: the profile has their share of the time
 
 
 def _rates(tokens: str) -> tuple[float, ...]:
-    """Return the acceptance rate of each drafter; one rate is that of as many drafters as one asks for."""
-    kind, _, given = tokens.partition(":")
+    """Return the acceptance rate of each drafter; a single rate holds for all drafters."""
+    kind, _, numbers = tokens.partition(":")
     try:
-        rates = tuple(map(float, given.split(",")))
+        rates = tuple(map(float, numbers.split(",")))
     except ValueError:
         rates = ()
     fits = kind == "bernoulli" and 1 <= len(rates) <= MOST_DRAFTERS and all(0 <= rate <= 1 for rate in rates)

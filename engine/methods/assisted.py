@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.methods.common import chain_drafts
 from engine.methods.registry import method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -41,7 +41,7 @@ class Config:
     title="Assisted generation",
     source="Gante 2023, as in PEARL",
     config=Config,
-    layout=lambda _: Layout(turns=True),
+    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft, verify, adapt the draft length; until the run is done."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine.drafters.static import MOST_NODES, within
 from engine.errors import UsageError
 from engine.methods.registry import setting
-from engine.types import Layout, check_range
+from engine.types import Layout, Separate, check_range
 
 if TYPE_CHECKING:
     from engine.drafters.copy import Copier
@@ -90,7 +90,7 @@ def check_window(level: int, window: int, context: int) -> None:
 
 def head_layout(kind: str) -> Layout:
     """Return the layout of a method whose head drafts on the target's device."""
-    return Layout(drafters=0, head=kind)
+    return Layout(Separate(drafters=0), head=kind)
 
 
 def planned_heads(tree: str, heads: int, levels: int) -> int:

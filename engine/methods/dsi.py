@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from engine.methods.registry import Situation, method, setting
-from engine.types import MOST_DRAFTERS, Draft, DraftToken, Layout, Prefix
+from engine.types import MOST_DRAFTERS, Draft, DraftToken, Layout, Prefix, Separate
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -137,7 +137,7 @@ def _check_drafters(cfg: Config, situation: Situation) -> None:
     source="DSI (ICLR 2025), algorithm 1",
     config=Config,
     plan=plan,
-    layout=lambda cfg: Layout(targets=max(1, cfg.sp), drafters=cfg.drafters),
+    layout=lambda cfg: Layout(Separate(max(1, cfg.sp), cfg.drafters)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Play turns until the run is done."""

@@ -18,7 +18,7 @@ from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.methods.common import check_nodes, tree_drafts
 from engine.methods.registry import Situation, method, setting
-from engine.types import Layout, check_range
+from engine.types import LayerParallel, Layout, Separate, check_range
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -79,7 +79,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     source="EasySpec (2025), algorithm 2",
     config=Config,
     plan=plan,
-    layout=lambda cfg: Layout(turns=True, ranks=max(1, cfg.devices)),
+    layout=lambda cfg: Layout(LayerParallel(cfg.devices) if cfg.devices > 1 else Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft with layer-parallel attention, verify, commit; until the run is done."""

@@ -20,7 +20,7 @@ from engine.drafters.tree import Wide
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
 from engine.run.batch import Batch
-from engine.types import Draft, Layout, Packing
+from engine.types import Draft, Layout, Packing, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -101,9 +101,8 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
     config=Config,
     batched=True,
     layout=lambda cfg: Layout(
-        drafters=BASES[cfg.base].drafters,
+        Separate(drafters=BASES[cfg.base].drafters, turns=True),
         batch=cfg.batch,
-        turns=True,
         packing=Packing(cfg.unpad_inputs, cfg.unpad_kv),
     ),
 )

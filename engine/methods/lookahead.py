@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.drafters.ngrams import Lookahead
 from engine.methods.common import check_window
 from engine.methods.registry import Situation, method, setting
-from engine.types import Draft, Layout
+from engine.types import Draft, Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -43,7 +43,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     config=Config,
     uses=("target",),
     plan=plan,
-    layout=lambda cfg: Layout(drafters=0, slack=(cfg.level - 1) * (cfg.window + cfg.guesses)),
+    layout=lambda cfg: Layout(Separate(drafters=0), slack=(cfg.level - 1) * (cfg.window + cfg.guesses)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Verify n-grams and compute new ones in one forward, commit; until the run is done."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from engine.drafters.ngrams import Lookahead
 from engine.methods.common import check_window
 from engine.methods.registry import Situation, method, setting
-from engine.types import NO_TREE, Draft, Gram, Layout, Verdict
+from engine.types import NO_TREE, Draft, Gram, Layout, Separate, Verdict
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -51,7 +51,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     config=Config,
     plan=plan,
     layout=lambda cfg: Layout(
-        turns=True, slack=(cfg.level - 1) * (cfg.window + max(cfg.guesses, cfg.phrases))
+        Separate(turns=True), slack=(cfg.level - 1) * (cfg.window + max(cfg.guesses, cfg.phrases))
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
 from engine.methods.registry import Situation, method, setting
-from engine.types import Draft, Layout, Prefix
+from engine.types import Colocated, Draft, Layout, Pipelined, Prefix
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -69,8 +69,8 @@ def plan(cfg: Config, situation: Situation) -> Config:
 def layout(cfg: Config) -> Layout:
     """Return the workers of a placement."""
     if cfg.placement == "pipeline":
-        return Layout(stages=max(2, cfg.stages))
-    return Layout(shared=cfg.placement == "co-located")
+        return Layout(Pipelined(max(2, cfg.stages)))
+    return Layout(Colocated()) if cfg.placement == "co-located" else Layout()
 
 
 @method(

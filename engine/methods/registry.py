@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from engine.errors import UsageError, shown
-from engine.types import Layout, check_range, check_text, number
+from engine.types import Layout, Separate, check_range, check_text, number
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -217,7 +217,7 @@ def method(
         layout: Config -> workers; by default one device for each model in `uses`.
         plan: Replaces `auto` values of a Config and checks it; by default nothing is replaced.
     """
-    device_per_model = Layout(drafters=int("drafter" in uses))
+    device_per_model = Layout(Separate(drafters=int("drafter" in uses)))
 
     def register(decode: Decode) -> Decode:
         key = decode.__module__.rpartition(".")[2]

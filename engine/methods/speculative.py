@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.methods.common import chain_drafts
 from engine.methods.registry import method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -31,7 +31,7 @@ class Config:
     title="Speculative decoding",
     source="Leviathan et al. 2023, algorithm 1",
     config=Config,
-    layout=lambda _: Layout(turns=True),
+    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft, verify, commit; until the run is done."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.drafters.tree import Wide
 from engine.methods.common import check_nodes, decode_trees, tree_drafts
 from engine.methods.registry import method, setting
-from engine.types import Layout
+from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -38,7 +38,7 @@ class Config:
     title="Token tree",
     source="SpecInfer (2024), as in EasySpec",
     config=Config,
-    layout=lambda _: Layout(turns=True),
+    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft a tree, verify it, commit; until the run is done."""

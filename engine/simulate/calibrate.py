@@ -1,8 +1,9 @@
-"""Measure this machine into a profile: forwards of both models on a grid, a hop to a worker, judging, a copy.
+"""Measures a profile of this machine: forwards on a grid, a hop to a worker, judging, a copy.
 
-Forwards are timed as a worker runs them: one core with one intra-op thread, or a GPU, on the engine's own decoder. The
-cells of the grid take turns, so that whatever else the machine does hits all of them alike; the first turn warms up
-and does not count. A cell's time is the median of its turns, its smallest and largest stand in the file's comments.
+Forwards are timed as a worker runs them: on one core with one intra-op thread, or on a GPU, with
+the engine's decoder. Every turn times all cells of the grid once, so that other load affects all
+cells alike; the first turn warms up and is not counted. A cell's time is the median of its turns;
+the file's comments have the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ from engine.workers.jobs import Connect
 from engine.workers.transports.process import ProcessWorker, Setup
 
 READ = 32
-"""Forwards of up to so many rows a sequence return the logits of all rows, as a verification; longer ones none, as prefill."""
-KV_LIMIT = 2**31
-"""Bytes of KV cache to measure with at most; batches that need more are left out."""
-DRAFTS = 4
-"""Tokens whose judging is timed, at temperature 1."""
+"""Forwards of at most this many rows per sequence compute logits of all rows, like a verification.
 
-Tell = Callable[[str], None]
+Longer ones compute none, like a prefill.
+"""
+KV_LIMIT = 2**31
+"""Largest KV cache in bytes; batches that need more are left out."""
+DRAFTS = 4
+"""Drafted tokens of the timed judgement, at temperature 1."""
+
+Report = Callable[[str], None]
 
 
 class Cell(NamedTuple):
@@ -53,7 +57,7 @@ class Cell(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Microseconds of what was timed several times."""
+    """Microseconds of repeated measurements."""
 
     median: float
     least: float
@@ -61,13 +65,13 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, turns: Sequence[float]) -> Times:
-        """Return the three of a list."""
+        """Return the median, least and most of a list."""
         return cls(median(turns), min(turns), max(turns))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The grid to measure, and the number of turns."""
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -75,7 +79,10 @@ class Plan:
     turns: int
 
     def within(self, models: Sequence[Decoder]) -> Plan:
-        """Return the part that the models' positions and the memory allow; short forwards of one sequence always fit."""
+        """Return the cells that fit the models' contexts and the memory.
+
+        Batches of one sequence are always kept.
+        """
         positions = min(model.context for model in models)
         rows = tuple(n for n in self.rows if n <= positions)
         contexts = tuple(n for n in self.contexts if n + max(rows) <= positions)
@@ -90,45 +97,45 @@ QUICK = Plan((1, 4, 16), (0, 128), (1, 4), 3)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured of a pair on this machine."""
+    """Measurements of a pair on this machine."""
 
     pair: Pair
     devices: tuple[str, ...]
     processor: str
     date: str
     shapes: Mapping[str, ModelShape]
-    """Of `target`, and `drafter` where there is one."""
+    """Shapes of `target` and, if the pair has one, `drafter`."""
     dtype: str
     forwards: Mapping[str, Mapping[Cell, Times]]
     hop: Times
-    """A job without work to a worker process and back."""
+    """Round trip of an empty job to a worker process."""
     sample: Times
     """Judging `DRAFTS` drafted tokens."""
     link_gb_s: float
-    """A copy in memory, 10^9 bytes per second."""
+    """Speed of a copy in memory, 10^9 bytes per second."""
 
 
-def calibrate(pair: Pair, plan: Plan, device: str = "auto", tell: Tell = print) -> Calibration:
+def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = print) -> Calibration:
     """Measure a pair on this machine.
 
     Args:
         pair: A target, with or without a drafter.
-        plan: What to measure.
-        device: `cpu`, `cuda`, or `auto`: CUDA where there is a GPU.
-        tell: Takes lines of progress.
+        plan: The grid and the turns.
+        device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
+        report: Takes lines of progress.
 
     Raises:
-        UsageError: There is no such device.
+        UsageError: This machine has no such device.
         ModelError: A model cannot be loaded.
     """
-    names, place, dtype = _place(device)
+    names, place, dtype = _device(device)
     with _one_thread(names):
-        tell(f"loading {pair.name} on {names[0]}")
+        report(f"loading {pair.name} on {names[0]}")
         paths = {"target": pair.target_path, "drafter": pair.drafter_path}
         models = {name: load(path, place, dtype, name) for name, path in paths.items() if path is not None}
         plan = plan.within([*models.values()])
-        forwards = _forwards(models, plan, tell)
-        tell("timing a hop to a worker, judging and a copy")
+        forwards = _forwards(models, plan, report)
+        report("timing a hop to a worker, judging and a copy")
         return Calibration(
             pair=pair,
             devices=names,
@@ -143,8 +150,8 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", tell: Tell = print) 
         )
 
 
-def _place(device: str) -> tuple[tuple[str, ...], str, torch.dtype]:
-    """Return the devices there are, where to load, and the dtype a worker there would use."""
+def _device(device: str) -> tuple[tuple[str, ...], str, torch.dtype]:
+    """Return the devices' names, the torch device, and the dtype of its workers."""
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
     gpus = torch.cuda.device_count()
@@ -163,7 +170,7 @@ def _cores() -> list[int]:
 
 @contextmanager
 def _one_thread(names: Sequence[str]) -> Generator[None]:
-    """Run as a worker does: on a CPU, one thread on the first core."""
+    """Run with a worker's settings: on a CPU, one thread on the first core."""
     threads, cores = torch.get_num_threads(), _cores()
     pinned = names[0].startswith("cpu:") and hasattr(os, "sched_setaffinity")
     torch.set_num_threads(1)
@@ -177,10 +184,10 @@ def _one_thread(names: Sequence[str]) -> Generator[None]:
             os.sched_setaffinity(0, cores)
 
 
-def _forwards(models: Mapping[str, Decoder], plan: Plan, tell: Tell) -> dict[str, dict[Cell, Times]]:
+def _forwards(models: Mapping[str, Decoder], plan: Plan, report: Report) -> dict[str, dict[Cell, Times]]:
     turns: dict[str, dict[Cell, list[float]]] = {name: {} for name in models}
     for turn in range(plan.turns + 1):
-        tell(f"turn {turn} of {plan.turns}" if turn else "warming up")
+        report(f"turn {turn} of {plan.turns}" if turn else "warming up")
         for name, model in models.items():
             for cell, us in _turn(model, plan):
                 if turn:
@@ -189,19 +196,19 @@ def _forwards(models: Mapping[str, Decoder], plan: Plan, tell: Tell) -> dict[str
 
 
 def _turn(model: Decoder, plan: Plan) -> Iterator[tuple[Cell, float]]:
-    """Time every cell once: contexts grow in one cache per batch, a cell's own rows are taken back."""
+    """Time every cell once. Each batch has one cache with growing contexts."""
     for batch in plan.batches:
-        cache, held = model.new_cache(batch, max(plan.contexts) + max(plan.rows)), 0
+        cache, cached = model.new_cache(batch, max(plan.contexts) + max(plan.rows)), 0
         for context in plan.contexts:
-            if context > held:
-                model.forward(cache, _rows(batch, context - held, held), np.empty(0, dtype=np.int64))
-                held = context
+            if context > cached:
+                model.forward(cache, _rows(batch, context - cached, cached), np.empty(0, dtype=np.int64))
+                cached = context
             for rows in plan.rows:
                 yield Cell(rows, context, batch), _forward(model, cache, Cell(rows, context, batch))
 
 
 def _forward(model: Decoder, cache: Cache, cell: Cell) -> float:
-    """Time one forward after the cached rows and take its own rows back."""
+    """Time one forward after the cached rows, then remove its rows."""
     job = _rows(cell.batch, cell.rows, cell.context)
     want = np.arange(len(job) if cell.rows <= READ else 0)
     us = _timed(lambda: model.forward(cache, job, want), model)
@@ -215,7 +222,7 @@ def _rows(batch: int, count: int, start: int) -> Rows:
 
 
 def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
-    """Return microseconds of wall time, until the GPU is done too."""
+    """Return the wall time in microseconds, until the GPU is done."""
     wait = torch.cuda.synchronize if model is not None and model.device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter_ns()
@@ -225,20 +232,20 @@ def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
 
 
 def _hop(names: Sequence[str], turns: int = 50) -> Times:
-    """Time a job that asks for nothing: to a worker process (on the last core) and back."""
+    """Time the round trip of an empty job to a worker process on the last core."""
     name = names[-1]
     core = int(name.removeprefix("cpu:")) if name.startswith("cpu:") else None
     worker = ProcessWorker(Setup(name, Device(name, "", name, "cpu"), 1, core))
     try:
-        nothing = Connect(())
-        worker.prepare(nothing)()  # the process starts
-        return Times.of([_timed(lambda: worker.prepare(nothing)()) for _ in range(turns)])
+        empty = Connect(())
+        worker.prepare(empty)()  # the process starts
+        return Times.of([_timed(lambda: worker.prepare(empty)()) for _ in range(turns)])
     finally:
         worker.close()
 
 
 def _sample(vocab: int, place: str, turns: int = 20) -> Times:
-    """Time the judging of a chain of drafts whose q is near p, so that most are accepted."""
+    """Time the judgement of a chain whose q is near p, so that most tokens are accepted."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(DRAFTS + 1, vocab, generator=generator).to(place)
     q = (logits[:DRAFTS].cpu() * 0.9).softmax(-1)
@@ -260,7 +267,7 @@ def _sample(vocab: int, place: str, turns: int = 20) -> Times:
 
 
 def _link(place: str, size: int = 2**25) -> float:
-    """Return 10^9 bytes per second of a copy in memory (between two GPUs where there are two)."""
+    """Return the speed of a copy, between two GPUs if possible, in 10^9 bytes per second."""
     source = torch.zeros(size, dtype=torch.uint8, device=place)
     other = torch.empty_like(
         source, device="cuda:1" if torch.cuda.device_count() > 1 and place == "cuda" else place

@@ -1,4 +1,4 @@
-"""Times of a pair of models under a profile: what virtual runs ask for."""
+"""Times of a pair of models under a profile, for virtual runs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Times of one pair of models under a profile. Pure: the same question has the same answer."""
+    """Times of one pair of models under a profile; all methods are pure functions."""
 
     pair: str
     """The pair's key in its profile."""
     target: Model
     drafter: Model | None
-    """None in a pair of one model, such as EMS-SD's with LLMA."""
+    """None in a pair without a drafter, such as EMS-SD's with LLMA."""
     hardware: Hardware
     sample_us: int
-    """Microseconds to decide the tokens once the logits are there."""
+    """Microseconds to decide the tokens from the logits."""
     communicate_us: int
-    """Microseconds to bring a draft to the target, or its verdict back."""
+    """Microseconds to send a draft to the target, or its verdict back."""
     start_us: int | None = None
-    """Microseconds until the first KV row of a move arrives; None where no source says."""
+    """Microseconds until the first KV row of a move arrives; None without a source."""
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         """Return the microseconds of one forward; the formula is in `roofline.py`.
 
         Args:
             model: `target` or `drafter`; `drafter-2` and so on take the time of `drafter`.
-            rows: New rows, of all sequences together; at least 1. Prefill is a forward of many rows.
-            context: Rows already cached, of all sequences together; 0 or more.
-            batch: Sequences the rows belong to, assumed equally long; at least 1.
+            rows: New rows of all sequences, at least 1. A prefill is a forward of many rows.
+            context: Cached rows of all sequences.
+            batch: Sequences of the rows, assumed equally long; at least 1.
 
         Raises:
             UsageError: An argument is out of range, or the pair has no such model.
@@ -54,21 +54,22 @@ class Latency:
     ) -> int:
         """Return the microseconds of a forward whose attention runs layer-parallel (EasySpec, 3.1).
 
-        The attention layers of a group (`layer_groups`) run at once, as many as there are devices; then one gather brings
-        the outputs together: those of the other devices * rows * dim * element size / link, and one collective's wait. MLPs
-        run in order, on every device the same ("identical copies"), and cost what they did. With size 1, or on one
-        device, this is the ordinary forward.
+        The attention layers of a group (`layer_groups`) run at once, one per device; then one
+        gather exchanges their outputs. It takes outputs of other devices * rows * dim * element
+        size / link, and one collective's wait. MLPs run in order, the same on every device
+        ("identical copies"), and cost the same as before. With size 1, or on one device, this is
+        the ordinary forward.
 
         Args:
             model: As for a call, like `rows`, `context` and `batch`.
             rows: New rows.
-            context: Rows already cached.
+            context: Cached rows.
             size: Layer-parallel size, at most the model's layers.
             batch: Sequences.
-            devices: Devices that share a group; 0 is as many as the size.
+            devices: Devices that share a group; 0 for `size` devices.
 
         Raises:
-            UsageError: An argument is out of range, or the profile does not say what it takes.
+            UsageError: An argument is out of range, or the profile has no times of it.
         """
         shape = self._shape(model, rows, context, batch)
         groups = layer_groups(shape.layers, size)
@@ -83,36 +84,36 @@ class Latency:
     def parts(
         self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
     ) -> list[list[PartTime]]:
-        """Return when each device computes which attention and exchanges outputs in a `parallel` forward, from its start.
+        """Return each device's attention and exchange times in a `parallel` forward, from its start.
 
-        What belongs to no layer (the head, the hops) comes last.
+        The output head and the hops belong to no layer and run last.
         """
         shape = self._shape(model, rows, context, batch)
-        asked = (self.hardware, rows, context, batch)
-        attention, layer = shape.attention_us(*asked), shape.layer_us(*asked)
-        found, now = [list[PartTime]() for _ in range(devices)], 0.0
+        forward = (self.hardware, rows, context, batch)
+        attention, layer = shape.attention_us(*forward), shape.layer_us(*forward)
+        parts, now = [list[PartTime]() for _ in range(devices)], 0.0
         for group in layer_groups(shape.layers, size):
             if len(group) > 1:
                 own = ceil(len(group) / devices)
                 for i, number in enumerate(group):
                     start = now + i // devices * attention
-                    found[i % devices].append(_part("attention", number, start, start + attention))
+                    parts[i % devices].append(_part("attention", number, start, start + attention))
                 now += own * attention
                 gather = self._gather_us(shape, rows, len(group) - own)
-                for each in found:
-                    each.append(_part("exchange", group.start, now, now + gather))
+                for device in parts:
+                    device.append(_part("exchange", group.start, now, now + gather))
                 now += gather + len(group) * (layer - attention)
             else:
                 now += layer
-        return found
+        return parts
 
     def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
         """Return the microseconds of a drafting head's forward; the formula is in `roofline.py`.
 
         Args:
-            work: What it computes.
-            rows: Its rows: tokens and masks of a layer, else nodes.
-            context: Rows that its layer has cached.
+            work: The forward's layers and matrices.
+            rows: Tokens and masks of a layer; without a layer, nodes.
+            context: Rows cached by its layer.
             batch: Sequences.
 
         Raises:
@@ -122,23 +123,24 @@ class Latency:
         return max(1, round(shape.head_us(self.hardware, work, rows, context)))
 
     def _gather_us(self, shape: Model, rows: int, others: int) -> float:
-        """Microseconds until a device has the attention outputs of so many layers that others computed."""
+        """Return the microseconds to receive the attention outputs of `others` layers."""
         return self.hardware.known("collective_us") + self.hardware.link_us(
             others * rows * shape.dim * shape.element
         )
 
     def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
-        """Return the microseconds of one stage's part of a forward of a model split over `count` GPUs by its layers.
+        """Return the microseconds of one stage of a model split by layers over `count` GPUs.
 
-        A forward over one row takes what was published, on however many GPUs it was published; a stage takes the share of its
-        layers, and all stages together take the whole (PEARL, appendix G: t / g each).
+        A forward over one row takes the published time, on whatever number of GPUs it was
+        published. A stage takes its layers' share, and all stages together the whole (PEARL,
+        appendix G: t / g each).
 
         Args:
             model: As for a call, like `rows`, `context` and `batch`.
             rows: New rows.
-            context: Rows already cached.
+            context: Cached rows.
             number: The stage, from 0.
-            count: How many there are, at most the model's layers.
+            count: The number of stages, at most the model's layers.
             batch: Sequences.
         """
         shape = replace(self._shape(model, rows, context, batch), gpus=count)
@@ -146,19 +148,13 @@ class Latency:
         layers = layer_stages(shape.layers, count)[number]
         return round(whole * layers.stop / shape.layers) - round(whole * layers.start / shape.layers)
 
-    def attention_share(self, model: str, rows: int, context: int, batch: int = 1) -> float:
-        """Return the fraction of a layer's time that is attention; arguments and errors as `parallel`."""
-        shape = self._shape(model, rows, context, batch)
-        asked = (self.hardware, rows, context, batch)
-        return shape.attention_us(*asked) / shape.layer_us(*asked)
-
     def move_us(self, model: str, rows: int) -> int:
-        """Return the microseconds to send a model's KV rows from one GPU to another (PEARL, appendix G).
+        """Return the microseconds to send KV rows from one GPU to another (PEARL, appendix G).
 
-        Bytes / link, and what Table 16 measured beyond that.
+        It is bytes / link + `start_us`, which is from Table 16.
 
         Raises:
-            UsageError: Rows are below 1, or the profile does not say what a move takes.
+            UsageError: Rows are below 1, or the profile has no `start_us`.
         """
         shape = self._shape(model, rows, 0, 1)
         if self.start_us is None:
@@ -167,7 +163,7 @@ class Latency:
 
     @property
     def c(self) -> float:
-        """T(target) / T(drafter), one row each: the published speeds, divided; 1 without a drafter."""
+        """T(target) / T(drafter), one row each, from the published speeds; 1 without a drafter."""
         return self.drafter.speed / self.target.speed if self.drafter else 1.0
 
     def _shape(self, model: str, rows: int, context: int, batch: int) -> Model:

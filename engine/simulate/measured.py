@@ -1,9 +1,9 @@
-"""Times that were measured on a grid, and what is said between its points.
+"""Times measured on a grid, linearly interpolated between its points.
 
-The grid is over three numbers of a forward: rows per sequence, cached rows per sequence, sequences. Between two
-points of an axis the time is on the straight line that joins them, one axis after the other. Below the first point of an
-axis the time is that point's; above the last one the line through the last two goes on, unless it falls: a time measured
-with noise must not promise that more work takes less time than was ever seen. Nothing is smoothed.
+The grid has three axes: rows per sequence, cached rows per sequence, sequences. Times are
+interpolated on one axis after the other. Below the first point of an axis, the time is that
+point's. Above the last point, the line through the last two points continues unless it falls: noise
+must not make more work faster than any measurement. Times are not smoothed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHORTEST, _LONGEST = 1e-3, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Microseconds of a forward at every combination of three axes, each ascending."""
+    """Microseconds of a forward at every combination of three ascending axes."""
 
     rows: Axis
     """New rows per sequence."""
@@ -37,14 +37,15 @@ class Grid:
     batches: Axis
     """Sequences."""
     times: Mapping[tuple[float, float, float], float]
-    """By (rows, context, batch) of the axes."""
+    """Microseconds by (rows, context, batch)."""
 
     @classmethod
     def of(cls, points: Sequence[Any]) -> Grid:
-        """Return the grid of a list of (rows, context, batch, microseconds), rows and context per sequence.
+        """Return the grid of points (rows, context, batch, microseconds); rows, context per sequence.
 
         Raises:
-            UsageError: A point is no four numbers in range, appears twice, or is missing from the grid.
+            UsageError: A point is not four numbers in range, is repeated, or is missing in the
+                grid.
         """
         if len(points) > MOST_POINTS:
             raise UsageError(f"there are {len(points)} points; there may be at most {MOST_POINTS}")
@@ -61,7 +62,7 @@ class Grid:
         return cls(rows, contexts, batches, times)
 
     def __call__(self, rows: float, context: float, batch: float) -> float:
-        """Return microseconds of a forward; rows and context are per sequence, and may lie between whole numbers."""
+        """Return the microseconds of a forward; rows and context, per sequence, may be fractions."""
 
         def at_rows(c: float, b: float) -> float:
             return _line(self.rows, [self.times[r, c, b] for r in self.rows], rows)
@@ -73,7 +74,7 @@ class Grid:
 
     @property
     def one_row(self) -> float:
-        """Microseconds of one row of one sequence: the median over the contexts measured."""
+        """Microseconds of one row of one sequence: the median over the measured contexts."""
         return median(self(1, context, 1) for context in self.contexts)
 
 

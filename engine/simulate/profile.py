@@ -1,7 +1,8 @@
-"""A virtual cluster: devices, models with published speeds, and the pairs that run on it, from `assets/profiles/*.toml`.
+"""Profiles, `assets/profiles/*.toml`: devices, models with published speeds, and pairs of models.
 
-A file either says which model lives on which device (`[[devices]]`, one drafter and one target), or it lists plain GPUs
-(`gpus = 8`) and leaves the placement to the method; its pairs then say how many GPUs each model takes.
+A file either places each model on a device (`[[devices]]`, one drafter and one target), or lists
+GPUs (`gpus = 8`) and leaves the placement to the method; its pairs then give each model's number of
+GPUs.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Hardware, Model
 from engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
-"""Where the profiles are; a new file there is a new profile."""
+"""Folder of the profiles; every file in it is a profile."""
 _LONGEST = 1 << 22
-"""Bytes of a profile's file."""
+"""Most bytes of a profile's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,18 @@ class Pair:
     """A model of the profile."""
     source: str
     drafter: str | None = None
-    """A model of the profile; None where nothing drafts but the text itself (EMS-SD with LLMA)."""
+    """A model of the profile; None if drafts are copied from the text (EMS-SD with LLMA)."""
     target_gpus: int | None = None
-    """GPUs the target is split over here, instead of the model's own number."""
+    """GPUs of the target in this pair; by default the model's."""
     target_speed: float | None = None
-    """Its tokens per second here."""
+    """The target's tokens per second in this pair; by default the model's."""
     drafter_gpus: int | None = None
     drafter_speed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A device as the file has it: one or more GPUs that one model lives on."""
+    """A `[[devices]]` table: one or more GPUs with one model."""
 
     name: str
     role: str
@@ -57,7 +58,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a decoding step costs besides its forwards, in milliseconds."""
+    """Milliseconds of a decoding step besides its forwards."""
 
     communicate_ms: float
     sample_ms: float
@@ -67,7 +68,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A model as the file has it; `Model` says what the fields are."""
+    """A `[models.NAME]` table; the fields are documented at `Model`."""
 
     title: str
     layers: int
@@ -87,38 +88,39 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where times come from in a virtual run."""
+    """The times of virtual runs."""
 
     name: str
     """The file's name without `.toml`."""
     title: str
     source: str
     default: str
-    """The pair to use unless another is asked for."""
+    """Key of the pair that runs use by default."""
     gpus: tuple[str, ...]
     """All GPUs (or cores) by name, in order."""
     devices: tuple[Device, ...]
-    """Where the file places the models: one device each (one of several GPUs is drawn as one); empty where the method does."""
+    """The device of each model, of one or several GPUs; empty if the method places the models."""
     hardware: Hardware
     models: Mapping[str, Model]
-    """By key, where the file gives them a speed of their own."""
+    """Models with a speed of their own, by key."""
     pairs: Mapping[str, Pair]
-    """By key, in the file's order."""
+    """Pairs by key, in the file's order."""
     latencies: Mapping[str, Latency]
-    """By the pair's key."""
+    """Times by the pair's key."""
 
     @classmethod
     def load(cls, name: str) -> Profile:
-        """Return the profile of that name, or of a path that ends in `.toml`.
+        """Return the profile with a name, or at a path that ends in `.toml`.
 
         Raises:
-            UsageError: There is none (the message lists those there are), or its file is broken.
+            UsageError: The name is unknown (the message lists the known names), or its file is
+                wrong.
         """
         if name.endswith(".toml"):
             return cls.read(Path(name))
-        if name not in (known := profiles()):
+        if name not in (names := profiles()):
             raise UsageError(
-                f"there is no profile {reprlib.repr(name)}; choose one of {', '.join(known)}, or a path that ends in .toml"
+                f"there is no profile {reprlib.repr(name)}; choose one of {', '.join(names)}, or a path that ends in .toml"
             )
         return cls.read(FOLDER / f"{name}.toml")
 
@@ -127,7 +129,7 @@ class Profile:
         """Return the profile of a file.
 
         Raises:
-            UsageError: The file cannot be read; the message names it and the key.
+            UsageError: The file cannot be read or is wrong; the message names file and key.
         """
         text = read_text(path, _LONGEST)
         try:
@@ -138,7 +140,7 @@ class Profile:
             raise UsageError(f"the profile {path} cannot be read: {one_line(error)}") from None
 
     def latency(self, pair: str | None = None) -> Latency:
-        """Return the times of a pair; of the default one unless another is named.
+        """Return the times of a pair, by default of the profile's default pair.
 
         Raises:
             UsageError: The profile has no such pair.
@@ -161,7 +163,7 @@ def parse(stem: str, text: str) -> Profile:
 
     Raises:
         UsageError: A key is missing, unknown or wrong; the message names it.
-        TOMLDecodeError: The text is no TOML.
+        TOMLDecodeError: The text is not TOML.
     """
     document = tomllib.loads(text)
     texts = {"name", "title", "source", "default"}
@@ -193,11 +195,11 @@ def parse(stem: str, text: str) -> Profile:
 
 
 def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]:
-    """Return the devices with a model of their own (none where only GPUs are listed), and the names of all GPUs."""
+    """Return the file's `[[devices]]` (none if it lists `gpus`), and the names of all GPUs."""
     if ("devices" in document) == ("gpus" in document):
         raise UsageError("devices is missing, or gpus; a profile has one of them")
     if "gpus" in document:
-        return [], _listed(document["gpus"])
+        return [], _gpu_names(document["gpus"])
     rows = value(document["devices"], list, "devices")
     if len(rows) > 2:
         raise UsageError(f"devices has {len(rows)} tables; there must be one drafter and one target")
@@ -207,19 +209,19 @@ def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]
         raise UsageError(
             f"devices have the roles {', '.join(roles)}; there must be one drafter and one target"
         )
-    return places, _different(list(_names(places)))
+    return places, _unique(list(_device_gpu_names(places)))
 
 
-def _listed(gpus: Any) -> tuple[str, ...]:
-    """Return the names of plain GPUs: a number of them, or a list of names where they are not GPUs but cores."""
+def _gpu_names(gpus: Any) -> tuple[str, ...]:
+    """Return the names in `gpus`: a number of GPUs, or a list of names (as for CPU cores)."""
     if not isinstance(gpus, list):
         return tuple(f"gpu{i}" for i in range(value(gpus, int, "gpus")))
     if len(gpus) > MOST_GPUS:
         raise UsageError(f"gpus has {len(gpus)} names; there may be at most {MOST_GPUS}")
-    return _different([value(name, str, f"gpus.{i}") for i, name in enumerate(value(gpus, list, "gpus"))])
+    return _unique([value(name, str, f"gpus.{i}") for i, name in enumerate(value(gpus, list, "gpus"))])
 
 
-def _different(names: list[str]) -> tuple[str, ...]:
+def _unique(names: list[str]) -> tuple[str, ...]:
     for name in names:
         check_name(name, "gpus")
     if len(set(names)) < len(names):
@@ -227,7 +229,7 @@ def _different(names: list[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _names(places: list[_Place]) -> Iterator[str]:
+def _device_gpu_names(places: list[_Place]) -> Iterator[str]:
     number = 0
     for place in places:
         for _ in range(place.gpus):
@@ -257,12 +259,12 @@ def _model(name: str, shape: _Shape) -> Model:
 def _latency(
     key: str, pair: Pair, models: Mapping[str, Model], hardware: Hardware, step: _Step, gpus: int
 ) -> Latency:
-    def resolve(role: str, name: str, taken: int | None, speed: float | None) -> Model:
+    def resolve(role: str, name: str, width: int | None, speed: float | None) -> Model:
         where = f"pairs.{key}.{role}"
         if name not in models:
             raise UsageError(f"{where} is {reprlib.repr(name)}; choose one of {', '.join(models)}")
         model = models[name]
-        model = replace(model, gpus=taken or model.gpus, speed=speed or model.speed)
+        model = replace(model, gpus=width or model.gpus, speed=speed or model.speed)
         if not model.speed:
             raise UsageError(f"{where}_speed is missing; the model {name} has no speed of its own")
         if model.gpus > gpus:
@@ -284,7 +286,7 @@ def _latency(
 
 
 def _check_places(places: list[_Place], pairs: Mapping[str, Pair], latencies: Mapping[str, Latency]) -> None:
-    """Hold that every model takes as many GPUs as its device has."""
+    """Raise UsageError unless every model takes exactly the GPUs of its device."""
     for key, latency in latencies.items():
         for place in places:
             name, model = (

@@ -1,4 +1,4 @@
-"""Tables of a TOML file into dataclasses: every key known, of its type, in range; what is wrong is named by its key."""
+"""Dataclasses from tables of a TOML file, with checked keys, types and ranges."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ RANGES: dict[str, tuple[float, float]] = {
     "sample_ms": _TIME,
     "move_ms": _TIME,
 }
-"""Least and largest value of each number, by its key: every time that follows from them is finite."""
+"""(least, largest) value of each number by its key; they keep all derived times finite."""
 
 
 def record(kind: type[Record], table: Table, where: str) -> Record:
-    """Return a dataclass made of a table: its fields are the keys, those with a default may be left out.
+    """Return a dataclass with the values of a table; keys of fields with a default are optional.
 
     Args:
-        kind: The dataclass; its fields are of plain types, or one of them or None.
-        table: What the file says.
-        where: Put before a key in messages, such as `models.x.`.
+        kind: The dataclass; its fields have plain types, optional or not.
+        table: The file's table.
+        where: Prefix of keys in messages, such as `models.x.`.
 
     Raises:
-        UsageError: A key is missing or unknown, or its value is of another type, out of range or empty.
+        UsageError: A key is missing or unknown; a value has the wrong type, is out of range or
+            empty.
     """
     hints = get_type_hints(kind)
     known = fields(kind)  # pyright: ignore[reportArgumentType] - callers pass dataclasses
@@ -60,7 +61,7 @@ def record(kind: type[Record], table: Table, where: str) -> Record:
 
 
 def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
-    """Return the dataclasses of a table of tables, by name."""
+    """Return the dataclasses of a table of tables by name."""
     rows = value(document[key], dict, key)
     if len(rows) > MOST_TABLES:
         raise UsageError(f"{key} has {len(rows)} tables; there may be at most {MOST_TABLES}")
@@ -72,7 +73,7 @@ def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
 
 
 def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
-    """Raise UsageError unless the table has all needed keys and no unknown one."""
+    """Raise UsageError unless the table has all needed keys and no unknown key."""
     if missing := sorted(needed - set(table)):
         raise UsageError(f"{where}{missing[0]} is missing")
     if unknown := sorted(set(table) - known):
@@ -81,26 +82,26 @@ def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
         )
 
 
-def value(found: Any, kind: type[Any], where: str) -> Any:
-    """Return a value of the file once it is of its type, in its range (`RANGES`), and not empty."""
-    wanted = (int, float) if kind is float else kind
-    if not isinstance(found, wanted) or (isinstance(found, bool) and kind is not bool):
-        raise UsageError(f"{where} is {reprlib.repr(found)}; it must be of type {kind.__name__}")
+def value(content: Any, kind: type[Any], where: str) -> Any:
+    """Return a value of the file; raise UsageError if it has a wrong type or range or is empty."""
+    types = (int, float) if kind is float else kind
+    if not isinstance(content, types) or (isinstance(content, bool) and kind is not bool):
+        raise UsageError(f"{where} is {reprlib.repr(content)}; it must be of type {kind.__name__}")
     if kind in (int, float):
         low, high = RANGES[where.rpartition(".")[2]]
-        if not low <= found <= high:
+        if not low <= content <= high:
             raise UsageError(
-                f"{where} is {reprlib.repr(found)}; it must be at least {low:g} and at most {high:g}"
+                f"{where} is {reprlib.repr(content)}; it must be at least {low:g} and at most {high:g}"
             )
-    if found in ("", [], {}):
+    if content in ("", [], {}):
         raise UsageError(f"{where} is empty")
-    if isinstance(found, str) and len(found) > _LONGEST_TEXT:
-        raise UsageError(f"{where} has {len(found)} characters; there may be at most {_LONGEST_TEXT}")
-    return found
+    if isinstance(content, str) and len(content) > _LONGEST_TEXT:
+        raise UsageError(f"{where} has {len(content)} characters; there may be at most {_LONGEST_TEXT}")
+    return content
 
 
 def check_name(name: str, where: str) -> None:
-    """Raise UsageError unless a name that messages will hold is one line and not too long."""
+    """Raise UsageError unless a name is one line and short enough for messages."""
     if not name or plain_name(name) != name:
         raise UsageError(
             f"{where} has the name {reprlib.repr(name)}; it must be one line that is not too long"
@@ -108,7 +109,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def _plain(hint: Any) -> Any:
-    """Return the type of an optional field's value, without its parameters."""
+    """Return the type of a field without `None` and type parameters."""
     if isinstance(hint, UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not NoneType)
     return get_origin(hint) or hint

@@ -1,10 +1,9 @@
-"""What the workers of a group exchange in a fuzzy forward.
+"""Exchange of attention outputs between the workers of a group, in a fuzzy forward.
 
-They use shared memory with turn counters and two buffers.
-
-Each worker writes its part into the buffer of the turn, raises its counter, and waits until all counters are there. Two
-buffers are enough: nobody writes into one again before all have read it, which their next turn tells. Waiting spins: a
-turn is a few microseconds of work, waking a sleeping process takes longer than that.
+The workers share memory with a turn counter for each worker and two buffers. In a turn, each worker
+writes its outputs to the turn's buffer, increments its counter, and waits for all other counters.
+Two buffers are enough: a worker that has reached the next turn has read the buffer of this one.
+Waiting spins, because a turn takes a few microseconds and waking a sleeping process takes longer.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ import numpy as np
 import torch
 
 from engine.errors import SpecScopeError
-from engine.workers.shared import Shared
+from engine.workers.shared import SharedMemory
 
 FLOATS = 1 << 22
-"""Numbers in a buffer: the attention outputs of one group of layers, all rows together."""
+"""Numbers in a buffer: the attention outputs of one group of layers for all rows."""
 PATIENCE = 5.0
-"""Seconds to wait for the others."""
+"""Seconds to wait for the other workers."""
 _LINE = 8
-"""64-bit numbers in a cache line: each worker has one of its own for its turn and what it says of stopping."""
+"""64-bit numbers in a cache line: each worker has one line, with its turn and two stop flags."""
 _PAUSE = 0.1
-"""Seconds between two looks that count at most; during a longer pause the machine slept."""
+"""The most seconds counted between two checks: in a longer pause the machine slept."""
 _SPINS = 64
-"""Looks at the others' counters before the processor is offered to somebody else."""
+"""Checks of the counters before another thread may run."""
 
 
-def exchange_memory(ways: int) -> Shared:
-    """Return the memory that a group of so many workers exchanges through."""
-    return Shared(8 * _LINE * ways + 2 * 4 * FLOATS)
+def exchange_memory(ways: int) -> SharedMemory:
+    """Return the shared memory for a group of `ways` workers."""
+    return SharedMemory(8 * _LINE * ways + 2 * 4 * FLOATS)
 
 
 class Exchange:
     """One worker's side.
 
     Args:
-        path: Of the shared memory.
-        rank: Which of the workers this one is, from 0.
-        ways: How many they are.
-        patience: Seconds to wait for the others.
+        path: Path of the shared memory.
+        rank: This worker's number, from 0.
+        ways: Workers of the group.
+        patience: Seconds to wait for the other workers.
     """
 
     def __init__(self, path: str, rank: int, ways: int, patience: float = PATIENCE) -> None:
@@ -60,14 +59,14 @@ class Exchange:
         self._turn = 0
 
     def begin(self, run: int) -> None:
-        """Start counting turns anew, behind all of earlier runs, however those ended."""
+        """Set the turn counter above its values in all earlier runs, finished or not."""
         self._turn = run << 32
 
     def swap(self, mine: Mapping[int, torch.Tensor], count: int, like: torch.Tensor) -> list[torch.Tensor]:
-        """Write this worker's tensors and return everybody's; see `engine.model.fuzzy.DeviceGroup`.
+        """Write this worker's tensors and return those of all; see `engine.model.fuzzy.DeviceGroup`.
 
         Raises:
-            SpecScopeError: A worker does not come, or there is more to exchange than the file holds.
+            SpecScopeError: A worker is late by `patience`, or the tensors do not fit into a buffer.
         """
         size = like.numel()
         if count * size > FLOATS:
@@ -84,28 +83,28 @@ class Exchange:
         ]
 
     def agree(self, stopped: bool) -> bool:
-        """Return whether any worker was asked to stop; all get the same answer.
+        """Return whether any worker was stopped; all workers get the same answer.
 
         Raises:
-            SpecScopeError: A worker does not come.
+            SpecScopeError: A worker is late by `patience`.
         """
-        says = self._head[:, 1 + (self._turn + 1 & 1)]
-        says[self.rank] = stopped
+        flags = self._head[:, 1 + (self._turn + 1 & 1)]
+        flags[self.rank] = stopped
         self._take_turn()
-        return bool(says.any())
+        return bool(flags.any())
 
     def _take_turn(self) -> None:
-        """Tell that this worker has written, and wait until all have."""
+        """Announce that this worker has written, and wait until all workers have."""
         self._turn += 1
         self._fence()
         self._turns[self.rank] = self._turn
         others = [i for i in range(self.ways) if i != self.rank]
-        waited, before, looks = 0.0, time.monotonic(), 0
+        waited, before, checks = 0.0, time.monotonic(), 0
         while others:
             others = [i for i in others if self._turns[i] < self._turn]
-            looks += 1
-            if others and looks % _SPINS == 0:
-                time.sleep(0)  # lets another thread run, too
+            checks += 1
+            if others and checks % _SPINS == 0:
+                time.sleep(0)  # let another thread run
                 now = time.monotonic()
                 waited, before = waited + min(now - before, _PAUSE), now
                 if waited > self._patience:
@@ -115,7 +114,7 @@ class Exchange:
         self._fence()
 
     def _fence(self) -> None:
-        """Keep the processor from moving reads or writes across this line: a release followed by an acquire is a barrier."""
+        """Barrier (release, then acquire): no read or write moves past this call."""
         for _ in range(2):
             with self._lock:
                 pass

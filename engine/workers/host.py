@@ -1,6 +1,7 @@
-"""The work itself: a Host holds models with their KV slots and executes jobs, synchronously.
+"""The host: models with their KV slots on one device, and the synchronous execution of jobs.
 
-Transports (thread, process, virtual) bring it jobs; it knows neither clocks of runs nor devices of others.
+Transports (thread, process, virtual) pass it jobs. It has no access to a run's clock or to other
+devices.
 """
 
 from __future__ import annotations
@@ -46,34 +47,35 @@ from engine.workers.jobs import (
     Score,
     Stamp,
 )
+from engine.workers.moves import export_rows, import_rows
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
 
 
 def never() -> bool:
-    """Answer that nobody asked to stop."""
+    """Return False: the job was not stopped."""
     return False
 
 
-def _part(job: Prefill | Score) -> tuple[str, StageIO | None]:
-    """Return which of the worker's models does a forward, and the borders it has where that is a stage of one."""
+def _model_and_stage(job: Prefill | Score) -> tuple[str, StageIO | None]:
+    """Return the name of the loaded model, and the input and output of a stage; None for a whole model."""
     return (job.model, None) if job.stage is None else (job.stage.of(job.model), StageIO(job.stage.states))
 
 
-def _nowhere(row: int, q: torch.Tensor) -> None:
-    """Drop a row of q."""
+def _discard(row: int, q: torch.Tensor) -> None:
+    """Do not write a row of q."""
 
 
 class Host:
     """Models, their KV slots, and the scores kept for judging.
 
     Args:
-        own: Name of the worker; its slab of q is written, all others are only read.
+        name: The worker's name. It writes the slab of q with this name and reads all others.
     """
 
-    def __init__(self, own: str) -> None:
+    def __init__(self, name: str) -> None:
         self.forwards = Forwards()
-        self._own = own
+        self._name = name
         self._slabs: dict[str, np.ndarray] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
@@ -81,18 +83,18 @@ class Host:
         self._vocab_size = 0
 
     def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
-        """Take the slabs of all drafting workers: rows of q, (R, V) float32, by the worker's name."""
+        """Set the slabs of all drafting workers by worker name: rows of q, (R, V) float32."""
         self._slabs = dict(slabs)
 
-    def scored(self, job: Job) -> bool:
-        """Whether the job can be done now: what it judges has been scored."""
+    def ready(self, job: Job) -> bool:
+        """Return whether the job can run now: a judge needs its scores."""
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
-        """Execute one job; `stopped` is asked between forwards."""
+        """Execute one job; `stopped` is checked between forwards."""
         stamps: list[Stamp] = []
         if isinstance(job, Prefill | Propose | Grow | Score):
-            self.forwards.follow(job.prefixes)
+            self.forwards.record_lengths(job.prefixes)
         match job:
             case Load():
                 value = self._load(job)
@@ -109,9 +111,9 @@ class Host:
             case Propose():
                 value = self._propose(job, stamps, stopped)
             case Export():
-                value = self.forwards.export(job.model, job.prefixes[0], job.start, stamps)
+                value = export_rows(self.forwards, job, stamps)
             case Import():
-                value = self.forwards.take_over(job.model, job.prefixes[0], job.start, job.data, stamps)
+                value = import_rows(self.forwards, job, stamps)
             case Grow():
                 value = grow(self.forwards, job, self._drafting(job), stamps, stopped)
             case Score():
@@ -148,12 +150,12 @@ class Host:
             exchange.begin(job.run)
 
     def _draws(self, sequence: int) -> Draws:
-        """Return a sequence's draws: those of a run of that prompt alone with the seed that many higher."""
+        """Return a sequence's draws: as in a run of its prompt alone with seed + sequence."""
         return Draws(self._sampling.seed + sequence, 0)
 
     def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
-        model, stage_io = _part(job)
+        model, stage_io = _model_and_stage(job)
         if job.model in self.forwards.heads:
             prefill(self.forwards, job.model, prefixes, stamps)
         elif prefixes:
@@ -169,9 +171,9 @@ class Host:
         draws = [self._draws(p.sequence) for p in prefixes]
         ids: list[list[int]] = [[] for _ in prefixes]
         logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
-        unsure = set[int]()
+        ended = set[int]()
         for step in range(max(job.counts, default=0)):
-            active = [i for i, count in enumerate(job.counts) if count > step and i not in unsure]
+            active = [i for i, count in enumerate(job.counts) if count > step and i not in ended]
             if stopped() or not active:
                 break
             drafts = [NO_DRAFT] * len(active)
@@ -186,14 +188,16 @@ class Host:
                 ids[i].append(token)
                 logits[i].append(row)
                 if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
-                    unsure.add(i)
+                    ended.add(i)
                 prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
         rows = job.rows if sampled else [()] * len(prefixes)
         return tuple(map(self._proposed, ids, logits, rows))
 
     def _drafting(self, job: Grow) -> Drafting:
         partners = self._exchanges[job.group] if job.group else SingleDevice()
-        write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
+        write = (
+            self._write if partners.rank == 0 else _discard
+        )  # all draft the same; judges read the leader's q
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
     def _proposed(self, ids: list[int], logits: list[torch.Tensor], rows: Sequence[int]) -> tuple[Grown, ...]:
@@ -206,7 +210,7 @@ class Host:
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
-        model, stage_io = _part(job)
+        model, stage_io = _model_and_stage(job)
         logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, stage_io=stage_io)
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
@@ -224,7 +228,7 @@ class Host:
         return tuple(replace(j, best=tuple(argmax(r))) for j, r in zip(judgements, logits, strict=True))
 
     def _write(self, row: int, q: torch.Tensor) -> None:
-        out = self._slabs[self._own][row]
+        out = self._slabs[self._name][row]
         out[: len(q)] = q.cpu().numpy()
         out[len(q) :] = 0
 

@@ -1,7 +1,7 @@
-"""What a run asks of a worker, and what comes back. Plain frozen data: it crosses threads and processes.
+"""Jobs for a worker and their replies: plain frozen data that crosses threads and processes.
 
-Jobs are idempotent on the prefix: a worker forwards only what comes after the longest prefix it already caches.
-They have no slots: a frozen class with slots takes several times as long to pickle.
+Jobs are idempotent on the prefix: a worker forwards only the rows after the longest prefix it has
+cached. The classes have no slots: a frozen class with slots takes several times as long to pickle.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Load:
-    """Load a model, unless it is there already. Value: its `Facts`."""
+    """Load a model that is not loaded yet. Value: its `Facts`."""
 
     model: str
     loader: Callable[[], LanguageModel] | Callable[[LanguageModel], Head]
     """Must pickle for worker processes."""
     beside: str = ""
-    """Of a drafting head: the loaded target it belongs to, which its loader is given."""
+    """For a drafting head: the loaded target it belongs to, passed to the loader."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Connect:
     """Map the slabs of all drafting workers."""
 
     slabs: tuple[tuple[str, str, tuple[int, int]], ...]
-    """Name, path and shape of each."""
+    """(name, path, shape) of each."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Join:
 
     group: str
     path: str
-    """Of the file they exchange their outputs through."""
+    """The shared memory they exchange outputs through."""
     rank: int
-    """Which of them this worker is; 0 leads."""
+    """This worker's number in the group; 0 is the leader."""
     ways: int
-    """How many they are."""
+    """Workers of the group."""
 
 
 @dataclass(frozen=True)
@@ -61,40 +61,43 @@ class Begin:
     capacity: int
     """KV rows per slot."""
     vocab_size: int
-    """The target's; a drafter never proposes an id beyond it."""
+    """The target's; a drafter proposes no id beyond it."""
     packing: Packing
     """How forwards of several sequences are packed."""
     run: int = 0
-    """Number of the run: what workers of a group exchange is told apart by it."""
+    """The run's number: it separates the exchanges of a group in one run from those in another."""
     features: tuple[int, ...] = ()
-    """Hidden states of the target that are kept for a drafting head, see `Output.hidden`."""
+    """The target's hidden states to keep for a drafting head, see `Output.hidden`."""
 
 
 @dataclass(frozen=True)
 class Retire:
-    """A sequence ended: its KV slot is free."""
+    """Free the KV slot of a sequence that ended."""
 
     sequence: int
 
 
 class Stage(NamedTuple):
-    """Which part of a model that is split by its layers does a forward."""
+    """One stage of a model whose layers are split over workers."""
 
     number: int
     """From 0."""
     total: int
-    """Stages there are."""
+    """The number of stages."""
     states: bytes = b""
-    """What the stage before hands on (`engine.model.stage`)."""
+    """Hidden states from the previous stage (`engine.model.stage`)."""
 
     def of(self, model: str) -> str:
-        """Return what its worker calls its part of the model."""
+        """Return the worker's name for its stage of the model."""
         return f"{model} {self.number + 1}/{self.total}"
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Cache the rows of prefixes, without their last tokens; no logits. Value: None, or the states that a stage hands on."""
+    """Cache the rows of prefixes without their last tokens; no logits.
+
+    Value: None, or a stage's hidden states.
+    """
 
     model: str
     prefixes: tuple[Prefix, ...]
@@ -103,24 +106,27 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Propose:
-    """Draft n tokens after each prefix, one forward for each position. Value: a tuple of `Grown` per prefix."""
+    """Draft a chain after each prefix, one forward per position.
+
+    Value: a tuple of `Grown` per prefix.
+    """
 
     model: str
     prefixes: tuple[Prefix, ...]
     counts: tuple[int, ...]
-    """How many for each prefix."""
+    """Tokens to draft after each prefix."""
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
     """Slab rows to write q to, per prefix; none for greedy drafts."""
     stop_below: float = 0.0
-    """A draft ends after a token whose own probability is less."""
+    """A draft ends after a token whose probability is lower."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """Copy cached KV rows of a prefix, from `start` on, all but its last token's. Value: their keys and values, as bytes.
+    """Copy the cached KV rows of a prefix from `start` on, without its last token's. Value: bytes.
 
-    The model must be at rest: the device may go on with another one.
+    The model must have no forward running; the device may run another model.
     """
 
     model: str
@@ -130,7 +136,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Import:
-    """Take over the KV rows that another copy of the model exported, behind the `start` ones that are here."""
+    """Add KV rows that another copy of the model exported, after the first `start` cached rows."""
 
     model: str
     prefixes: tuple[Prefix]
@@ -146,36 +152,37 @@ class Grow:
     prefixes: tuple[Prefix, ...]
     shape: TreeShape
     levels: tuple[int, ...]
-    """Levels at most for each prefix: those of the shape, or fewer at the end of the output."""
+    """The most levels after each prefix: those of the shape, or fewer at the end of the output."""
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
-    """Slab rows to write q to, per prefix: one for each node with children at most; empty for greedy drafts."""
+    """Slab rows for q per prefix, at most one per node with children; empty for greedy drafts."""
     fuzzy: int = 1
-    """Layer-parallel size: so many attention layers read one hidden state (EasySpec); 1 is the ordinary forward."""
+    """Attention layers that read one hidden state (EasySpec); 1 is the ordinary forward."""
     calibrate: bool = True
-    """Whether the first forward is exact, and fuzzy rows never count as cached."""
+    """Whether the first forward is exact and fuzzy rows never count as cached."""
     group: str = ""
-    """The group of workers that share the layers; empty for one that works alone."""
+    """The group of workers that share the layers; empty for a single worker."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One forward over the drafts. The logits stay on the worker under `scores`, or are judged at once and forgotten.
+    """One forward over the drafts.
 
-    Value: None, or a `Judgement` for each judge, or the states that a stage hands on.
+    Its logits are kept under `scores`, or judged at once and dropped. Value: None, a `Judgement`
+    per judge, or a stage's hidden states.
     """
 
     model: str
     prefixes: tuple[Prefix, ...]
     drafts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """Ids and parents of each draft; parents are indices into it, -1 for the prefix's last token."""
+    """Ids and parents of each draft; parents are indices, -1 for the prefix's last token."""
     scores: int
     judges: tuple[Judge, ...] = ()
-    """Judge at once, one for each prefix: one round trip less."""
+    """Judge at once, one per prefix: this saves a round trip."""
     best: bool = False
-    """Whether the judgements hold the most probable token after every row, those that nobody judges included."""
+    """Whether judgements include the most probable token after every row, judged or not."""
     greedy: bool = False
-    """Judge at temperature 0, whatever the run's: the model drafts by decoding alone, and may know more tokens."""
+    """Judge at temperature 0 and within the target's vocabulary: a drafter decodes greedily."""
     stage: Stage | None = None
 
 
@@ -193,7 +200,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget scores nobody refers to any more. No reply."""
+    """Drop scores that are no longer needed. No reply."""
 
     scores: int
 
@@ -224,36 +231,36 @@ Job: TypeAlias = (
     | Measure
 )
 CONTROL = (Begin, Retire, Judge, Drop, Export)
-"""Jobs answered at once, never queued behind another run's, round's or model's forward."""
+"""Jobs answered at once; they never wait behind a forward."""
 
 
 class Facts(NamedTuple):
-    """What a worker tells of a model once it is loaded."""
+    """Facts of a loaded model."""
 
     vocab_size: int
     context: int
     depth: int = 0
-    """Layers; 0 for what has none."""
+    """Layers; 0 for a model without layers."""
 
 
 class Grown(NamedTuple):
-    """One node of a drafted tree or chain as the worker reports it."""
+    """One node of a drafted tree or chain in a worker's reply."""
 
     id: int
     parent: int
     """Index of its parent in the tree; -1 is the prefix's last token."""
     level: int
-    """Nodes above it."""
+    """Number of ancestors."""
     row: int
-    """The slab row it was drawn from; -1 when it was not."""
+    """Slab row of the q it was drawn from; -1 for none."""
     probability: float
     top: tuple[tuple[int, float], ...]
     forward: int
-    """Number of the job's forward that it comes from."""
+    """Number of the job's forward that drafted it."""
 
 
 class Stamp(NamedTuple):
-    """When a worker did a piece of work: nanoseconds on its clock."""
+    """Start and end of one piece of work, in nanoseconds of the worker's clock."""
 
     kind: str
     start: int
@@ -261,21 +268,21 @@ class Stamp(NamedTuple):
     rows: int
     context: int
     lane: int = 0
-    """Which of the worker's devices did it."""
+    """Index of the device among the worker's."""
     cells: int = 0
-    """Query-key cells its attention computed, in one layer and one head."""
+    """Query-key cells of its attention, in one layer and one head."""
     batch: int = 1
-    """Sequences its rows belong to."""
+    """Sequences of its rows."""
     work: Work | None = None
-    """What a drafting head's forward computes."""
+    """Work of a drafting head's forward."""
     parts: tuple[PartTime, ...] = ()
-    """Of a fuzzy forward: when which attention layers were computed, and their outputs exchanged."""
+    """Of a fuzzy forward: times of its attention layers and exchanges."""
     alone: bool = False
-    """Whether no other device has a part in it, whatever its lane."""
+    """Whether this device did it alone, whatever its lane."""
 
 
 class Reply(NamedTuple):
-    """A job's value and the work it took, one stamp per forward."""
+    """A job's value, and one stamp per forward."""
 
     value: Any
     stamps: tuple[Stamp, ...]

@@ -1,10 +1,12 @@
-"""What the vanilla method adds to a forward of several sequences, so that all of them have the same lengths.
+"""Padding of the vanilla method, which gives all sequences of a forward the same lengths.
 
-Source: EMS-SD, section 3.1. PyTorch's attention wants aligned tensors, so two things are padded: the new rows, where one
-sequence has fewer drafts than another, and the KV cache, where one had fewer tokens accepted. Both are real work: padding
-rows go through every layer, and every row attends to the padding of its sequence's cache, which a mask hides.
+Source: EMS-SD, section 3.1. PyTorch's attention needs aligned tensors. So the vanilla method pads
+the new rows where one sequence has fewer drafted tokens than another, and the KV cache where one
+had fewer tokens accepted. Both are real work: padding rows pass every layer, and every row attends
+to the padding in its sequence's cache, which a mask hides.
 
-Padding of the cache lies behind a sequence's own rows, not between them: as many keys are read, of the same tensor.
+Cache padding is placed after a sequence's own rows, not between them. The number of keys read is
+the same.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from engine.types import Prefix
 
 
 def padded(rows: Rows, count: int) -> Rows:
-    """Return the rows of one slot with as many padding rows behind them as make `count`.
+    """Append padding rows to the rows of one slot, at least one row, until there are `count`.
 
-    A padding row hangs where the last row does, so it reaches no further position. There is at least one row.
+    A padding row has the position of the last row.
     """
     if count == len(rows):
         return rows
@@ -31,18 +33,22 @@ def padded(rows: Rows, count: int) -> Rows:
 
 
 class Alignment:
-    """By how many rows each sequence's KV cache is padded, so that all end at the same row.
+    """Padding rows of each sequence's KV cache, so that all sequences end at the same row.
 
-    After every round a sequence is padded by what it got less than the one that got most. Sequences that come later are
-    padded in front; what is padding for everybody takes no place.
+    After every round a sequence is padded by the difference between the most tokens that any
+    sequence got and its own. A sequence that joins later is padded in front. Padding that all
+    sequences share is left out.
     """
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}
         self._padding: dict[int, int] = {}
 
-    def follow(self, prefixes: Iterable[Prefix]) -> None:
-        """Take the lengths after a round; sequences without a new token were not in it, or it was told before."""
+    def record(self, prefixes: Iterable[Prefix]) -> None:
+        """Record the lengths after a round.
+
+        A sequence whose length did not change was inactive or is already recorded.
+        """
         lengths = {p.sequence: len(p) for p in prefixes}
         grown = {s: n - self._lengths.get(s, n) for s, n in lengths.items()}
         most = max(grown.values(), default=0)
@@ -51,15 +57,15 @@ class Alignment:
                 self._padding[sequence] = self._padding.get(sequence, 0) + most - more
         self._lengths |= lengths
 
-    def leave(self, sequence: int) -> None:
+    def remove(self, sequence: int) -> None:
         """Forget a sequence."""
         self._lengths.pop(sequence, None)
         self._padding.pop(sequence, None)
 
     def length(self, cached: Mapping[int, int]) -> int:
-        """Return the length that all sequences of a forward have.
+        """Return the KV length of all sequences of a forward.
 
         Args:
-            cached: Rows that each sequence has cached itself.
+            cached: Cached rows of each sequence, without padding.
         """
         return max((rows + self._padding.get(sequence, 0) for sequence, rows in cached.items()), default=0)

@@ -1,8 +1,8 @@
-"""Memory that worker processes share: zero bytes that a worker maps by their path.
+"""Memory shared by worker processes: a worker maps it by its path.
 
-On Linux the bytes are an anonymous file (`memfd_create`); a worker opens it through /proc. The size
-of /dev/shm, 64 MB in a container, does not limit it, and no file stays when this process is killed.
-On other systems the bytes are a temporary file, which `close` removes.
+On Linux it is an anonymous file (`memfd_create`) that a worker opens through /proc. The size of
+/dev/shm, 64 MB in a container, does not limit it, and no file remains when this process is killed.
+On other systems it is a temporary file, which `close` removes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from pathlib import Path
 from engine.errors import SpecScopeError
 
 
-class Shared:
-    """So many zero bytes; pages exist only once used.
+class SharedMemory:
+    """Zero bytes to share; the system allocates a page at its first use.
+
+    Args:
+        size: Bytes.
 
     Raises:
-        SpecScopeError: The system does not give that many bytes.
+        SpecScopeError: The system refuses this many bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,14 +45,14 @@ class Shared:
             ) from None
 
     def close(self) -> None:
-        """Close this process's handle. Workers that mapped the bytes keep them; no other can map them."""
+        """Close this process's handle: mappings stay, but no further worker can map the memory."""
         os.close(self._handle)
         if self._file:
             Path(self._file).unlink(missing_ok=True)
 
 
 def _check_disk(size: int) -> None:
-    """Refuse a file that its disk could not hold: writing to it would later kill the worker (SIGBUS)."""
+    """Raise SpecScopeError if the disk is too full: a later write would kill the worker (SIGBUS)."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < size:

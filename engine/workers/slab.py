@@ -1,7 +1,7 @@
-"""Rows of q that cross workers: one slab of (R, V) float32 per drafting worker, handed out by the run's side.
+"""Slabs: rows of q in shared memory, (R, V) float32, one slab per drafting worker.
 
-The run leases row numbers before it asks for a draft and frees them when the last Draft that holds them is gone, so
-no message is needed. The slab is shared memory; pages exist only once used.
+The run leases row numbers before it requests a draft. They are free again when the last Draft that
+holds them is gone, so no message is needed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from engine.errors import SpecScopeError
-from engine.workers.shared import Shared
+from engine.workers.shared import SharedMemory
 
 ROWS = 4096
-"""Two rounds of 24 sequences with trees of 64 nodes fit in; rows that nobody uses take no memory."""
+"""Enough for two rounds of 24 sequences with trees of 64 nodes; unused rows take no memory."""
 
 
 class Lease:
-    """Row numbers in use; they return to the slab when the lease is no longer referred to."""
+    """Row numbers in use; deleting the lease frees them."""
 
     def __init__(self, slab: Slab, rows: tuple[int, ...]) -> None:
         self.rows = rows
@@ -26,21 +26,21 @@ class Lease:
         self._slab.free(self.rows)
 
     def __reduce__(self) -> tuple[type[tuple[()]], tuple[()]]:
-        return tuple, ()  # a worker needs the row numbers only; the lease stays here
+        return tuple, ()  # only the row numbers go to a worker; the lease stays here
 
 
 class Slab:
-    """The run's side: owns the rows of one drafting worker."""
+    """The run's side of one drafting worker's rows."""
 
     def __init__(self, name: str, vocab_size: int) -> None:
         self.name = name
         self.shape = (ROWS, vocab_size)
         self._free = list(range(ROWS))[::-1]
-        self._memory = Shared(ROWS * vocab_size * 4)
+        self._memory = SharedMemory(ROWS * vocab_size * 4)
         self.path = self._memory.path
 
     def lease(self, n: int) -> Lease:
-        """Take n rows.
+        """Lease n rows.
 
         Raises:
             SpecScopeError: More rows are in use than the slab has.
@@ -50,11 +50,11 @@ class Slab:
         return Lease(self, tuple(self._free.pop() for _ in range(n)))
 
     def free(self, rows: tuple[int, ...]) -> None:
-        """Give rows back."""
+        """Free rows."""
         self._free.extend(rows[::-1])
 
     def close(self) -> None:
-        """Close this side's handle. Workers that mapped the rows keep them; no other can map them."""
+        """Close this side's handle: mappings stay, but no further worker can map the rows."""
         self._memory.close()
 
 

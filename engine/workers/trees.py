@@ -1,13 +1,14 @@
-"""Drafting trees level by level: a source says which tokens may follow, a shape which of them become nodes.
+"""Trees drafted level by level: a level source gives logits, the tree's shape selects the nodes.
 
-A fuzzy tree (EasySpec) starts with an exact forward over all that was never forwarded exactly: the accepted tokens and the
-target's own (bonus calibration, section 3.2). Its last row makes the first level; the levels below are fuzzy.
+A fuzzy tree (EasySpec) starts with an exact forward over the rows that have only been forwarded
+fuzzily or not at all: the accepted tokens and the target's own (bonus calibration, section 3.2).
+Its last row gives the first level; the forwards of the levels below are fuzzy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -26,33 +27,33 @@ class Partners(DeviceGroup, Protocol):
     """The devices that draft one tree together."""
 
     def agree(self, stopped: bool) -> bool:
-        """Return whether any of them was asked to stop: all stop after the same forward."""
+        """Return whether any device was stopped, so that all stop after the same forward."""
         ...
 
 
 class Drafting(NamedTuple):
-    """What drafting needs besides its job."""
+    """What `grow` needs besides its job."""
 
     sampling: Sampling
     draws: Callable[[int], Draws]
-    """Those of a sequence."""
+    """Maps a sequence to its draws."""
     vocab_size: int
     """The target's."""
     write: Callable[[int, torch.Tensor], None]
-    """Puts a row of q, (V,), into the slab."""
+    """Writes one row of q, (V,), to the slab."""
     partners: Partners = SingleDevice()
-    """Who shares the layers of fuzzy forwards."""
+    """The devices that share the layers of fuzzy forwards."""
 
 
 class TreeBuilder:
-    """A tree as it grows after a prefix.
+    """A growing tree after a prefix.
 
     Args:
-        prefix: The tokens so far.
-        levels: Levels at most.
+        prefix: The tokens before the tree.
+        levels: The most levels.
         rows: Slab rows for its q.
-        job: The job it is part of.
-        drafting: How.
+        job: Gives the tree's shape, and whether it is sampled.
+        drafting: Sampling, draws and slab.
     """
 
     def __init__(
@@ -60,134 +61,130 @@ class TreeBuilder:
     ) -> None:
         self.prefix = prefix
         self.nodes = list[Grown]()
-        self.at = [-1]
-        """Which nodes get children, all of the last level; -1 is the prefix's last token."""
+        self.frontier = [-1]
+        """Nodes of the last level that get children; -1 is the prefix's last token."""
         self._above = [root(drafting.sampling, job.sampled)]
         self._paths = list[float]()
-        self._levels, self._rows, self._job, self._how = levels, iter(rows), job, drafting
+        self._levels, self._rows, self._job, self._drafting = levels, iter(rows), job, drafting
         self._draws = drafting.draws(prefix.sequence)
 
-    def wants(self, level: int) -> bool:
-        """Return whether it grows to this level."""
-        return level < self._levels and bool(self.at)
+    def grows_to(self, level: int) -> bool:
+        """Return whether the tree gets this level."""
+        return level < self._levels and bool(self.frontier)
 
     def add(self, level: int, logits: torch.Tensor, forward: int) -> None:
         """Add a level.
 
         Args:
-            level: Its number, from 0.
-            logits: Of the nodes that get children, (R, V); (1, V) where one row holds for all of them.
-            forward: Number of the job's forward that they come from.
+            level: The level's number, from 0.
+            logits: Logits of the R frontier nodes, (R, V); (1, V) if one row holds for all of them.
+            forward: Number of the job's forward that computed them.
         """
-        job, how = self._job, self._how
+        job, drafting = self._job, self._drafting
         nodes, q = next_level(
-            logits[:, : how.vocab_size],
+            logits[:, : drafting.vocab_size],
             self._above,
             job.shape,
             position=len(self.prefix) + level,
-            sampling=how.sampling,
+            sampling=drafting.sampling,
             draws=self._draws,
             sampled=job.sampled,
         )
         lines = [line(node.parent, q) for node in nodes]
-        drawn = job.sampled and not how.sampling.greedy
-        kept = {i: next(self._rows) for i in dict.fromkeys(lines)} if drawn else {}
-        for i, row in kept.items():
-            how.write(row, q[i])
+        drawn = job.sampled and not drafting.sampling.greedy
+        slab_rows = {i: next(self._rows) for i in dict.fromkeys(lines)} if drawn else {}
+        for i, row in slab_rows.items():
+            drafting.write(row, q[i])
         tops = most_probable(q, TOP)
-        chosen = q[lines, [node.token for node in nodes]].tolist()
+        probabilities = q[lines, [node.token for node in nodes]].tolist()
         first = len(self.nodes)
         self.nodes += [
-            Grown(node.token, self.at[node.parent], level, kept.get(i, -1), p, tops[i], forward)
-            for node, i, p in zip(nodes, lines, chosen, strict=True)
+            Grown(node.token, self.frontier[node.parent], level, slab_rows.get(i, -1), p, tops[i], forward)
+            for node, i, p in zip(nodes, lines, probabilities, strict=True)
         ]
         self._paths += [node.path for node in nodes]
         onward = job.shape.onward(nodes)
-        self._above, self.at = [nodes[i] for i in onward], [first + i for i in onward]
+        self._above = [nodes[i] for i in onward]
+        self.frontier = [first + i for i in onward]
 
-    def picked(self) -> tuple[Grown, ...]:
-        """Return the nodes that the shape keeps, their parents among them, numbered anew."""
+    def kept(self) -> tuple[Grown, ...]:
+        """Return the nodes that the shape keeps, with parents as indices into them."""
         kept = self._job.shape.kept(self._paths)
         number = {-1: -1} | {old: new for new, old in enumerate(kept)}
         return tuple(self.nodes[old]._replace(parent=number[self.nodes[old].parent]) for old in kept)
 
 
-class LevelSource(Protocol):
-    """Who drafts: a small model, or a head of the target."""
+LevelSource: TypeAlias = Callable[[Sequence[TreeBuilder]], Sequence[torch.Tensor] | None]
+"""Maps trees of equal depth to the logits of their next level, for each tree (R, V).
 
-    def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
-        """Return the logits after the nodes that get children, one tensor per tree; None when nothing can be drafted yet.
-
-        Args:
-            trees: Those that grow by a level, all from the same one.
-
-        Returns:
-            For each (R, V); (1, V) where one row holds for all R.
-        """
-        ...
+R is the number of frontier nodes, or 1 if one row holds for all of them. None: nothing can be
+drafted yet.
+"""
 
 
 def grow(
     forwards: Forwards, job: Grow, drafting: Drafting, stamps: list[Stamp], stopped: Callable[[], bool]
 ) -> tuple[tuple[Grown, ...], ...]:
-    """Draft a tree after each prefix, all of them level by level together; `stopped` is asked between levels.
+    """Draft a tree after each prefix, level by level; all trees share the forward of a level.
 
     Args:
-        forwards: Holds the drafter and its KV slots. The rows of the trees stay there: the next job finds the paths
-            that were accepted among them.
-        job: What to draft.
-        drafting: How.
-        stamps: Takes one stamp per forward.
-        stopped: Whether somebody asked to stop.
+        forwards: Holds the drafter and its KV slots. The rows of the trees stay cached: the next
+            job reuses the paths that were accepted.
+        job: Shape and prefixes of the trees.
+        drafting: Sampling, draws and devices.
+        stamps: Each forward's stamp is appended.
+        stopped: Returns whether the job was stopped; called between levels.
     """
-    each = zip(job.prefixes, job.levels, job.rows, strict=True)
-    trees = [TreeBuilder(*one, job, drafting) for one in each]
+    trees = [
+        TreeBuilder(prefix, levels, rows, job, drafting)
+        for prefix, levels, rows in zip(job.prefixes, job.levels, job.rows, strict=True)
+    ]
     source, before = _source(forwards, job, drafting.partners, stamps), len(stamps)
     for level in range(max(job.levels)):
-        growing = [tree for tree in trees if tree.wants(level)]
+        growing = [tree for tree in trees if tree.grows_to(level)]
         if not growing or drafting.partners.agree(stopped()) or (logits := source(growing)) is None:
             break
         for tree, rows in zip(growing, logits, strict=True):
             tree.add(level, rows, len(stamps) - before - 1)
-    return tuple(tree.picked() for tree in trees)
+    return tuple(tree.kept() for tree in trees)
 
 
 def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> LevelSource:
     if (head := forwards.heads.get(job.model)) is not None:
         (prefix,), (levels,) = job.prefixes, job.levels
-        return HeadLevels(head.draft(PrefixForwards(forwards, job.model, prefix, stamps, levels)))
-    fuzzy = _fuzzy(forwards.models[job.model].depth, job.fuzzy, partners)
+        return _one_tree(head.draft(PrefixForwards(forwards, job.model, prefix, stamps, levels)))
+    depth = forwards.models[job.model].depth
+    fuzzy = Fuzzy(layer_groups(depth, job.fuzzy), partners) if depth and job.fuzzy > 1 else None
     return ModelLevels(forwards, job, fuzzy, stamps)
 
 
-class HeadLevels:
-    """A drafting head: it drafts one tree at a time."""
+def _one_tree(logits: LevelLogits) -> LevelSource:
+    """Return the level source of a drafting head, which drafts one tree at a time."""
 
-    def __init__(self, logits: LevelLogits) -> None:
-        self._logits = logits
-
-    def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
-        """Ask the head."""
+    def source(trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
         (tree,) = trees
-        return None if (rows := self._logits(tree.nodes, tree.at)) is None else [rows]
+        rows = logits(tree.nodes, tree.frontier)
+        return None if rows is None else [rows]
+
+    return source
 
 
 class ModelLevels:
-    """A model of its own: the first level comes from a forward of what is not cached, each other from one over the level above.
+    """The level source of a model: one forward per level, shared by the trees of all prefixes.
 
-    Trees of several prefixes share these forwards.
+    The first forward has the uncached rows of the prefixes, each other one the frontier nodes.
     """
 
     def __init__(self, forwards: Forwards, job: Grow, fuzzy: Fuzzy | None, stamps: list[Stamp]) -> None:
         self._forwards, self._job, self._fuzzy, self._stamps = forwards, job, fuzzy, stamps
         self._calibrates = job.fuzzy > 1 and job.calibrate
         self._rows = {prefix.sequence: {-1: -1} for prefix in job.prefixes}
-        """Of each tree's nodes that were forwarded: which of them each is."""
+        """Of each sequence: tree node index -> index of its forwarded row."""
 
     def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor]:
-        """Forward the nodes of the last level of all trees."""
+        """Forward the frontier of all trees."""
         job, forwards, prefixes = self._job, self._forwards, [tree.prefix for tree in trees]
-        if trees[0].at == [-1]:
+        if trees[0].frontier == [-1]:
             kind, fuzzy = ("calibrate", None) if self._calibrates else ("draft", self._fuzzy)
             drafts = [NO_DRAFT] * len(trees)
             return forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
@@ -203,12 +200,7 @@ class ModelLevels:
 
     def _level(self, tree: TreeBuilder) -> Tree:
         rows = self._rows[tree.prefix.sequence]
-        nodes = [tree.nodes[i] for i in tree.at]
+        nodes = [tree.nodes[i] for i in tree.frontier]
         level = tuple(node.id for node in nodes), tuple(rows[node.parent] for node in nodes)
-        rows |= {node: len(rows) - 1 + i for i, node in enumerate(tree.at)}
+        rows |= {node: len(rows) - 1 + i for i, node in enumerate(tree.frontier)}
         return level
-
-
-def _fuzzy(depth: int, size: int, share: DeviceGroup) -> Fuzzy | None:
-    """Return how a model of so many layers runs its fuzzy forwards; None where they are the ordinary ones."""
-    return Fuzzy(layer_groups(depth, size), share) if depth and size > 1 else None

@@ -1,4 +1,4 @@
-"""What every transport offers a run: submit a job, get a ticket for its reply."""
+"""Protocol of a worker: a run submits a job and gets a ticket for its reply."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from engine.workers.jobs import Connect, Job, Join, Load, Reply
 
 
 class Ticket(NamedTuple):
-    """A job under way."""
+    """A submitted job."""
 
     reply: asyncio.Future[Reply]
-    """Done when the device is done with it, also after `stop`."""
+    """Done when the device has finished the job, also after `stop`."""
     stop: Callable[[], None]
-    """Ask the worker to end after the forward it is in; the reply still comes."""
+    """Stops the job after its current forward; the reply is still sent."""
 
 
 class Worker(Protocol):
-    """One device, or several that work as one, with models; it runs one forward job at a time, in order of submission."""
+    """Models on one or several devices that work as one; forwards run one by one, in order."""
 
     @property
     def name(self) -> str:
-        """Unique in its cluster; its slab of q carries the same name."""
+        """Unique in its cluster; its slab of q has the same name."""
         ...
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What it works on; a stamp's lane is an index into it."""
+        """Its devices; a stamp's lane is an index into them."""
         ...
 
     def lanes(self, model: str) -> int:
@@ -37,7 +37,7 @@ class Worker(Protocol):
         ...
 
     def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
-        """Start a job outside of runs and return how to wait for it.
+        """Start a job between runs and return a function that waits for its reply.
 
         Raises (when waiting):
             ModelError: A model cannot be loaded.
@@ -50,20 +50,23 @@ class Worker(Protocol):
         ...
 
     def detach(self) -> None:
-        """Stop serving the loop; nothing may be under way."""
+        """Stop serving the loop; no job may be running."""
         ...
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job. Control jobs are answered without waiting for forwards; a judge waits for its own scores."""
+        """Start a job.
+
+        Control jobs wait for no forward, except that a judge waits for its scores.
+        """
         ...
 
     def kill(self, why: str) -> None:
-        """End a worker that does not answer: its jobs fail with `WorkerDied`, which says why.
+        """End a worker that does not answer: its jobs fail with `WorkerDied` and this reason.
 
-        What shares this process cannot be ended: a thread works on until its forward is over.
+        A worker in this process cannot be ended: its thread runs until its forward is over.
         """
         ...
 
     def close(self) -> None:
-        """End the worker and free what it holds."""
+        """End the worker and free its resources."""
         ...

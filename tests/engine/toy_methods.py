@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.draws import Key, warp
 from engine.methods import find
-from engine.types import Draft, DraftToken
+from engine.types import Draft, DraftToken, Pipelined
 from tests.engine.toy import Method, ToyRun
 
 SMALL, TWO = (str(Path(__file__).parent / "trees" / f"{name}.toml") for name in ("small", "two"))
@@ -72,7 +72,7 @@ def method(key: str, **config: object) -> Method:
     settings = entry.configure(config)
 
     def decode(run: ToyRun) -> Coroutine[None, None, None]:
-        if entry.layout(settings).stages > 1:  # a drafter at both ends
+        if isinstance(entry.layout(settings).arrangement, Pipelined):  # a drafter at both ends
             run.drafters = [run.drafter, run.drafter]
         return entry.decode(run, settings)
 

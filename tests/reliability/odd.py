@@ -1,4 +1,4 @@
-"""Real worker processes whose scripted model misbehaves as the prompt's first token says."""
+"""Real worker processes whose scripted model misbehaves; the prompt's first token selects how."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.cluster.session import Cluster
 from engine.cluster.site import Assignment, Loader
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
-from engine.types import Layout
+from engine.types import Layout, Separate
 from engine.workers.transports.process import ProcessWorker
 
 AFTER = 20
-"""Tokens that the model says before it misbehaves."""
+"""Length of the text at which the model misbehaves."""
 
 
 def sleep() -> None:
@@ -50,36 +50,36 @@ ACTS: tuple[Callable[[], None], ...] = (behave, sleep, spin, crash, fail)
 
 
 def prompt(act: Callable[[], None]) -> list[int]:
-    """Return the token ids of a prompt at which the model does this."""
+    """Return the token ids of a prompt that makes the model call `act`."""
     return [ACTS.index(act), 5, 6]
 
 
-def _say(tokens: np.ndarray, sequence: int) -> int:
+def _next_token(tokens: np.ndarray, sequence: int) -> int:
     if len(tokens) > AFTER:
         ACTS[tokens[0]]()
     return 7
 
 
 def _load(ballast: bytes) -> Scripted:
-    return Scripted("target", _say, vocab_size=64)
+    return Scripted("target", _next_token, vocab_size=64)
 
 
 @dataclass(frozen=True)
 class Odd(LocalDevices):
-    """This machine with the scripted model; `stopped` workers get SIGSTOP right after their start."""
+    """This machine with the scripted model; `stopped` workers get SIGSTOP after their start."""
 
     stopped: bool = False
     ballast: bytes = b""
-    """Bytes that travel with the job that loads the model."""
+    """Bytes sent with the job that loads the model."""
 
-    def start_worker(self, seat: Assignment) -> ProcessWorker:
-        worker = super().start_worker(seat)
+    def start_worker(self, assignment: Assignment) -> ProcessWorker:
+        worker = super().start_worker(assignment)
         assert isinstance(worker, ProcessWorker)
         if self.stopped:
             os.kill(worker.pid, signal.SIGSTOP)
         return worker
 
-    def loader(self, model: str, seat: Assignment) -> Loader:
+    def loader(self, model: str, assignment: Assignment) -> Loader:
         return partial(_load, self.ballast)
 
 
@@ -87,7 +87,7 @@ def odd_cluster(stopped: bool = False, ballast: bytes = b"") -> Cluster:
     """Open a cluster with one worker."""
     pair = Pair.find("bundled")
     site = Odd(pair, "local-process", devices_of("cpu"), 1, stopped, ballast)
-    return Cluster(pair, Placement("local-process", site, Layout(drafters=0)))
+    return Cluster(pair, Placement("local-process", site, Layout(Separate(drafters=0))))
 
 
 def pid_of(cluster: Cluster) -> int:

@@ -1,4 +1,4 @@
-"""Signals to `specscope run`: what a person sees, the exit code, what is stored, and that no worker stays."""
+"""Signals to `specscope run`: message, exit code, stored run, and the end of its worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.pairs.pair import PAIRS
 from traces.store import Store
 
 LIMIT_S = 60
-"""Seconds for what usually takes two; a busy machine takes long to end an interpreter."""
+"""Most seconds until the end, usually two: a busy machine ends an interpreter slowly."""
 STOPPED = "specscope: stopped\n"
 
 
@@ -35,14 +35,14 @@ class Command:
         """Wait for the end; return the exit code, stderr, and the status of the stored run."""
         _, errors = self.process.communicate(timeout=LIMIT_S)
         psutil.wait_procs([self.worker], timeout=LIMIT_S)
-        assert not self.worker.is_running(), "the worker stayed"
+        assert not self.worker.is_running(), "the worker is still running"
         with Store(self.database) as store:
             return self.process.returncode, errors, [run.status for run in store.runs()[0]][:1]
 
 
 @pytest.fixture
 def command(tmp_path) -> Iterator[Command]:
-    """Start it with one worker; it would decode for minutes."""
+    """Start a command with one worker that would decode for minutes."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits SIG_IGN
     database, prompts = tmp_path / "traces.db", tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Tell me a story about a lighthouse."}\n' * 2000)
@@ -71,34 +71,34 @@ def command(tmp_path) -> Iterator[Command]:
 
 
 def spans_of(database: Path) -> int:
-    """Return how many spans are stored."""
+    """Return the number of stored spans."""
     with contextlib.suppress(sqlite3.Error):
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
             return connection.execute("SELECT COUNT(*) FROM span").fetchone()[0]
     return 0
 
 
-def test_sigterm_ends_the_run_as_cancelled_with_exit_code_143(command):
+def test_sigterm_cancels_the_run_with_exit_code_143(command):
     command.process.send_signal(signal.SIGTERM)
     assert command.ends() == (143, STOPPED, ["cancelled"])
 
 
-def test_the_first_interrupt_ends_the_run_as_cancelled_although_the_worker_is_stopped(command):
+def test_the_first_interrupt_cancels_the_run_although_the_worker_is_stopped(command):
     command.worker.suspend()
     command.process.send_signal(signal.SIGINT)
     assert command.ends() == (130, STOPPED, ["cancelled"])
 
 
-def test_a_second_interrupt_does_not_wait_for_the_worker(command):
+def test_a_second_interrupt_ends_the_command_like_the_first(command):
     command.worker.suspend()
-    time.sleep(1)  # now the run waits for it
+    time.sleep(1)  # now the run waits for the worker
     command.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)  # the run waits for the worker, or has ended: both end alike
+    time.sleep(0.5)  # the run waits for the worker, or has ended: the result is the same
     command.process.send_signal(signal.SIGINT)
     assert command.ends() == (130, STOPPED, ["cancelled"])
 
 
-def test_sigkill_leaves_no_worker_not_even_a_stopped_one_and_a_readable_run(command):
+def test_sigkill_ends_a_stopped_worker_too_and_leaves_a_readable_run(command):
     command.worker.suspend()
     command.process.kill()
     assert command.ends() == (-signal.SIGKILL, "", ["incomplete"])

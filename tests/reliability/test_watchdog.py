@@ -1,4 +1,4 @@
-"""What the watchdog takes for a worker that must be given up, and what it does not."""
+"""The watchdog: processes that it gives up, and those that it leaves alone."""
 
 from __future__ import annotations
 
@@ -56,50 +56,50 @@ def busy(start):
     return start(["sh", "-c", "while :; do :; done"], psutil.STATUS_RUNNING)
 
 
-def looks(process: subprocess.Popen[bytes], owed: Owed, count: int = 5 * FLOOR) -> tuple[int, str]:
-    """Return at which look the process is given up, and why; 0 if at none."""
+def checks(process: subprocess.Popen[bytes], owed: Owed, count: int = 5 * FLOOR) -> tuple[int, str]:
+    """Return the number of the check that gives the process up, and the reason; 0 for none."""
     watchdog = Watchdog(process.pid)
-    return next(((i, why) for i in range(1, count) if (why := watchdog.look(owed))), (0, ""))
+    return next(((i, reason) for i in range(1, count) if (reason := watchdog.check(owed))), (0, ""))
 
 
 def test_a_stopped_process_is_given_up_when_it_owes_a_reply(asleep):
     asleep.send_signal(signal.SIGSTOP)
     while psutil.Process(asleep.pid).status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
-    assert looks(asleep, OWED) == (STOPPED, "was stopped by a signal")
-    assert looks(asleep, OWED._replace(jobs=())) == (0, "")
+    assert checks(asleep, OWED) == (STOPPED, "was stopped by a signal")
+    assert checks(asleep, OWED._replace(jobs=())) == (0, "")
 
 
 def test_a_process_that_sleeps_is_given_up_when_it_owes_a_reply(asleep):
-    assert looks(asleep, OWED) == (IDLE + 1, f"did nothing for {IDLE} s in the middle of its work")
-    assert looks(asleep, OWED._replace(jobs=())) == (0, "")
+    assert checks(asleep, OWED) == (IDLE + 1, f"did nothing for {IDLE} s in the middle of its work")
+    assert checks(asleep, OWED._replace(jobs=())) == (0, "")
 
 
-def test_a_process_whose_answer_nobody_has_read_is_not_given_up(asleep):
-    assert looks(asleep, OWED._replace(unread=True)) == (0, "")
+def test_a_process_with_an_unread_reply_is_not_given_up(asleep):
+    assert checks(asleep, OWED._replace(unread=True)) == (0, "")
 
 
 def test_a_process_that_loads_or_waits_for_a_gpu_may_sleep_for_longer(asleep):
     loading = OWED._replace(jobs=(Load("target", DRAFT.__class__),))
     for owed in (loading, OWED._replace(patient=True)):
-        assert looks(asleep, owed)[0] == IDLE_LONG + 1
+        assert checks(asleep, owed)[0] == IDLE_LONG + 1
 
 
-def test_a_reply_starts_the_count_anew(asleep):
+def test_a_reply_resets_the_count(asleep):
     watchdog = Watchdog(asleep.pid)
-    assert not any(watchdog.look(OWED._replace(replies=i // IDLE)) for i in range(10 * IDLE))
+    assert not any(watchdog.check(OWED._replace(replies=i // IDLE)) for i in range(10 * IDLE))
 
 
 def test_a_busy_process_is_given_up_only_after_many_times_its_slowest_job(busy):
-    assert looks(busy, OWED) == (0, ""), "nothing was measured yet"
-    assert looks(busy, OWED._replace(pace=0.005))[0] == FLOOR + 1
+    assert checks(busy, OWED) == (0, ""), "nothing was measured yet"
+    assert checks(busy, OWED._replace(pace=0.005))[0] == FLOOR + 1
     limit = FACTOR * rows_of(DRAFT)
-    look, why = looks(busy, OWED._replace(pace=1.0))
-    assert look == limit + 1
-    assert why == f"worked on one job for {look} s, {FACTOR} times as long as its slowest one would take"
+    number, why = checks(busy, OWED._replace(pace=1.0))
+    assert number == limit + 1
+    assert why == f"worked on one job for {number} s, {FACTOR} times as long as its slowest one would take"
 
 
-def test_rows_count_the_prefix_as_if_nothing_was_cached():
+def test_rows_include_cached_ones():
     assert rows_of(DRAFT) == 6 + 4
     assert rows_of(replace(DRAFT, counts=(9,))) == 6 + 9
 
@@ -108,4 +108,4 @@ def test_a_process_that_ended_is_not_given_up_twice(asleep):
     watchdog = Watchdog(asleep.pid)
     asleep.kill()
     asleep.wait()
-    assert not any(watchdog.look(OWED) for _ in range(FLOOR))
+    assert not any(watchdog.check(OWED) for _ in range(FLOOR))

@@ -1,4 +1,4 @@
-"""Workers that are stopped, hang, spin or crash: in 10 s, one line that names the device."""
+"""Workers that are stopped, sleep, spin or crash: a one-line error with the device, within 10 s."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_worker_stopped_in_the_middle_of_a_run_is_named_in_ten_seconds_and_kil
     assert gone(pid)
 
 
-def test_a_worker_stopped_before_it_took_a_large_message_is_named_in_ten_seconds():
+def test_a_worker_stopped_before_it_received_a_large_message_is_named_in_ten_seconds():
     start = time.monotonic()
     with pytest.raises(WorkerDied, match=r"CPU core \d+.* was stopped by a signal and was killed"):
         odd_cluster(stopped=True, ballast=bytes(1 << 22))
@@ -75,7 +75,7 @@ def test_a_forward_that_sleeps_for_ever_is_named_in_ten_seconds_also_after_cance
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, also where a shell has this process ignore it."""
+    """Make Ctrl-C raise KeyboardInterrupt, also if a shell made this process ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -99,7 +99,7 @@ def test_an_error_is_one_line_and_a_crash_names_the_device(cluster, capfd):
     with pytest.raises(SpecScopeError) as caught:
         run(cluster, fail, events)
     assert str(caught.value) == "ValueError: the first line and the second one"
-    assert "in fail\n" in "".join(caught.value.__notes__), "the traceback travels with the error"
+    assert "in fail\n" in "".join(caught.value.__notes__), "the error has its traceback"
     assert capfd.readouterr() == ("", ""), "the worker prints nothing"
     trace = run(cluster, behave, events)
     assert trace.status == "done", "the worker goes on after an error"

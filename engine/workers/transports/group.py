@@ -1,7 +1,8 @@
-"""A group of workers that draft together: each runs every job, and they share the attention layers of fuzzy forwards.
+"""A group of workers that draft together and share the attention layers of fuzzy forwards.
 
-The members have devices of their own and may serve other models in between. What they exchange goes past the run
-(`engine.workers.exchange`); all come to the same draft, and the leader's, rank 0, is the one that counts.
+Every member runs every job on its own device, and may run other models in between. Members exchange
+attention outputs directly (`engine.workers.exchange`). All compute the same draft; the run gets the
+leader's, rank 0.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class GroupWorker:
     """Several workers that work as one.
 
     Args:
-        name: The group's; its members know it by this.
-        members: The workers, in order of their rank. Whoever started them closes them.
+        name: The group's name in its members.
+        members: The workers, in order of rank. Their owner closes them.
     """
 
     def __init__(self, name: str, members: Sequence[Worker]) -> None:
         self.name = members[0].name
-        """The leader's: the slab of q is its own."""
+        """The leader's name: the group uses its slab of q."""
         self.members = tuple(members)
         self.devices = tuple(device for member in members for device in member.devices)
         self._group = name
@@ -39,24 +40,24 @@ class GroupWorker:
                 wait()
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - all models
-        """Return how many members there are."""
+        """Return the number of members."""
         return len(self.devices)
 
     def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
-        """Start a job on all members, outside of runs, and return how to wait for it."""
+        """Start a job on all members between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
 
         def wait() -> Reply:
-            replies = [each() for each in waits]  # of all: each member's answer is to be taken from its wire
+            replies = [each() for each in waits]  # every member's reply must be received
             return replies[0]
 
         return wait
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing to do: the members are attached."""
+        """Do nothing: the placement attaches the members."""
 
     def detach(self) -> None:
-        """Nothing to do: the members are detached."""
+        """Do nothing: the placement detaches the members."""
 
     def kill(self, why: str) -> None:
         """End all members."""
@@ -64,10 +65,13 @@ class GroupWorker:
             member.kill(why)
 
     def close(self) -> None:
-        """Nothing to free: the members are closed."""
+        """Do nothing: the placement closes the members."""
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job on all members. The reply comes when all are done; where some failed, a dead one is named first."""
+        """Start a job on all members; the reply is done when all are.
+
+        A dead member's error comes first.
+        """
         if isinstance(job, Grow):
             job = replace(job, group=self._group)
         tickets = [member.submit(job) for member in self.members]
@@ -79,14 +83,14 @@ class GroupWorker:
             errors = [e for e in done.result() if isinstance(e, BaseException)]
             if errors:
                 reply.set_exception(next((e for e in errors if isinstance(e, WorkerDied)), errors[0]))
-            elif isinstance(job, Grow) and not _alike(done.result()):
+            elif isinstance(job, Grow) and not _same_draft(done.result()):
                 reply.set_exception(
                     SpecScopeError(
                         f"the devices of {self._group} drafted different tokens; use devices of one kind"
                     )
                 )
             else:
-                reply.set_result(_joined(done.result()))
+                reply.set_result(_merged(done.result()))
 
         asyncio.gather(*(t.reply for t in tickets), return_exceptions=True).add_done_callback(settle)
 
@@ -97,13 +101,13 @@ class GroupWorker:
         return Ticket(reply, stop)
 
 
-def _alike(replies: Sequence[Reply]) -> bool:
+def _same_draft(replies: Sequence[Reply]) -> bool:
     """Return whether all members drafted the same tokens."""
     nodes = {tuple((n.id, n.parent) for tree in reply.value for n in tree) for reply in replies}
     return len(nodes) == 1
 
 
-def _joined(replies: Sequence[Reply]) -> Reply:
-    """Return the leader's value with the stamps of all, forward by forward, each on its rank's lane."""
+def _merged(replies: Sequence[Reply]) -> Reply:
+    """Return the leader's value with the stamps of all members; a stamp's lane is the rank."""
     lanes = [[s._replace(lane=rank) for s in reply.stamps] for rank, reply in enumerate(replies)]
     return Reply(replies[0].value, tuple(chain.from_iterable(zip(*lanes, strict=True))))

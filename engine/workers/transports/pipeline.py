@@ -1,7 +1,8 @@
-"""A target that is split by its layers over several workers: a forward passes through them, one after the other.
+"""A pipeline: the target's layers are split into stages, and a forward passes the stages in order.
 
-PEARL (ICLR 2025), appendix G. A device works on a forward only in its own stage; in the others it is free for the drafter, whose
-jobs stand in the same queue. Every worker gets the same jobs in the same order, so all hold KV rows of the same tokens.
+Source: PEARL (ICLR 2025), appendix G. A device computes a forward only during its own stage; in
+between it runs the drafter, whose jobs share its queue. All workers get the same jobs in the same
+order, so all cache KV rows of the same tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from engine.workers.worker import Ticket, Worker
 
 
 class PipelineWorker:
-    """Several workers, each with a stage of one model, that work as one. The last one judges: the logits are there.
+    """Workers with the stages of one model that work as one. The last has the logits, and judges.
 
     Args:
-        members: The workers, in order of their stages. Whoever started them closes them.
+        members: The workers, in order of their stages. Their owner closes them.
     """
 
     def __init__(self, members: Sequence[Worker]) -> None:
@@ -44,19 +45,19 @@ class PipelineWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one model
-        """Return how many stages there are."""
+        """Return the number of stages."""
         return len(self.devices)
 
     def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
-        """Start a job on all members, outside of runs, and return how to wait for it."""
+        """Start a job on all members between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
         return lambda: [wait() for wait in waits][-1]
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing to do: the members are attached."""
+        """Do nothing: the placement attaches the members."""
 
     def detach(self) -> None:
-        """Nothing to do: the members are detached."""
+        """Do nothing: the placement detaches the members."""
 
     def kill(self, why: str) -> None:
         """End all members."""
@@ -64,10 +65,13 @@ class PipelineWorker:
             member.kill(why)
 
     def close(self) -> None:
-        """Nothing to free: the members are closed."""
+        """Do nothing: the placement closes the members."""
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job. A forward waits for the one before it; once begun, it goes through all stages, also when stopped."""
+        """Start a job.
+
+        A forward waits for the one before it. Once started, it passes all stages, also if stopped.
+        """
         if isinstance(job, Drop):
             return self._drop(job)
         loop = asyncio.get_running_loop()
@@ -77,20 +81,20 @@ class PipelineWorker:
             reached: asyncio.Future[None] = loop.create_future()
             if isinstance(job, Score):
                 self._scoring[job.scores] = reached, reply
-            self._start(self._pass(job, stopped, reached), reply)
+            self._start(self._pass_stages(job, stopped, reached), reply)
         elif isinstance(job, Judge):
             self._start(self._judge(job), reply)
         else:
             if isinstance(job, Begin):
                 self._turn, self._scoring = asyncio.Lock(), {}
-            self._start(self._everywhere(job), reply)
+            self._start(self._on_all(job), reply)
         return Ticket(reply, stopped.set)
 
     def _start(self, work: Coroutine[Any, Any, Reply], reply: asyncio.Future[Reply]) -> None:
         async def finish() -> None:
             try:
                 value = await work
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever awaits the reply
+            except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
                 if not reply.done():
                     reply.set_exception(error)
             else:
@@ -101,25 +105,25 @@ class PipelineWorker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _pass(
+    async def _pass_stages(
         self, job: Prefill | Score, stopped: asyncio.Event, reached: asyncio.Future[None]
     ) -> Reply:
-        """Take a forward through the stages; `reached` is done once the last one has it."""
+        """Run a forward through the stages; `reached` is done when the last stage has its job."""
         count, states, stamps, reply = len(self.members), b"", list[Stamp](), Reply(None, ())
         try:
             async with self._turn:
                 if stopped.is_set():
                     return Reply((), ())
                 for number, member in enumerate(self.members):
-                    part = replace(job, stage=Stage(number, count, states))
+                    stage_job = replace(job, stage=Stage(number, count, states))
                     last = number == count - 1
-                    if isinstance(part, Score) and not last:
-                        part = replace(part, judges=())
-                    ticket = member.submit(part)
+                    if isinstance(stage_job, Score) and not last:
+                        stage_job = replace(stage_job, judges=())
+                    ticket = member.submit(stage_job)
                     if last:
                         reached.set_result(None)
                     reply = await ticket.reply
-                    stamps += _placed(reply, number)
+                    stamps += _on_lane(reply, number)
                     states = reply.value or b""
         finally:
             if not reached.done():
@@ -127,32 +131,32 @@ class PipelineWorker:
         return Reply(reply.value, tuple(stamps))
 
     async def _judge(self, job: Judge) -> Reply:
-        """Judge where the logits are; the job is sent while the last stage still works."""
+        """Judge on the last member; the job is sent while its stage still runs."""
         reached, scored = self._scoring[job.scores]
         await reached
         if scored.done():
-            scored.result()  # an error in a stage before: there is nothing to judge
+            scored.result()  # raises the error of an earlier stage: there are no scores
         last = len(self.members) - 1
         reply = await self.members[last].submit(job).reply
-        return Reply(reply.value, tuple(_placed(reply, last)))
+        return Reply(reply.value, tuple(_on_lane(reply, last)))
 
     def _drop(self, job: Drop) -> Ticket:
-        """Let all members forget scores, once they are there."""
+        """Drop the scores on all members once they are computed."""
         _, scored = self._scoring.pop(job.scores)
 
-        def forget(_: object) -> None:
+        def drop(_: object) -> None:
             for member in self.members:
                 member.submit(job)
 
-        scored.add_done_callback(forget)
+        scored.add_done_callback(drop)
         return Ticket(scored, lambda: None)
 
-    async def _everywhere(self, job: Job) -> Reply:
+    async def _on_all(self, job: Job) -> Reply:
         replies = await asyncio.gather(*(member.submit(job).reply for member in self.members))
         return replies[-1]
 
 
-def _placed(reply: Reply, number: int) -> Iterator[Stamp]:
-    """Yield a stage's stamps on its device; judging is its own work, not a part of the forward."""
+def _on_lane(reply: Reply, number: int) -> Iterator[Stamp]:
+    """Yield a stage's stamps with its lane; judging is not a part of the split forward."""
     for stamp in reply.stamps:
         yield stamp._replace(lane=number, alone=stamp.kind in ("sample", "communicate"))

@@ -1,9 +1,9 @@
-"""Local processes: one worker process per device; on a CPU one pinned core and one intra-op thread each.
+"""Local processes: one worker process per device, on a CPU with a pinned core and one thread.
 
-The wire is a socket pair with pickled tuples. Prefixes travel as (length kept, new ids): both ends remember the last
-prefix of each sequence. q never travels: judges read it from the slab. A worker that dies ends its jobs with
-`WorkerDied`, which names the device. A watchdog (`engine.workers.transports.watchdog`) kills a worker that
-stopped working on its jobs; whatever waits for that worker then ends in the same way.
+Jobs and replies are pickled tuples on a socket pair. A prefix is sent as (length kept, new ids):
+both sides remember the last prefix of each sequence. q is never sent: judges read it from the slab.
+When a worker dies, its jobs fail with `WorkerDied`, which names the device. A watchdog
+(`engine.workers.transports.watchdog`) kills a worker that no longer works on its jobs.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ from engine.workers.worker import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker process needs to know first."""
+    """The first message to a worker process."""
 
     name: str
     device: Device
     threads: int
     core: int | None
-    """CPU core to stay on; None leaves it to the system."""
+    """CPU core to pin the process to; None for no pinning."""
 
 
 class Wire:
-    """Shortens prefixes to what is new; one at each end, fed in the same order."""
+    """Shortens prefixes to their new tokens.
+
+    Both sides have one and see the same jobs in the same order.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], np.ndarray] = {}
+        self._last: dict[tuple[str, int], np.ndarray] = {}
 
     def pack(self, job: Any) -> Any:
         """Return the job with each prefix as (sequence, kept, new ids)."""
@@ -71,32 +74,32 @@ class Wire:
         )
 
     def _pack(self, model: str, prefix: Prefix) -> tuple[int, int, bytes]:
-        known = self._known.get((model, prefix.sequence), _NOTHING)
-        n = min(len(known), len(prefix))
-        differs = np.flatnonzero(known[:n] != prefix.tokens[:n])
+        last = self._last.get((model, prefix.sequence), _NO_TOKENS)
+        n = min(len(last), len(prefix))
+        differs = np.flatnonzero(last[:n] != prefix.tokens[:n])
         kept = int(differs[0]) if differs.size else n
-        self._known[model, prefix.sequence] = prefix.tokens
+        self._last[model, prefix.sequence] = prefix.tokens
         return prefix.sequence, kept, prefix.tokens[kept:].tobytes()
 
     def _unpack(self, model: str, packed: tuple[int, int, bytes]) -> Prefix:
         sequence, kept, new = packed
-        known = self._known.get((model, sequence), _NOTHING)
-        tokens = np.concatenate([known[:kept], np.frombuffer(new, dtype=np.int64)])
-        self._known[model, sequence] = tokens
+        last = self._last.get((model, sequence), _NO_TOKENS)
+        tokens = np.concatenate([last[:kept], np.frombuffer(new, dtype=np.int64)])
+        self._last[model, sequence] = tokens
         return Prefix(sequence, tokens)
 
 
-_NOTHING = np.empty(0, dtype=np.int64)
+_NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 class ProcessWorker:
-    """A device served by a process of its own."""
+    """A worker in a process of its own."""
 
     def __init__(self, setup: Setup) -> None:
         self.name = setup.name
         self.devices = (setup.device,)
-        here, there = socket.socketpair()
-        self._connection = Connection(here.detach())
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wire = Wire()
         self._preparing: list[Load | Connect | Join] = []
@@ -105,10 +108,10 @@ class ProcessWorker:
         self._replies = 0
         self._pace = 0.0
         self._dropped: list[Drop] = []
-        self._why = ""
+        self._reason = ""
         self._closing = threading.Event()
         started: Future[subprocess.Popen[bytes]] = Future()
-        start = partial(_start, setup.threads, there)
+        start = partial(_start, setup.threads, theirs)
         self._keeper = threading.Thread(
             target=self._keep, args=(start, started), name=f"keeper of {self.name}"
         )
@@ -120,19 +123,19 @@ class ProcessWorker:
     def _keep(
         self, start: Callable[[], subprocess.Popen[bytes]], started: Future[subprocess.Popen[bytes]]
     ) -> None:
-        """Start the process and watch it until it ends.
+        """Start the process and check it with the watchdog until it ends.
 
         The kernel kills the process when this thread ends (`engine.workers.__main__`).
         """
         try:
             process = start()
             watchdog = Watchdog(process.pid)
-        except BaseException as error:  # noqa: BLE001 - raised where the worker is made
+        except BaseException as error:  # noqa: BLE001 - raised in __init__
             started.set_exception(error)
             return
         started.set_result(process)
         while not self._closing.wait(EVERY_S) and process.poll() is None:
-            if why := watchdog.look(self._owed()):
+            if why := watchdog.check(self._owed()):
                 self.kill(why)
 
     def _owed(self) -> Owed:
@@ -146,7 +149,7 @@ class ProcessWorker:
         return self._process.pid
 
     def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
-        """Start a job outside of runs and return how to wait for it."""
+        """Start a job between runs and return a function that waits for its reply."""
         self._next += 1
         self._preparing.append(job)
         self._send((self._next, job))
@@ -179,7 +182,7 @@ class ProcessWorker:
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:
-        """Send a job to the worker; what it may forget goes along with the next one."""
+        """Send a job to the worker; drops are sent with the next job."""
         assert self._loop is not None, "submit needs an attached loop"
         self._next += 1
         number, reply = self._next, self._loop.create_future()
@@ -192,17 +195,17 @@ class ProcessWorker:
         return Ticket(reply, lambda: self._send((number, None)))
 
     def kill(self, why: str) -> None:
-        """Kill the process; any thread may. Jobs under way end with `WorkerDied`, which says why."""
-        self._why = self._why or why
+        """Kill the process, from any thread. Its jobs fail with `WorkerDied` and this reason."""
+        self._reason = self._reason or why
         self._process.kill()
 
     def close(self) -> None:
-        """Kill the process: a worker has nothing to save."""
+        """Kill the process: it has no state to save."""
         self._closing.set()
         self._keeper.join()
         self._connection.close()
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel waits for a driver or a disk
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver or a disk may delay its end
             self._process.wait(timeout=3)
 
     def _send(self, message: object) -> None:
@@ -241,8 +244,8 @@ class ProcessWorker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(timeout=2)
         how = "closed its connection"
-        if self._why:
-            how = f"{self._why} and was killed"
+        if self._reason:
+            how = f"{self._reason} and was killed"
         elif code is not None:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -252,15 +255,15 @@ class ProcessWorker:
         )
 
 
-def _start(threads: int, there: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a worker process at the other end of a connection."""
+def _start(threads: int, connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a worker process on its side of the connection."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    with there:
+    with connection:
         return subprocess.Popen(
-            [sys.executable, "-m", "engine.workers", str(there.fileno())],
-            pass_fds=(there.fileno(),),
+            [sys.executable, "-m", "engine.workers", str(connection.fileno())],
+            pass_fds=(connection.fileno(),),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the run first, which stops its workers in order
+            start_new_session=True,  # Ctrl-C goes to the run only, which stops its workers in order
         )

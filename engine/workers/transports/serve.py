@@ -1,4 +1,4 @@
-"""What a worker process does. One thread reads the wire and answers control jobs, one forwards."""
+"""The worker process: one thread receives jobs and answers control jobs, one runs forwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Server:
             value: object = host.handle(job, lambda: number in self._stopped)
         except SpecScopeError as error:
             value = error
-        except Exception as error:  # noqa: BLE001 - it ends the run that asked, not the worker
+        except Exception as error:  # noqa: BLE001 - it ends the run, not the worker
             value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
             value.add_note(traceback.format_exc())  # the message stays one line
         self._stopped.discard(number)
@@ -66,13 +66,13 @@ class _Server:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 number, job, *dropped = self.receive()
-                for forgotten in dropped:
-                    host.handle(forgotten)
+                for drop in dropped:
+                    host.handle(drop)
                 if job is None:
                     self._stopped.add(number)
-                elif isinstance(job, CONTROL) and host.scored(job):
+                elif isinstance(job, CONTROL) and host.ready(job):
                     self.answer(host, number, wire.unpack(job))
-                else:  # a judge that comes early waits behind the forward that scores
+                else:  # a judge before its scores waits in the queue behind the forward
                     self._forwards.put((number, wire.unpack(job)))
 
 
@@ -80,4 +80,4 @@ def serve(handle: int) -> None:
     """Serve until the other end of the connection hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _Server(Connection(handle)).serve()
-    os._exit(0)  # a forward may be under way in the other thread; nobody waits for it
+    os._exit(0)  # do not wait for a forward in the other thread

@@ -1,4 +1,4 @@
-"""A virtual device that several workers share: k pieces of work at once each go on at 1/k of their speed."""
+"""A virtual device shared by several workers: each of k forwards at once has 1/k of its speed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """The loop's virtual clock."""
+    """Protocol of the virtual loop's clock."""
 
     now: int
     """Microseconds."""
 
     def call_at(self, when: int, action: Callable[[], object]) -> None:
-        """Do something at a time in microseconds."""
+        """Run an action at a time in microseconds."""
         ...
 
 
 class Processor:
-    """Equal shares, exactly: times are fractions until a piece of work ends, which is at a whole microsecond."""
+    """Equal shares in exact fractions; a forward ends at a whole microsecond, rounded up."""
 
     def __init__(self) -> None:
         self._left: dict[asyncio.Future[None], Fraction] = {}
@@ -28,18 +28,12 @@ class Processor:
         self._plans = 0
 
     def work(self, clock: Timer, us: int) -> asyncio.Future[None]:
-        """Start a piece of work that takes so many microseconds alone; its future is done when it is."""
+        """Start a forward that takes `us` microseconds alone; return a future of its end."""
         self._advance(clock.now)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left[done] = Fraction(us)
         self._plan(clock)
         return done
-
-    def leave(self, clock: Timer, done: asyncio.Future[None]) -> None:
-        """Take a piece of work off before its end."""
-        self._advance(clock.now)
-        if self._left.pop(done, None) is not None:
-            self._plan(clock)
 
     def _advance(self, now: int) -> None:
         if self._left:
@@ -48,7 +42,7 @@ class Processor:
         self._since = now
 
     def _plan(self, clock: Timer) -> None:
-        """Ask to be called when the next piece ends, unless something changes before."""
+        """Schedule the end of the next forward; a forward that starts earlier makes a new plan."""
         self._plans += 1
         if self._left:
             plan, soonest = self._plans, min(self._left.values()) * len(self._left)

@@ -1,4 +1,4 @@
-"""Local threads: one thread per device, for a GPU that drafter and target share (one CUDA stream each)."""
+"""Local threads: one thread per worker; drafter and target on one GPU have a CUDA stream each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ThreadWorker:
         self._thread.start()
 
     def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
-        """Do a job outside of runs, here and now."""
+        """Do a job between runs, in the calling thread."""
         reply = self._host.handle(job)
         return lambda: reply
 
@@ -48,12 +48,12 @@ class ThreadWorker:
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job; control jobs are answered here and now, a judge that comes early behind its scores."""
+        """Start a job; control jobs run in the calling thread, but a judge before its scores is queued."""
         assert self._loop is not None, "submit needs an attached loop"
         reply: asyncio.Future[Reply] = self._loop.create_future()
         stop = threading.Event()
-        if isinstance(job, CONTROL) and self._host.scored(job):
-            _settle(reply, *_attempt(self._host, job, stop.is_set))
+        if isinstance(job, CONTROL) and self._host.ready(job):
+            _settle(reply, *_outcome(self._host, job, stop.is_set))
         else:
             self._jobs.put((job, reply, stop))
         return Ticket(reply, stop.set)
@@ -62,7 +62,7 @@ class ThreadWorker:
         """Do nothing: a thread cannot be ended from outside."""
 
     def close(self) -> None:
-        """End the thread after the forward it is in."""
+        """End the thread after its current forward."""
         self._jobs.put(None)
         self._thread.join(timeout=10)
 
@@ -71,7 +71,7 @@ class ThreadWorker:
         with _stream(self.devices[0]):
             while (item := self._jobs.get()) is not None:
                 job, reply, stop = item
-                outcome = _attempt(self._host, job, stop.is_set)
+                outcome = _outcome(self._host, job, stop.is_set)
                 if (loop := self._loop) is not None:
                     loop.call_soon_threadsafe(_settle, reply, *outcome)
 
@@ -86,10 +86,10 @@ def _stream(device: Device) -> Generator[None]:
         yield
 
 
-def _attempt(host: Host, job: Job, stopped: Callable[[], bool]) -> tuple[Reply | None, BaseException | None]:
+def _outcome(host: Host, job: Job, stopped: Callable[[], bool]) -> tuple[Reply | None, BaseException | None]:
     try:
         return host.handle(job, stopped), None
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever awaits the reply
+    except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
         return None, error
 
 

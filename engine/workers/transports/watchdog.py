@@ -1,15 +1,16 @@
-"""Whether a worker process still works on its jobs: once a second, a look at what the system knows.
+"""The watchdog of a worker process: once a second, it checks the system's data about the process.
 
 A worker that owes a reply is given up in three cases:
 
-- It is stopped (SIGSTOP) at `STOPPED` looks in a row.
-- All its threads sleep and it uses no processor time at `IDLE` looks in a row: a deadlock, or a
-  reply that was never sent. A thread that waits for a processor or a disk is not asleep, so a busy
-  machine raises no alarm. A worker that loads a model or waits for a GPU gets `IDLE_LONG` looks.
-- It works, but its jobs take more than `FLOOR` looks, and more than `FACTOR` times as long as the
-  longest of them takes at the slowest pace measured. Before a measurement this limit is not applied.
+- It is stopped (SIGSTOP) at `STOPPED` checks in a row.
+- All its threads sleep and it uses no processor time at `IDLE` checks in a row: a deadlock, or a
+  reply that was never sent. A thread that waits for a processor or a disk does not count as asleep,
+  so a busy machine raises no alarm. A worker that loads a model or waits for a GPU gets `IDLE_LONG`
+  checks.
+- Its jobs take more than `FLOOR` checks, and more than `FACTOR` times as long as the longest of
+  them takes at the slowest measured pace. Without a measurement this limit does not apply.
 
-The watchdog counts looks and compares no clocks: it does not look while a laptop sleeps or a
+The watchdog counts checks and compares no clocks: it makes none while a laptop sleeps or a
 container is frozen.
 """
 
@@ -24,7 +25,7 @@ import psutil
 from engine.workers.jobs import Connect, Grow, Job, Join, Load, Measure, Propose, Score
 
 EVERY_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 STOPPED = 3
 IDLE = 4
 IDLE_LONG = 60
@@ -33,40 +34,40 @@ FACTOR = 20
 
 
 class Owed(NamedTuple):
-    """What a worker owes its run at the moment of a look."""
+    """A worker's unanswered jobs at the time of a check."""
 
     jobs: tuple[Job, ...]
-    """Under way."""
+    """Unanswered jobs."""
     replies: int
     """Replies received so far."""
     unread: bool
-    """Whether the run has not read all that the worker sent; then the run is late, not the worker."""
+    """Whether the run has not read all data from the worker: then the run is late."""
     patient: bool
-    """Whether it may sleep for longer: on a GPU."""
+    """Whether the worker may sleep for longer, as it does with a GPU."""
     pace: float
-    """Seconds of the slowest row so far; 0 before anything was measured."""
+    """Seconds of the slowest row so far; 0 before a measurement."""
 
 
 class Watchdog:
-    """Looks after one process."""
+    """Checks one process."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self._replies = -1
         self._cpu = -1.0
-        self._looks = self._stopped = self._idle = 0
+        self._checks = self._stopped = self._idle = 0
 
-    def look(self, owed: Owed) -> str:
-        """Return why the worker must be given up; nothing while it need not.
+    def check(self, owed: Owed) -> str:
+        """Return the reason to give the worker up; empty for none.
 
-        To be called every `EVERY_S` seconds.
+        Call it every `EVERY_S` seconds.
         """
         if not owed.jobs or owed.replies != self._replies:
             self._replies, self._cpu = owed.replies, -1.0
-            self._looks = self._stopped = self._idle = 0
+            self._checks = self._stopped = self._idle = 0
         if not owed.jobs:
             return ""
-        self._looks += 1
+        self._checks += 1
         with contextlib.suppress(psutil.Error):  # the process ended, and its connection closed
             self._observe(owed.unread)
         return self._verdict(owed)
@@ -86,18 +87,13 @@ class Watchdog:
         if self._idle >= (IDLE_LONG if patient else IDLE):
             return f"did nothing for {self._idle} s in the middle of its work"
         limit = max(FLOOR, FACTOR * owed.pace * max(map(rows_of, owed.jobs)))
-        if owed.pace and self._looks > limit:
-            return (
-                f"worked on one job for {self._looks} s, {FACTOR} times as long as its slowest one would take"
-            )
+        if owed.pace and self._checks > limit:
+            return f"worked on one job for {self._checks} s, {FACTOR} times as long as its slowest one would take"
         return ""
 
 
 def rows_of(job: Job) -> int:
-    """Return how many rows a job forwards at most: those of its prefixes and of its drafts.
-
-    Cached rows count too.
-    """
+    """Return the most rows that a job forwards: all of its prefixes and drafts, cached or not."""
     rows = sum(len(prefix) for prefix in getattr(job, "prefixes", ()))
     if isinstance(job, Propose):
         rows += sum(job.counts)

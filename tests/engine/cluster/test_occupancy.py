@@ -1,4 +1,4 @@
-"""Samples of real cores, of a card that a stand-in for NVML plays, and what happens when neither can be read."""
+"""Occupancy samples of real cores and of cards of a fake NVML, and devices that cannot be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = Device(f"cpu:{CORE}", "target", "CPU core", "cpu")
 
 
 def collect(devices, count: int, **settings) -> tuple[list[Occupancy], Sampler]:
-    """Sample until there are so many rows, or trouble where 0 are asked for; return them and the sampler."""
+    """Sample until `count` rows, or for count 0 until trouble; return the rows and the sampler."""
     rows: list[Occupancy] = []
     start = time.perf_counter_ns()
     sampler = Sampler(devices, rows.append, lambda: time.perf_counter_ns() - start, **settings)
@@ -49,7 +49,7 @@ def test_a_core_is_sampled_at_its_rate_with_this_process_memory():
     assert all(0.5 < row.memory / psutil.Process().memory_info().rss < 2 for row in rows)
 
 
-def test_a_busy_core_reads_busy():
+def test_a_spinning_core_is_busy():
     code = f"import os\nos.sched_setaffinity(0, {{{CORE}}})\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as spinning:
         try:
@@ -72,19 +72,19 @@ def test_a_worker_that_ends_loses_its_samples_and_the_others_stay():
             worker.kill()
             worker.wait()
             wait_for(lambda: sampler.trouble)
-            seen = len(rows)
-            wait_for(lambda: len(rows) > seen + 2)
+            count = len(rows)
+            wait_for(lambda: len(rows) > count + 2)
     assert sampler.trouble[0].startswith(f"{gone.name}: NoSuchProcess")
-    assert {row.device for row in rows[seen + 1 :]} == {CPU.name}
+    assert {row.device for row in rows[count + 1 :]} == {CPU.name}
 
 
-def test_a_core_that_is_not_there_is_trouble_not_an_error():
+def test_a_missing_core_is_trouble_not_an_error():
     rows, sampler = collect([Device("cpu:4096", "target", "", "cpu"), CPU], 1, every_s=0.02)
     assert {row.device for row in rows} == {CPU.name}
     assert "cpu:4096: LookupError: there is no core 4096" in sampler.trouble[0]
 
 
-def test_virtual_devices_have_nothing_to_read():
+def test_virtual_devices_have_no_samples():
     before = threading.active_count()
     sampler = Sampler([Device("gpu0", "target", "GPU 0", "virtual")], pytest.fail, lambda: 0)
     sampler.start()
@@ -103,7 +103,7 @@ def test_stop_is_quick_and_final():
     sampler.stop()  # a second time is harmless
 
 
-def test_what_emit_raises_ends_the_sampling_only():
+def test_an_error_of_emit_ends_only_the_sampling():
     def refuse(_: Occupancy) -> None:
         raise OSError("disk full")
 
@@ -162,18 +162,18 @@ class Nvml(ModuleType):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    stand_in = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in)
+    fake = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(occupancy, "_uuid", lambda index: f"GPU-x{index}")
-    return stand_in
+    return fake
 
 
-def test_cards_say_load_memory_and_power(nvml):
+def test_cards_give_load_memory_and_power(nvml):
     names = ("cuda:0/drafter", "cuda:1")
     rows, sampler = collect([Device(n, "target", "", "cuda") for n in names], 2, every_s=0.02)
     assert sampler.trouble == []
-    found = {(row.device, row.busy, row.memory, row.power) for row in rows}
-    assert found == {(names[0], 0.37, 3 * 2**30, 251.5), (names[1], 1.0, 3 * 2**30, None)}
+    readings = {(row.device, row.busy, row.memory, row.power) for row in rows}
+    assert readings == {(names[0], 0.37, 3 * 2**30, 251.5), (names[1], 1.0, 3 * 2**30, None)}
     assert nvml.open == 0
 
 

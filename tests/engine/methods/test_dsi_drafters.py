@@ -20,7 +20,7 @@ from engine.methods.dsi import Config, plan, servers
 from engine.pairs.pair import Pair
 from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
-from engine.types import Layout, Limits, Sampling
+from engine.types import Layout, Limits, Sampling, Separate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, speeds, target_token, times
@@ -246,7 +246,7 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
 def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
     with three_devices(trio, "local-process") as cluster:
         cluster.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(4))
-        worker = cluster.placement.crew(Layout(targets=1, drafters=2)).workers["drafter"][1]
+        worker = cluster.placement.workers_for(Layout(Separate(drafters=2))).by_model["drafter"][1]
         seen = []
 
         def listen(event: object) -> None:

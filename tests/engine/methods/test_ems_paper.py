@@ -11,7 +11,7 @@ import pytest
 
 from engine.methods import METHODS
 from engine.run.batch import Batch
-from engine.types import Draft, DraftToken, Layout, Packing
+from engine.types import Draft, DraftToken, Layout, Packing, Separate
 from tests.engine.workers.harness import scripted_cluster
 from traces import batches
 from traces.metrics import measure
@@ -45,7 +45,9 @@ async def decode(run, cfg) -> None:
 def example(request, monkeypatch):
     """Return the example's trace; a third step shows the KV padding of the second one."""
     method = replace(
-        METHODS["ems"], decode=decode, layout=lambda _: Layout(drafters=0, batch=2, packing=request.param)
+        METHODS["ems"],
+        decode=decode,
+        layout=lambda _: Layout(Separate(drafters=0), batch=2, packing=request.param),
     )
     monkeypatch.setitem(METHODS, "ems", method)
     with scripted_cluster(successor, successor) as cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.cluster.site import Pipeline
+from engine.cluster.site import StageLimits
 from engine.errors import SpecScopeError, UsageError
 from engine.methods.pearl import Config, plan
 from engine.model.stage import to_bytes
@@ -237,18 +237,18 @@ def test_stages_are_planned_in_a_pipeline_only():
 @pytest.mark.parametrize(
     ("pipeline", "asked", "expected"),
     [
-        (Pipeline(2, 4, 80), 0, 2),
-        (Pipeline(3, 4, 80), 0, 3),
-        (Pipeline(3, 4, 80), 4, 4),
-        (Pipeline(3, 4, 80), 5, "stages is 5; it must be at least 2 and at most 4: there are 4 devices, and the target has 80 layers"),
-        (Pipeline(2, 12, 8), 9, "stages is 9; it must be at least 2 and at most 8: there are 12 devices, and the target has 8 layers"),
-        (Pipeline(2, 1), 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices: choose another placement"),
-        (Pipeline(2, 3), 1, "stages is 1; it must be at least 2 and at most 3: there are 3 devices"),
+        (StageLimits(2, 4, 80), 0, 2),
+        (StageLimits(3, 4, 80), 0, 3),
+        (StageLimits(3, 4, 80), 4, 4),
+        (StageLimits(3, 4, 80), 5, "stages is 5; it must be at least 2 and at most 4: there are 4 devices, and the target has 80 layers"),
+        (StageLimits(2, 12, 8), 9, "stages is 9; it must be at least 2 and at most 8: there are 12 devices, and the target has 8 layers"),
+        (StageLimits(2, 1), 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices: choose another placement"),
+        (StageLimits(2, 3), 1, "stages is 1; it must be at least 2 and at most 3: there are 3 devices"),
     ],
 )  # fmt: skip
 def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, pipeline, asked, expected):
     with scripted_cluster(right, right) as cluster:
-        monkeypatch.setattr(type(cluster.placement.site), "pipeline", lambda _: pipeline)
+        monkeypatch.setattr(type(cluster.placement.site), "stage_limits", lambda _: pipeline)
         if isinstance(expected, int):
             assert cluster.stages(asked) == expected
             return

@@ -282,7 +282,7 @@ def test_sampled_trees_are_judged_by_the_ratio_rule_sibling_after_sibling(bundle
 
 
 def test_drafter_and_target_take_turns_on_shared_gpus():
-    assert find("tree").layout(None).turns
+    assert find("tree").layout(None).arrangement.turns
 
 
 @pytest.mark.parametrize(

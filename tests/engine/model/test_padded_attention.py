@@ -92,15 +92,15 @@ def test_a_sequence_with_fewer_new_tokens_gets_more_padding():
         return [Prefix(i, np.zeros(n, dtype=np.int64)) for i, n in enumerate(lengths) if n is not None]
 
     alignment = Alignment()
-    alignment.follow(prefixes(10, 4))
+    alignment.record(prefixes(10, 4))
     assert alignment.length({0: 9, 1: 3}) == 9  # only the prompts differ
-    alignment.follow(prefixes(14, 5))
-    alignment.follow(prefixes(14, 5))  # a second call in one round changes nothing
+    alignment.record(prefixes(14, 5))
+    alignment.record(prefixes(14, 5))  # a second call in one round changes nothing
     assert alignment.length({1: 4}) == 4 + 3
-    alignment.follow(prefixes(16, 11))
+    alignment.record(prefixes(16, 11))
     assert alignment.length({0: 15}) == 15 + 4
     assert alignment.length({0: 15, 1: 10}) == 15 + 4
-    alignment.follow(prefixes(None, 12, 40))  # a new sequence starts without padding
+    alignment.record(prefixes(None, 12, 40))  # a new sequence starts without padding
     assert alignment.length({1: 11, 2: 39}) == 39
-    alignment.leave(1)
+    alignment.remove(1)
     assert alignment.length({1: 11}) == 11

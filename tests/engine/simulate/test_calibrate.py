@@ -1,4 +1,4 @@
-"""Measuring a machine: every cell of the grid, a file that loads, and nothing left changed. No speed is asserted."""
+"""Calibration: all cells are measured, the file loads, the process is unchanged."""
 
 from __future__ import annotations
 
@@ -29,71 +29,71 @@ def pair(tmp_path_factory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def found(pair):
-    said: list[str] = []
-    result = calibrate(pair, PLAN, "cpu", said.append)
-    assert said[0].startswith(f"loading {pair.name} on cpu:")
-    assert said[1:5] == ["warming up", "turn 1 of 3", "turn 2 of 3", "turn 3 of 3"]
+def calibration(pair):
+    lines: list[str] = []
+    result = calibrate(pair, PLAN, "cpu", lines.append)
+    assert lines[0].startswith(f"loading {pair.name} on cpu:")
+    assert lines[1:5] == ["warming up", "turn 1 of 3", "turn 2 of 3", "turn 3 of 3"]
     return result
 
 
-def test_every_cell_of_both_models_is_measured(found):
+def test_every_cell_of_both_models_is_measured(calibration):
     cells = {Cell(r, c, b) for r in PLAN.rows for c in PLAN.contexts for b in PLAN.batches}
-    assert found.forwards.keys() == {"target", "drafter"}
-    for times in found.forwards.values():
+    assert calibration.forwards.keys() == {"target", "drafter"}
+    for times in calibration.forwards.values():
         assert times.keys() == cells
         assert all(0 < us.least <= us.median <= us.most for us in times.values())
-    for times in (found.hop, found.sample):
+    for times in (calibration.hop, calibration.sample):
         assert 0 < times.least <= times.median <= times.most
-    assert found.link_gb_s > 0
-    assert found.dtype == "float32"
-    assert found.devices == tuple(f"cpu:{core}" for core in sorted(os.sched_getaffinity(0)))
+    assert calibration.link_gb_s > 0
+    assert calibration.dtype == "float32"
+    assert calibration.devices == tuple(f"cpu:{core}" for core in sorted(os.sched_getaffinity(0)))
 
 
-def test_the_file_loads_and_says_what_was_measured(found, tmp_path: Path):
+def test_the_file_loads_with_the_measured_times(calibration, tmp_path: Path):
     path = tmp_path / "here.toml"
-    path.write_text(profile_text(found, "here"), encoding="utf-8")
+    path.write_text(profile_text(calibration, "here"), encoding="utf-8")
     profile = Profile.load(str(path))
     latency = profile.latency()
-    assert profile.gpus == found.devices
-    assert profile.source == f"measured on {found.processor} on {found.date}"
-    for model, times in found.forwards.items():
+    assert profile.gpus == calibration.devices
+    assert profile.source == f"measured on {calibration.processor} on {calibration.date}"
+    for model, times in calibration.forwards.items():
         for (rows, context, batch), us in times.items():
-            said = latency(model, rows * batch, context * batch, batch)
-            assert said == pytest.approx(us.median, abs=0.6)
-    assert latency.communicate_us == pytest.approx(found.hop.median, rel=1e-3, abs=0.6)
-    assert latency.sample_us == pytest.approx(found.sample.median, rel=1e-3, abs=0.6)
+            loaded = latency(model, rows * batch, context * batch, batch)
+            assert loaded == pytest.approx(us.median, abs=0.6)
+    assert latency.communicate_us == pytest.approx(calibration.hop.median, rel=1e-3, abs=0.6)
+    assert latency.sample_us == pytest.approx(calibration.sample.median, rel=1e-3, abs=0.6)
     assert latency.target.kv_bytes == 2 * 3 * 2 * 8 * 4
     assert latency.c == pytest.approx(latency.drafter.speed / latency.target.speed)
 
 
-def test_smallest_and_largest_stand_in_the_comments(found):
-    text = profile_text(found, "here")
+def test_the_comments_have_the_smallest_and_the_largest_time(calibration):
+    text = profile_text(calibration, "here")
     assert len(tomllib.loads(text)["models"]["target"]["measured"]) == 12
-    us = found.forwards["target"][Cell(3, 16, 2)]
+    us = calibration.forwards["target"][Cell(3, 16, 2)]
     assert f"[3, 16, 2, {us.median:.1f}], # {us.least:.1f} to {us.most:.1f} us" in text
 
 
 def test_a_target_alone_has_a_pair_without_a_drafter(pair, tmp_path: Path):
     alone = replace(pair, drafter_path=None)
-    found = calibrate(alone, Plan((1,), (0,), (1,), 1), "cpu", lambda _: None)
+    calibration = calibrate(alone, Plan((1,), (0,), (1,), 1), "cpu", lambda _: None)
     path = tmp_path / "alone.toml"
-    path.write_text(profile_text(found, "alone"), encoding="utf-8")
+    path.write_text(profile_text(calibration, "alone"), encoding="utf-8")
     assert Profile.read(path).latency().drafter is None
 
 
-def test_a_name_with_quotes_is_written_so_that_it_loads(found, tmp_path: Path):
+def test_a_name_with_quotes_is_written_so_that_it_loads(calibration, tmp_path: Path):
     path = tmp_path / "odd.toml"
-    odd = replace(found, processor='A "fast"\\one\n#', pair=replace(found.pair, name="täst"))
+    odd = replace(calibration, processor='A "fast"\\one\n#', pair=replace(calibration.pair, name="täst"))
     path.write_text(profile_text(odd, "odd"), encoding="utf-8")
     assert Profile.read(path).hardware.name == odd.processor
 
 
-def test_the_process_is_left_as_it_was(found):
+def test_threads_and_cores_are_restored(calibration):
     threads, cores = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(2)
     try:
-        with measuring._one_thread(found.devices):
+        with measuring._one_thread(calibration.devices):
             assert torch.get_num_threads() == 1
             assert len(os.sched_getaffinity(0)) == 1
         assert (torch.get_num_threads(), os.sched_getaffinity(0)) == (2, cores)
@@ -113,13 +113,13 @@ def test_a_plan_keeps_within_positions_and_memory(pair, monkeypatch):
     assert Plan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1,)
 
 
-def test_a_forward_takes_its_rows_back_and_reads_as_a_verification(pair, monkeypatch):
+def test_a_timed_forward_removes_its_rows_and_computes_logits_like_a_verification(pair, monkeypatch):
     model = measuring.load(pair.target_path)
-    asked: list[tuple[int, int, list[int]]] = []
+    forwards: list[tuple[int, int, list[int]]] = []
     forward = type(model).forward
 
     def watch(self, cache, rows: object, want: np.ndarray, hidden=()):
-        asked.append((len(rows), len(want), [cache.length(slot) for slot in range(cache.slots)]))
+        forwards.append((len(rows), len(want), [cache.length(slot) for slot in range(cache.slots)]))
         return forward(self, cache, rows, want, hidden)
 
     monkeypatch.setattr(type(model), "forward", watch)
@@ -127,7 +127,7 @@ def test_a_forward_takes_its_rows_back_and_reads_as_a_verification(pair, monkeyp
     cells = [cell for cell, _ in measuring._turn(model, Plan((2, 8), (0, 5), (2,), 1))]
     assert cells == [Cell(2, 0, 2), Cell(8, 0, 2), Cell(2, 5, 2), Cell(8, 5, 2)]
     fill = (10, 0, [0, 0])
-    assert asked == [(4, 4, [0, 0]), (16, 0, [0, 0]), fill, (4, 4, [5, 5]), (16, 0, [5, 5])]
+    assert forwards == [(4, 4, [0, 0]), (16, 0, [0, 0]), fill, (4, 4, [5, 5]), (16, 0, [5, 5])]
 
 
 def test_times_are_the_median_and_the_extremes():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from engine.errors import UsageError
-from engine.simulate.closed_forms import (
+from engine.simulate.profile import Profile, profiles
+from tests.engine.simulate.closed_forms import (
     best_gamma,
     pearl_speedup,
     pearl_tokens,
     speculative_speedup,
     speculative_tokens,
 )
-from engine.simulate.profile import Profile, profiles
 
 ROUNDS = 20_000
 
@@ -86,7 +86,7 @@ def test_best_gamma_of_speculative_decoding():
 
 
 def test_table_7_one_rate_explains_both_methods():
-    """PEARL's run length n between rejections gives a = n / (1 + n); with it, accepted tokens of a speculative round."""
+    """PEARL's run length n between rejections gives a = n / (1 + n)."""
     table = {  # speculative: mean accepted tokens at its gamma; PEARL: mean accepted tokens
         "codellama-7-34": (5.27, 6, 27.95),
         "codellama-7-70": (8.32, 10, 26.53),

@@ -1,4 +1,4 @@
-"""The roofline: hand-computed times, what it must keep, and what it says of Table 10."""
+"""The roofline: times computed by hand, monotonicity, and its error on Table 10."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def models(latency: Latency) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "pair"), ALL)
-def test_one_row_costs_what_was_published(name: str, pair: str):
+def test_one_row_takes_the_published_time(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
     assert latency("target", 1, 0) == round(1e6 / latency.target.speed)
     if latency.drafter:
@@ -54,14 +54,14 @@ def test_one_row_costs_what_was_published(name: str, pair: str):
 
 
 @pytest.mark.parametrize(("name", "pair"), PEARL)
-def test_c_is_that_of_table_10(name: str, pair: str):
+def test_c_follows_from_table_10(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
     assert latency.c == pytest.approx(C[pair], rel=1e-12)
     assert round(latency.c) == GAMMA[pair]
 
 
 def test_hand_computed_sums():
-    """Codellama 7B: 6,607,142,912 weights, 524,288 bytes of KV a row; Codellama 34B: 33,481,031,680 and 196,608."""
+    """Weights and KV bytes a row: Codellama 7B 6,607,142,912, 524,288; 34B 33,481,031,680, 196,608."""
     latency = codellama()
     assert latency.drafter.weights == 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32016 * 4096 == 6_607_142_912
     assert latency.drafter.kv_bytes == 2 * 32 * 4096 * 2 == 524_288
@@ -125,7 +125,7 @@ def table_10() -> dict[str, tuple[Model, Hardware]]:
     return {key: (model, profile.hardware) for profile in pearl for key, model in profile.models.items()}
 
 
-def test_what_one_launch_cost_for_all_models_would_miss():
+def test_the_error_of_one_launch_time_for_all_models():
     """The figures of the module's docstring."""
     shapes = table_10()
     launch = {key: model.launch_us(hardware) for key, (model, hardware) in shapes.items()}
@@ -135,19 +135,19 @@ def test_what_one_launch_cost_for_all_models_would_miss():
     assert round(launch["deepseek-1.3b"]) == 607
     stack = median(launch.values())
     assert round(stack) == 456
-    miss = {
+    errors = {
         key: (model.roofline_us(hardware, 1, 0) + model.layers * stack) * model.speed / 1e6 - 1
         for key, (model, hardware) in shapes.items()
     }
-    assert miss.pop("deepseek-1.3b") == pytest.approx(-0.23, abs=0.005)
-    assert max(map(abs, miss.values())) < 0.06
+    assert errors.pop("deepseek-1.3b") == pytest.approx(-0.23, abs=0.005)
+    assert max(map(abs, errors.values())) < 0.06
 
 
-def test_a_pure_roofline_misses_table_10():
+def test_a_roofline_without_launches_is_far_off_table_10():
     shapes = table_10()
-    short = {key: 1 - m.roofline_us(hardware, 1, 0) * m.speed / 1e6 for key, (m, hardware) in shapes.items()}
-    assert min(short.values()) == pytest.approx(0.38, abs=0.005)
-    assert max(short.values()) == pytest.approx(0.92, abs=0.005)
+    errors = {key: 1 - m.roofline_us(hardware, 1, 0) * m.speed / 1e6 for key, (m, hardware) in shapes.items()}
+    assert min(errors.values()) == pytest.approx(0.38, abs=0.005)
+    assert max(errors.values()) == pytest.approx(0.92, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_wrong_arguments(arguments: tuple[str, int, int], message: str):
         codellama()(*arguments)
 
 
-def test_a_heads_forward_is_a_roofline_of_what_it_computes():
-    """By hand, on the 70B of PEARL's Table 10: three GPUs, layers one after the other, 2039 GB/s."""
+def test_a_heads_forward_is_a_roofline_of_its_matrices():
+    """By hand for the 70B of PEARL's Table 10: three GPUs, split by layers, 2039 GB/s."""
     latency = Profile.load("pearl-4xA100").latency()
     target, hardware = latency.target, latency.hardware
     launch = target.launch_us(hardware)

@@ -1,4 +1,4 @@
-"""Times on a grid: what is said at its points, between them, below and above."""
+"""Times on a grid: at its points, between them, below and above."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ POINTS = [
 ]
 
 
-def test_at_its_points_it_says_what_was_measured():
+def test_at_its_points_a_grid_has_the_measured_times():
     grid = Grid.of(POINTS)
     assert all(grid(r, c, b) == us for r, c, b, us in POINTS)
 
 
-def test_between_points_lines_join_them():
+def test_between_points_times_are_interpolated_linearly():
     grid = Grid.of(POINTS)
     assert grid(2, 0, 1) == 1100
     assert grid(2.5, 30, 2) == pytest.approx(1000 + 150 + 30 + 50)
@@ -32,11 +32,11 @@ def test_between_points_lines_join_them():
     assert (bent(1.5, 0, 1), bent(3, 0, 1)) == (15, 50)
 
 
-def test_below_the_first_point_it_is_the_first():
+def test_below_the_first_point_the_time_is_constant():
     assert Grid.of([[2, 64, 1, 10], [4, 64, 1, 30]])(1, 0, 1) == 10
 
 
-def test_above_the_last_point_the_line_goes_on_unless_it_falls():
+def test_above_the_last_point_the_line_continues_unless_it_falls():
     assert Grid.of([[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 60]])(10, 0, 1) == 180
     assert Grid.of([[1, 0, 1, 10], [2, 0, 1, 9]])(50, 0, 1) == 9
 
@@ -58,7 +58,7 @@ def test_one_row_is_the_median_over_the_contexts():
         ([[1, 0, 1, 5], [2, 10, 1, 6]], r"no time for rows, context, batch = \[1, 10, 1\]"),
     ],
 )
-def test_what_is_no_grid(points: list[list[float]], message: str):
+def test_points_that_are_no_grid_are_refused(points: list[list[float]], message: str):
     with pytest.raises(UsageError, match=message):
         Grid.of(points)
 
@@ -121,7 +121,7 @@ def write(tmp_path: Path, text: str = MEASURED) -> Path:
     return path
 
 
-def test_a_measured_profile_loads_by_path_and_says_its_grid(tmp_path: Path):
+def test_a_measured_profile_loads_by_path_and_has_the_grids_times(tmp_path: Path):
     profile = Profile.load(str(write(tmp_path)))
     latency = profile.latency()
     assert (profile.name, profile.gpus) == ("here", ("cpu:0", "cpu:1"))
@@ -134,13 +134,11 @@ def test_a_measured_profile_loads_by_path_and_says_its_grid(tmp_path: Path):
     assert latency.move_us("target", 10) == round(500 + 20.48)
 
 
-def test_a_measured_profile_does_not_know_its_layers(tmp_path: Path):
+def test_a_measured_profile_has_no_times_of_layers(tmp_path: Path):
     latency = Profile.read(write(tmp_path)).latency()
     assert latency.parallel("target", 1, 0, 1) == 2000
     with pytest.raises(UsageError, match=r"measured in whole forwards.*such as 8xA100"):
         latency.parallel("target", 1, 0, 2)
-    with pytest.raises(UsageError, match="measured in whole forwards"):
-        latency.attention_share("target", 1, 0)
 
 
 @pytest.mark.parametrize(

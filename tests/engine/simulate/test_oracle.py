@@ -1,4 +1,4 @@
-"""Models without weights, driven through the LanguageModel interface the way a worker drives them."""
+"""Models without weights, called through the LanguageModel interface like in a worker."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ import pytest
 from engine.errors import UsageError
 from engine.model.language import LanguageModel
 from engine.model.slots import Rows
-from engine.simulate.oracle import Scripted, bernoulli_models, bernoulli_pair, recorded_pair, scripted_pair
+from engine.simulate.oracle import Scripted, bernoulli_models, recorded_pair
 from engine.trace.events import Commit, Decision, Header
 from engine.trace.trace import Trace
 from engine.types import Sampling
+from tests.engine.workers.harness import scripted_pair
 
 
 def after(model: LanguageModel, path: Sequence[int], slot: int = 0) -> int:
-    """What the model says after a path, asked of an empty cache."""
+    """Return the model's token after a path, with an empty cache."""
     cache = model.new_cache(slot + 1, len(path))
     out = model.forward(cache, Rows.chain(slot, path, 0), np.array([len(path) - 1]))
     return int(out.logits[0].argmax())
 
 
 def text(model: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0) -> list[int]:
-    """N tokens of autoregressive decoding with a growing cache."""
+    """Return n tokens of autoregressive decoding with a growing cache."""
     cache = model.new_cache(slot + 1, len(prompt) + n)
-    rows, said = list(prompt), list[int]()
+    rows, tokens = list(prompt), list[int]()
     for _ in range(n):
         start = cache.length(slot)
         out = model.forward(cache, Rows.chain(slot, rows, start), np.array([len(rows) - 1]))
         rows = [int(out.logits[0].argmax())]
-        said += rows
-    return said
+        tokens += rows
+    return tokens
 
 
 def agreements(
     target: LanguageModel, drafter: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0
 ) -> list[bool]:
-    """Whether the drafter says what the target says, along the target's own text, in one forward."""
+    """Return for each of n positions of the target's text whether the drafter agrees."""
     path = [*prompt, *text(target, prompt, n, slot)][:-1]
     want = np.arange(len(prompt) - 1, len(path))
-    said = [
+    logits = [
         m.forward(m.new_cache(slot + 1, len(path)), Rows.chain(slot, path, 0), want).logits
         for m in (target, drafter)
     ]
-    return (said[0].argmax(1) == said[1].argmax(1)).tolist()
+    return (logits[0].argmax(1) == logits[1].argmax(1)).tolist()
 
 
 class TestScripted:
@@ -85,7 +86,7 @@ class TestScripted:
         model = Scripted("target", lambda path, _: int(path[-1]), 4, context=6)
         with pytest.raises(UsageError, match="no hidden states"):
             model.forward(model.new_cache(1, 4), Rows.chain(0, [1], 0), np.array([0]), hidden=(1,))
-        with pytest.raises(UsageError, match="said token 4; its vocabulary is 0 to 3"):
+        with pytest.raises(UsageError, match="returned token 4; its vocabulary is 0 to 3"):
             after(model, [4])
         with pytest.raises(UsageError, match="context is 6"):
             after(model, [1] * 7)
@@ -94,60 +95,60 @@ class TestScripted:
 class TestBernoulli:
     @pytest.mark.parametrize("rate", [0.0, 0.35, 0.8, 1.0])
     def test_the_drafter_agrees_at_the_rate_given(self, rate: float):
-        target, drafter = bernoulli_pair(rate, 100, prompt_length=2, seed=3)
+        target, drafter = bernoulli_models((rate,), 100, prompt_length=2, seed=3)
         share = np.mean(agreements(target, drafter, [5, 6], 1500))
         assert share == pytest.approx(rate, abs=0.04 if 0 < rate < 1 else 0)
 
     def test_positions_are_independent(self):
-        target, drafter = bernoulli_pair(0.7, 50, seed=1)
+        target, drafter = bernoulli_models((0.7,), 50, seed=1)
         agreed = np.array(agreements(target, drafter, [0], 2000))
         assert agreed[1:][agreed[:-1]].mean() == pytest.approx(0.7, abs=0.04)
         assert agreed[1:][~agreed[:-1]].mean() == pytest.approx(0.7, abs=0.06)
 
-    def test_a_second_pair_and_a_second_question_get_the_same_answer(self):
-        first, second = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 1, 9)
+    def test_a_second_pair_and_a_second_call_give_the_same_tokens(self):
+        first, second = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 1, 9)
         assert text(first[0], [1], 40) == text(second[0], [1], 40) == text(first[0], [1], 40)
         assert agreements(*first, [1], 40) == agreements(*second, [1], 40)
 
     def test_another_seed_or_sequence_is_another_text_and_pattern(self):
-        pair, other = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 1, 10)
+        pair, other = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 1, 10)
         assert text(pair[0], [1], 40) != text(other[0], [1], 40)
         assert text(pair[0], [1], 40) != text(pair[0], [1], 40, slot=1)
         assert agreements(*pair, [1], 40) != agreements(*other, [1], 40)
         assert agreements(*pair, [1], 40) != agreements(*pair, [1], 40, slot=1)
 
-    def test_given_its_length_the_prompt_does_not_matter(self):
-        short, long = bernoulli_pair(0.5, 64, 1, 9), bernoulli_pair(0.5, 64, 3, 9)
+    def test_with_its_length_given_the_prompt_does_not_matter(self):
+        short, long = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 3, 9)
         assert text(short[0], [1], 40) == text(long[0], [2, 3, 4], 40)
         assert agreements(*short, [1], 40) == agreements(*long, [2, 3, 4], 40)
 
-    def test_a_wrong_token_leads_away_from_the_text(self):
-        target, _ = bernoulli_pair(0.5, 1000, 1, 0)
+    def test_a_wrong_token_leaves_the_text(self):
+        target, _ = bernoulli_models((0.5,), 1000, 1, 0)
         own = text(target, [1], 20)
         strayed = text(target, [1, *own[:9], (own[9] + 1) % 1000], 10)
         assert sum(a == b for a, b in zip(own[10:], strayed, strict=True)) < 3
 
     def test_tokens_cover_the_vocabulary_without_those_to_avoid(self):
-        target, drafter = bernoulli_pair(0.5, 8, 1, 0, avoid=[0, 5])
-        said = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
-        assert said == {1, 2, 3, 4, 6, 7}
+        target, drafter = bernoulli_models((0.5,), 8, 1, 0, avoid=[0, 5])
+        tokens = set(text(target, [1], 300)) | set(text(drafter, [1], 300))
+        assert tokens == {1, 2, 3, 4, 6, 7}
 
-    def test_several_drafters_err_independently_and_the_first_is_the_pairs(self):
+    def test_several_drafters_err_independently_and_the_first_is_that_of_a_pair(self):
         target, *drafters = bernoulli_models((0.5, 0.5, 0.8), 64, 1, 9)
         right = np.array([agreements(target, drafter, [1], 1500) for drafter in drafters])
-        assert right[0].tolist() == agreements(*bernoulli_pair(0.5, 64, 1, 9), [1], 1500)
+        assert right[0].tolist() == agreements(*bernoulli_models((0.5,), 64, 1, 9), [1], 1500)
         assert right.mean(1) == pytest.approx([0.5, 0.5, 0.8], abs=0.04)
         assert (right[0] & right[1]).mean() == pytest.approx(0.25, abs=0.04)
 
     def test_wrong_arguments(self):
         with pytest.raises(UsageError, match=r"acceptance rate is 1\.5; it must be at least 0 and at most 1"):
-            bernoulli_pair(1.5, 100)
+            bernoulli_models((1.5,), 100)
         with pytest.raises(UsageError, match="tokens to choose from is 1; it must be at least 2"):
-            bernoulli_pair(0.5, 3, avoid=[0, 1])
+            bernoulli_models((0.5,), 3, avoid=[0, 1])
 
 
 def recorded(**limits: object) -> Trace:
-    """Two sequences, as speculative decoding with gamma 3 leaves them: `a` accepted, `r` rejected, `d` discarded."""
+    """Return a trace of two sequences like those of speculative decoding with gamma 3."""
     prompts = ((1, 2), (3,))
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 5}
     header = Header(
@@ -189,33 +190,33 @@ def recorded(**limits: object) -> Trace:
 
 
 class TestRecorded:
-    def test_the_target_says_the_recorded_text_of_each_sequence(self):
+    def test_the_target_returns_the_recorded_text_of_each_sequence(self):
         target, _ = recorded_pair(recorded())
         assert text(target, [1, 2], 8) == list(range(10, 18))
         assert text(target, [3], 2, slot=1) == [51, 52]
 
-    def test_after_the_end_comes_the_end_token_or_the_last_one(self):
+    def test_after_the_end_the_target_returns_the_eos_or_the_last_token(self):
         target, drafter = recorded_pair(recorded())
         assert text(target, [3], 5, slot=1) == [51, 52, 52, 52, 52]
         target, drafter = recorded_pair(recorded(eos=(40, 41)))
         assert text(target, [3], 5, slot=1) == [51, 52, 40, 40, 40]
         assert target.vocab_size == drafter.vocab_size == 100  # of 99, the rejected draft
 
-    def test_the_drafter_proposes_what_was_proposed(self):
+    def test_the_drafter_returns_the_recorded_drafts(self):
         _, drafter = recorded_pair(recorded())
-        said = [1, 2, *range(10, 18)]
-        proposed = {position: after(drafter, said[:position]) for position in (2, 3, 4, 5, 6, 7, 9)}
+        path = [1, 2, *range(10, 18)]
+        proposed = {position: after(drafter, path[:position]) for position in (2, 3, 4, 5, 6, 7, 9)}
         assert proposed == {2: 10, 3: 11, 4: 99, 5: 13, 6: 14, 7: 15, 9: 98}
         assert after(drafter, [3], slot=1) == 51  # the accepted sibling, not the first
 
-    def test_untested_positions_agree_at_the_runs_own_rate(self):
-        """At 6 of 8 tested positions a draft was accepted; positions after the end stand for the untested ones here."""
+    def test_untested_positions_agree_at_the_runs_rate(self):
+        """6 of 8 tested positions were accepted; positions after the end are untested ones."""
         target, drafter = recorded_pair(recorded(eos=(40,)))
         agreed = agreements(target, drafter, [1, 2, *range(10, 18)], 1500)
         assert np.mean(agreed) == pytest.approx(6 / 8, abs=0.04)
 
     def test_replayed_rounds_are_the_recorded_ones(self):
-        """Speculative decoding with gamma 3, played out: it drafts, accepts and commits what was recorded."""
+        """Speculative decoding with gamma 3 drafts, accepts and commits the recorded tokens."""
         target, drafter = recorded_pair(recorded())
         path, rounds = [1, 2], list[tuple[list[int], int]]()
         while len(path) < 10:
@@ -232,7 +233,7 @@ class TestRecorded:
             ([98], 0),
         ]
 
-    def test_off_the_text_both_say_something_else(self):
+    def test_off_the_text_both_return_other_tokens(self):
         target, drafter = recorded_pair(recorded())
         stray = [1, 2, 10, 77]
         assert text(target, stray, 6) != list(range(12, 18))

@@ -1,4 +1,4 @@
-"""Several GPUs: tensor parallelism, layer-parallel drafting, moving a KV cache; and what they say of the papers' tables."""
+"""Several GPUs: tensor parallelism, layer-parallel drafting, moves of a KV cache; papers' tables."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_layers_on_two_gpus_run_one_after_the_other():
         (5, "0, 1-3, 4-8, 9-13, 14-18, 19-23, 24-28, 29-30, 31"),
     ],
 )
-def test_layer_groups_are_those_of_table_6(size: int, text: str):
+def test_layer_groups_agree_with_table_6(size: int, text: str):
     assert spelled(layer_groups(32, size)) == text
 
 
@@ -75,7 +75,7 @@ def spelled(groups: list[range]) -> str:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 7, 28])
-def test_layer_groups_hold_every_layer_once(layers: int):
+def test_every_layer_is_in_one_group(layers: int):
     for size in range(1, layers + 1):
         groups = layer_groups(layers, size)
         assert [i for g in groups for i in g] == list(range(layers))
@@ -93,27 +93,29 @@ def test_layer_parallel_by_hand():
     attention = ATTENTION_LAUNCHES * launch + 262.144 + 100 * 1.024
     assert latency.drafter.attention_us(TOY, 10, 90) == pytest.approx(attention)
     layer = launch + 163_840 * 4 / 1e3 + 100 * 1.024
-    assert latency.attention_share("drafter", 10, 90) == pytest.approx(attention / layer)
+    assert latency.drafter.layer_us(TOY, 10, 90) == pytest.approx(layer)
     whole = 5000 + 99 * 4.096
     assert latency("drafter", 10, 90) == round(whole)
     # the gather: 10 rows of 512 bytes from the other device, and the wait of one collective
     assert latency.parallel("drafter", 10, 90, 2) == round(whole - attention + 50 + 5.12)
 
 
-def test_one_way_is_the_ordinary_forward():
+def test_size_1_is_the_ordinary_forward():
     for latency in (toy(), easyspec(), Profile.load("pearl-3xA100").latency()):
         for rows, context in ((1, 0), (5, 300), (400, 0)):
             assert latency.parallel("drafter", rows, context, 1) == latency("drafter", rows, context)
 
 
 def test_attention_takes_more_of_a_layer_as_the_context_grows():
-    latency = easyspec()
-    shares = [latency.attention_share("drafter", 1, context) for context in (0, 1000, 10_000, 100_000)]
+    drafter, hardware = easyspec().drafter, easyspec().hardware
+    assert drafter is not None
+    contexts = (0, 1000, 10_000, 100_000)
+    shares = [drafter.attention_us(hardware, 1, n) / drafter.layer_us(hardware, 1, n) for n in contexts]
     assert all(a < b < 1 for a, b in pairwise(shares))
 
 
 def test_the_share_of_attention_launches_is_counted():
-    """Operators of one layer of transformers' Llama for one cached token, views left out, and the residual additions."""
+    """Operators of a transformers Llama layer for one token, plus residual additions."""
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=50
     )
@@ -144,26 +146,26 @@ class _Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_collective_costs_what_table_1_says():
-    """What tensor parallelism adds to a drafter's token, less the streaming it saves, over two all-reduces a layer."""
-    left: list[float] = []
+def test_the_cost_of_a_collective_follows_from_table_1():
+    """Added time of a tensor-parallel drafter and saved streaming, over two all-reduces a layer."""
+    costs: list[float] = []
     for pair, speeds in (
         ("llama-3-8-70-tp8", {2: 33.90, 4: 32.31, 8: 32.39}),
         ("qwen2-7-72-tp8", {2: 36.46, 4: 37.12}),
     ):
         latency = easyspec(pair)
-        alone, hardware = latency.drafter, latency.hardware
-        assert alone
+        single, hardware = latency.drafter, latency.hardware
+        assert single
         for gpus, speed in speeds.items():
-            split = replace(alone, gpus=gpus)
-            saved = alone.roofline_us(hardware, 1, 0) - split.roofline_us(hardware, 1, 0)
-            left.append((1e6 / speed - 1e6 / alone.speed + saved) / (2 * alone.layers))
-    assert [round(us) for us in left] == [93, 145, 158, 71, 93]
-    assert easyspec().hardware.collective_us == round(median(left))
+            split = replace(single, gpus=gpus)
+            saved = single.roofline_us(hardware, 1, 0) - split.roofline_us(hardware, 1, 0)
+            costs.append((1e6 / speed - 1e6 / single.speed + saved) / (2 * single.layers))
+    assert [round(us) for us in costs] == [93, 145, 158, 71, 93]
+    assert easyspec().hardware.collective_us == round(median(costs))
 
 
-def test_drafting_gains_what_table_2_shows():
-    """Seconds of drafting, +tree over EasySpec, on five data sets at two temperatures: 1.48-1.62 (Llama), 1.37-1.52 (Qwen)."""
+def test_the_gain_of_layer_parallel_drafting_agrees_with_table_2():
+    """Seconds of drafting, +tree over EasySpec: 1.48-1.62 for Llama, 1.37-1.52 for Qwen."""
     gain = {
         pair: easyspec(pair)("drafter", 1, 500) / easyspec(pair).parallel("drafter", 1, 500, 4)
         for pair in ("llama-3-8-70-tp8", "qwen2-7-72-tp8")
@@ -178,8 +180,8 @@ def test_larger_groups_gain_more():
     assert all(a > b for a, b in pairwise(times))
 
 
-def test_moving_rows_costs_what_table_16_measured():
-    """PEARL, Llama 3.1 8B: 1.3, 1.4, 1.5 and 1.6 ms for 128 to 1,024 rows; the theory's 0.13 GB take 0.43 ms at 300 GB/s."""
+def test_the_cost_of_moving_rows_agrees_with_table_16():
+    """PEARL, Llama 3.1 8B: 1.3 to 1.6 ms for 128 to 1,024 rows; 0.13 GB take 0.43 ms."""
     latency = Profile.load("pearl-4xA100").latency("llama-3.1-8-70")
     times = [latency.move_us("drafter", rows) for rows in (128, 256, 512, 1024)]
     assert times == [1316, 1372, 1484, 1707]
@@ -188,21 +190,21 @@ def test_moving_rows_costs_what_table_16_measured():
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("call", "message"),
     [
         (lambda x: x.parallel("drafter", 1, 0, 0), "layer-parallel size is 0; .* at least 1 and at most 32"),
         (lambda x: x.parallel("drafter", 1, 0, 33), "layer-parallel size is 33; .* at most 32"),
         (lambda x: x.parallel("judge", 1, 0, 2), "no model 'judge'"),
         (lambda x: x.move_us("drafter", 0), "rows is 0"),
-        (lambda x: x.attention_share("target", 1, -1), "context is -1"),
+        (lambda x: x.parallel("target", 1, -1, 2), "context is -1"),
     ],
 )
-def test_wrong_questions(ask, message: str):
+def test_wrong_arguments(call, message: str):
     with pytest.raises(UsageError, match=message):
-        ask(easyspec())
+        call(easyspec())
 
 
-def test_a_profile_does_not_guess_what_no_source_says():
+def test_a_time_without_a_source_is_an_error():
     pearl, opt = Profile.load("pearl-3xA100").latency(), Profile.load("A100-OPT")
     with pytest.raises(UsageError, match=r"does not say hardware.collective_us; choose another"):
         pearl.parallel("drafter", 1, 0, 4)
@@ -212,11 +214,11 @@ def test_a_profile_does_not_guess_what_no_source_says():
         opt.latency("opt-6.7b")("drafter", 1, 0)
 
 
-def test_what_the_roofline_says_of_ems_sd():
-    """Greedy decoding of opt-6.7b at batch 1-24 (Table 4's tokens/s), CNN/Daily Mail: 745 + 64 rows a sequence (Table 6).
+def test_the_error_of_the_roofline_for_ems_sd():
+    """Greedy decoding of opt-6.7b at batch 1-24 (Table 4), with 745 + 64 rows a sequence (Table 6).
 
-    The roofline is 2-10 % off up to batch 2, and up to 31 % too fast at 24: it takes a batched product for as fast as a
-    single one, and Table 4's steps for full (sequences that end early leave an empty place).
+    The roofline is 2-10 % off up to batch 2, and up to 31 % too fast at 24: it assumes that a
+    batched product is as fast as a single one, and that no sequence of Table 4 ends early.
     """
     latency = Profile.load("A100-OPT").latency("opt-6.7b")
     published = {1: 79.44, 2: 137.49, 4: 257.37, 8: 468.89, 12: 644.47, 16: 774.59, 20: 863.32, 24: 936.45}
@@ -232,7 +234,7 @@ def test_what_the_roofline_says_of_ems_sd():
 
 
 def test_the_derived_speed_of_opt_125m():
-    """12 launches of the median of the one-GPU models' and its own streaming; accepted lengths then agree over the targets."""
+    """12 median launches of the one-GPU models, plus streaming; accepted lengths then agree."""
     profile = Profile.load("A100-OPT")
     hardware, models = profile.hardware, profile.models
     launch = median(models[key].launch_us(hardware) for key in ("opt-2.7b", "opt-6.7b"))
@@ -249,8 +251,11 @@ def test_the_derived_speed_of_opt_125m():
     assert tokens == pytest.approx({"2.7b": 3.65, "6.7b": 3.91, "13b": 3.60}, abs=0.01)
 
 
-def test_fewer_devices_than_layers_in_a_group_take_turns():
-    """6 layers: 0, 1-3, 4, 5. Two devices compute 2 and 1 of the three: one attention layer is saved, one is sent."""
+def test_devices_compute_several_layers_of_a_group_if_there_are_fewer_devices():
+    """6 layers: 0, 1-3, 4, 5.
+
+    Two devices compute 2 and 1 of the three: one is saved, one is sent.
+    """
     latency = toy(layers=6)
     assert latency.drafter
     whole = latency.drafter.forward_us(TOY, 10, 90)
@@ -264,25 +269,25 @@ def test_fewer_devices_than_layers_in_a_group_take_turns():
 def test_the_parts_of_a_fuzzy_forward_by_hand():
     latency = toy(layers=6)
     assert latency.drafter
-    asked = (TOY, 10, 90)
-    attention, layer = latency.drafter.attention_us(*asked), latency.drafter.layer_us(*asked)
+    forward = (TOY, 10, 90)
+    attention, layer = latency.drafter.attention_us(*forward), latency.drafter.layer_us(*forward)
     one, two = latency.parts("drafter", 10, 90, 4, devices=2)
     at = [layer, layer + attention, layer + 2 * attention, layer + 2 * attention + 50 + 5.12]
     expected = (
         [("attention", 1, at[0], at[1]), ("attention", 3, at[1], at[2]), ("exchange", 1, at[2], at[3])],
         [("attention", 2, at[0], at[1]), ("exchange", 1, at[2], at[3])],
     )
-    for found, rows in zip((one, two), expected, strict=True):
-        assert [tuple(p) for p in found] == [
+    for parts, rows in zip((one, two), expected, strict=True):
+        assert [tuple(p) for p in parts] == [
             (kind, number, round(1000 * start), round(1000 * end)) for kind, number, start, end in rows
         ]
-    mlps, rest = 3 * (layer - attention) + 2 * layer, latency.drafter.forward_us(*asked) - 6 * layer
+    mlps, rest = 3 * (layer - attention) + 2 * layer, latency.drafter.forward_us(*forward) - 6 * layer
     assert round(at[3] + mlps + rest) == latency.parallel("drafter", 10, 90, 4, devices=2)
 
 
-def test_more_devices_than_a_group_has_layers_do_nothing_in_it():
+def test_devices_without_a_layer_of_a_group_only_exchange():
     parts = toy().parts("drafter", 1, 0, 2, devices=4)
-    assert [[(p.kind, p.layer) for p in each] for each in parts] == [
+    assert [[(p.kind, p.layer) for p in device] for device in parts] == [
         [("attention", 1), ("exchange", 1)],
         [("attention", 2), ("exchange", 1)],
         [("exchange", 1)],
@@ -294,7 +299,7 @@ def test_more_devices_than_a_group_has_layers_do_nothing_in_it():
 
 
 def test_stages_share_a_forward_by_their_layers():
-    """80 layers in 4 stages: t / 4 each; one row takes what was published on three GPUs."""
+    """80 layers in 4 stages: t / 4 each; one row takes the time published on three GPUs."""
     latency = Profile.load("pearl-4xA100").latency("llama-2-7-70")
     whole = latency("target", 1, 0)
     assert whole == round(1e6 / 9.22)

@@ -1,4 +1,4 @@
-"""Profiles: what ships is complete and sourced; what is broken says so in one line."""
+"""Profiles: shipped files are complete and have sources; broken files are one-line errors."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def test_gpus_may_have_names(tmp_path: Path):
     assert Profile.read(path).gpus == tuple("abcdefgh")
 
 
-def test_models_are_those_of_table_10():
-    found = {key: model for name in PAIRS for key, model in Profile.load(name).models.items()}
-    assert {k: (m.layers, m.dim, m.ffn, m.speed) for k, m in found.items()} == TABLE_10
+def test_models_agree_with_table_10():
+    models = {key: model for name in PAIRS for key, model in Profile.load(name).models.items()}
+    assert {k: (m.layers, m.dim, m.ffn, m.speed) for k, m in models.items()} == TABLE_10
 
 
 def test_weights_agree_with_the_names_of_the_models():
@@ -157,20 +157,20 @@ def test_step_costs_are_the_medians_of_table_15():
     assert (latency.sample_us, latency.communicate_us) == (1700, 200)
 
 
-def test_latency_without_a_name_is_that_of_the_default_pair():
+def test_latency_without_a_name_uses_the_default_pair():
     profile = Profile.load("pearl-4xA100")
     assert profile.latency() == profile.latency(None) == profile.latency("llama-2-7-70")
     assert profile.latency("codellama-7-70").pair == "codellama-7-70"
 
 
-def test_an_unknown_profile_lists_those_there_are():
+def test_an_unknown_profile_is_an_error_with_the_known_names():
     with pytest.raises(
         UsageError, match=r"'../secrets'; choose one of 8xA100, A100-OPT, pearl-3xA100, pearl-4xA100, or a"
     ):
         Profile.load("../secrets")
 
 
-def test_an_unknown_pair_lists_those_there_are():
+def test_an_unknown_pair_is_an_error_with_the_known_names():
     with pytest.raises(UsageError, match=r"no pair 'llama'; choose one of codellama-7-34, deepseek-1\.3-33"):
         Profile.load("pearl-3xA100").latency("llama")
 
@@ -261,7 +261,7 @@ def test_a_broken_file_of_gpus_is_named_with_its_key(case: str, tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path):
+def test_a_file_that_is_not_text_is_named(tmp_path: Path):
     path = tmp_path / "p.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"p\.toml is not text"):

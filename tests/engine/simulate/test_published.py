@@ -1,23 +1,23 @@
-"""Speed-ups of virtual runs beside those the papers print, at the papers' latencies and acceptance (docs/profiles.md)."""
+"""Speed-ups of virtual runs beside the papers', at their latencies (docs/profiles.md)."""
 
 import pytest
 
 import engine
 from engine.types import Limits
 
-PROMPTS = [[1 + i] * 16 for i in range(6)]
-"""The text, and where the drafter agrees, is a function of the prompt."""
+PROMPTS = [[1 + i] * 16 for i in range(4)]
+"""The prompt determines the text and the positions where the drafter agrees."""
 
 
 def speed_up(cluster, method, new=128, **config) -> float:
-    """Return tokens per second of decoding over `autoregressive`'s."""
+    """Return the decoding speed divided by `autoregressive`'s."""
 
     def seconds(key, prompt, **more):
         t = cluster.run(key, prompt, config=more, limits=Limits(new))
         assert len(t.token_ids()) == new
         return t.commits[-1].time - max(s.end for s in t.spans if s.kind == "prefill")
 
-    plain = seconds("autoregressive", PROMPTS[0])  # the same for all prompts, which are of one length
+    plain = seconds("autoregressive", PROMPTS[0])  # the same for all prompts of one length
     return len(PROMPTS) * plain / sum(seconds(method, prompt, **config) for prompt in PROMPTS)
 
 
@@ -26,7 +26,7 @@ def opened(profile, pair, rate):
 
 
 def rate_of(alpha: float, gamma: int) -> float:
-    """Return the chance that one draft is accepted where a share alpha of gamma drafts is."""
+    """Return the acceptance rate at which a share alpha of gamma drafts is accepted."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -58,7 +58,7 @@ def test_easyspec_table_2(pair, method, alpha, published):
     ],
 )
 def test_pearl_table_1(pair, rate, speculative, pearl):
-    """The rate is the one at which speculative decoding is as fast as published; PEARL's speed-up follows."""
+    """At the rate at which speculative decoding is as fast as published, PEARL's speed-up follows."""
     with opened("pearl-4xA100", pair, rate) as cluster:
         assert speed_up(cluster, "speculative") == pytest.approx(speculative, rel=0.1)
         assert speed_up(cluster, "pearl") == pytest.approx(pearl, rel=0.15)
@@ -68,7 +68,7 @@ def test_pearl_table_1(pair, rate, speculative, pearl):
     ("pair", "rate", "published"), [("starcoder-15b-mbpp", 0.90, 1.66), ("phi-3-14b-alpaca", 0.87, 1.60)]
 )
 def test_dsi_table_2(pair, rate, published):
-    """Over speculative decoding at the mean of the paper's lookaheads 1, 5 and 10, which it does not tell apart."""
+    """DSI over speculative decoding's mean at lookahead 1, 5 and 10: the paper has one figure."""
     with opened("8xA100", pair, rate) as cluster:
         dsi = speed_up(cluster, "dsi", 50, lookahead=1, sp=7)
         others = [speed_up(cluster, "speculative", 50, gamma=gamma) for gamma in (1, 5, 10)]

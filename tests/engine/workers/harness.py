@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,15 +10,23 @@ import numpy as np
 
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
-from engine.cluster.site import Assignment, Loader, Pipeline, staged
+from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.heads.drafting import Work
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
 from engine.pairs.pair import Pair
-from engine.simulate.oracle import scripted_pair
+from engine.simulate.oracle import Scripted
 from engine.trace.events import Device
-from engine.types import Layout, Limits, drafter_key
+from engine.types import (
+    Colocated,
+    LayerParallel,
+    Layout,
+    Limits,
+    Pipelined,
+    Separate,
+    drafter_key,
+)
 from engine.workers.transports.sharing import Processor
 from engine.workers.transports.virtual import VirtualLoop, VirtualWorker
 
@@ -34,6 +43,7 @@ class Flat:
     communicate_us: int = 0
     pair: str = "flat"
     preempts: bool = False
+    """Whether a stopped job leaves its device in the middle of a forward."""
     fuzzy_us: int = 100
     row_move_us: int = 0
 
@@ -67,6 +77,13 @@ class Flat:
         return self.target_us / self.drafter_us
 
 
+class PreemptedWorker(VirtualWorker):
+    """A stopped job leaves its device in the middle of a forward, as DSI's theorems assume."""
+
+    async def _wait(self, over, pending) -> None:
+        await asyncio.wait([over, pending.stop], return_when=asyncio.FIRST_COMPLETED)
+
+
 class TestCluster(Cluster):
     """A cluster whose limits carry no EOS of the bundled pair."""
 
@@ -82,33 +99,34 @@ class TestCluster(Cluster):
 
 @dataclass(frozen=True)
 class Racks:
-    """As many virtual devices as a layout asks for: `gpu-drafter`, `gpu-target`, then `gpu-target-1` and so on."""
+    """Virtual devices for any layout: `gpu-drafter`, `gpu-target`, `gpu-target-1` and so on."""
 
     models: dict[str, LanguageModel]
     latency: Flat
     devices: int = 64
     processors: dict[str, Processor] = field(default_factory=dict)
 
-    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
-        if layout.targets + layout.drafters > self.devices:
-            raise UsageError(
-                f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
-            )
-        if layout.stages > 1:
-            devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
-            return staged([Assignment(device.name, (device,)) for device in devices], layout.stages)
-        if layout.shared:
-            device = Device("gpu-target", "", "GPU target", "virtual")
-            return {
-                "drafter": [Assignment("gpu-target/drafter", (device,))],
-                "target": [Assignment("gpu-target", (device,))],
-            }
-        if layout.ranks > 1:
-            devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(layout.ranks))
-            seat = Assignment(f"gpu0..{layout.ranks}", devices, lanes=(("target", 2),))
-            return {"drafter": [seat], "target": [seat]}
-        counts = {"drafter": layout.drafters, "target": layout.targets}
-        return {model: [_seat(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()}
+    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+        match layout.arrangement:
+            case Colocated():
+                device = Device("gpu-target", "", "GPU target", "virtual")
+                drafter = Assignment("gpu-target/drafter", (device,))
+                return {"drafter": [drafter], "target": [Assignment("gpu-target", (device,))]}
+            case LayerParallel(ranks):
+                devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(ranks))
+                group = Assignment(f"gpu0..{ranks}", devices, lanes=(("target", 2),))
+                return {"drafter": [group], "target": [group]}
+            case Pipelined(stages):
+                devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
+                assignments = [Assignment(device.name, (device,)) for device in devices]
+                return pipeline_assignments(assignments, stages)
+            case Separate(targets, drafters):
+                if targets + drafters > self.devices:
+                    raise UsageError(f"{targets + drafters} devices are needed; there are {self.devices}")
+                counts = {"drafter": drafters, "target": targets}
+                return {
+                    model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
+                }
 
     def servers(self, drafters: int) -> int:
         return self.devices - drafters
@@ -122,22 +140,31 @@ class Racks:
     def depth(self) -> int:
         return 0
 
-    def pipeline(self) -> Pipeline:
-        return Pipeline(2, self.devices)
+    def stage_limits(self) -> StageLimits:
+        return StageLimits(2, self.devices)
 
-    def start_worker(self, seat: Assignment) -> VirtualWorker:
-        processor = self.processors.setdefault(seat.devices[0].name, Processor())
-        return VirtualWorker(
-            seat.name, seat.devices, self.latency, self.latency.preempts, processor, dict(seat.lanes)
-        )
+    def start_worker(self, assignment: Assignment) -> VirtualWorker:
+        name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
+        if self.latency.preempts:
+            return PreemptedWorker(name, devices, self.latency, lanes=lanes)
+        processor = self.processors.setdefault(devices[0].name, Processor())
+        return VirtualWorker(name, devices, self.latency, processor, lanes)
 
-    def loader(self, model: str, seat: Assignment) -> Loader:
+    def loader(self, model: str, assignment: Assignment) -> Loader:
         return lambda **_: self.models[model]
 
 
-def _seat(name: str, number: int) -> Assignment:
+def _assignment(name: str, number: int) -> Assignment:
     name += f"-{number}" if number else ""
     return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
+
+
+def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024) -> tuple[Scripted, Scripted]:
+    """Return (target, drafter) given by functions of the tokens so far, (L,) int64."""
+    return (
+        Scripted("target", lambda path, _: target(path), vocab_size),
+        Scripted("drafter", lambda path, _: drafter(path), vocab_size),
+    )
 
 
 def scripted_cluster(

@@ -1,11 +1,11 @@
-"""Worker processes for tests: who serves what, and a listener that acts in the middle of a run."""
+"""Worker processes for tests: the workers of a layout, and a listener that acts inside a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from engine.trace.events import Span
-from engine.types import Layout
+from engine.types import LayerParallel, Layout, Pipelined
 from engine.workers.transports.group import GroupWorker
 from engine.workers.transports.pipeline import PipelineWorker
 
@@ -16,32 +16,32 @@ TWO = {"devices": 2, "size": 2}
 
 def servers(cluster):
     """Return the drafter's worker and the target's."""
-    workers = cluster.placement.crew(cluster.placement.base).workers
+    workers = cluster.placement.workers_for(cluster.placement.base).by_model
     return {model: worker for model, (worker,) in workers.items()}
 
 
 def stages(cluster):
-    """Return the workers of a target in a pipeline."""
-    (worker,) = cluster.placement.crew(Layout(stages=2)).workers["target"]
+    """Return the workers of a pipelined target."""
+    (worker,) = cluster.placement.workers_for(Layout(Pipelined(2))).by_model["target"]
     assert isinstance(worker, PipelineWorker)
     return worker.members
 
 
 def ranks(cluster):
     """Return the workers of a group that drafts together."""
-    (group,) = cluster.placement.crew(Layout(ranks=2, turns=True)).workers["drafter"]
+    (group,) = cluster.placement.workers_for(Layout(LayerParallel(2))).by_model["drafter"]
     assert isinstance(group, GroupWorker)
     return group.members
 
 
 def at_span(count: int, act: Callable[[], object]) -> Callable[[object], None]:
-    """Return a listener that acts when so many spans were told."""
-    seen = 0
+    """Return a listener that calls `act` at span number `count`."""
+    spans = 0
 
     def listen(event: object) -> None:
-        nonlocal seen
-        seen += isinstance(event, Span)
-        if seen == count and isinstance(event, Span):
+        nonlocal spans
+        spans += isinstance(event, Span)
+        if spans == count and isinstance(event, Span):
             act()
 
     return listen

@@ -1,10 +1,12 @@
-"""One contract for every runtime: the same calls give the same rows; only the times differ."""
+"""The contract of all runtimes: the same calls give the same rows; only times differ."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,17 +26,45 @@ RUNTIMES = {
 }
 PROMPT = "Tell me a story about a fox who lost its hat."
 WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
-SHORT = Limits(24)
-GREEDY = (
-    "autoregressive",
-    "speculative",
+SHORT = Limits(16)
+CONFIGS = {
+    "autoregressive": {},
+    "speculative": {"gamma": 4},
+    "pearl": {"gamma": 3},
+    "pearl in a pipeline": {"gamma": 3, "placement": "pipeline"},
+    "pearl co-located": {"gamma": 3, "placement": "co-located"},
+    "tree": {"width": 3, "depth": 4},
+    "easyspec": {"gamma": 4},
+    "prompt_lookup": {"ngram": 2, "copy": 5},
+    "assisted": {"start": 3},
+    "lookahead": {"level": 4, "window": 6},
+    "ouroboros": {"gamma": 4},
+    "medusa": {},
+    "medusa with typical acceptance": {"acceptance": "typical"},
+    "hydra": {"heads": 2},
+    "eagle": {},
+    "eagle2": {"depth": 3, "total": 20},
+    "parallelspec_medusa": {},
+    "parallelspec_eagle": {"masks": 3},
+    "llma": {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."},
+}
+"""Settings by name; the name's first word is the method."""
+GREEDY = ("autoregressive", "speculative", "pearl", "pearl in a pipeline", "pearl co-located", "eagle")
+"""Also run at temperature 0: chains, a head, and each placement."""
+ONE_SPAN_EACH = (
     "pearl",
     "pearl in a pipeline",
-    "pearl co-located",
+    "tree",
+    "assisted",
     "lookahead",
+    "ouroboros",
     "eagle",
+    "parallelspec_eagle",
 )
-"""Run at temperature 0 as well: a method of each kind of draft, and each placement."""
+"""Methods whose draft spans all have decisions, and whose devices run one forward at a time."""
+RUNS = [(name, WARM) for name in CONFIGS] + [(name, Sampling()) for name in GREEDY]
+
+Runs = dict[tuple[str, float], Trace]
 
 
 @pytest.fixture(scope="module")
@@ -42,146 +72,141 @@ def pair(tmp_path_factory):
     return with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
 
 
+@pytest.fixture(scope="module")
+def clusters(pair):
+    """Return a function that opens the cluster of a runtime at its first call."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(engine.open(pair, device="cpu", **RUNTIMES[name])))
+
+
 @pytest.fixture(scope="module", params=RUNTIMES)
-def cluster(request, pair):
-    with engine.open(pair, device="cpu", **RUNTIMES[request.param]) as opened:
-        yield opened
+def cluster(request, clusters):
+    return clusters(request.param)
 
 
 @pytest.fixture(scope="module")
-def reference(pair):
-    """Rows of the thread runtime, which the others must repeat."""
-    with engine.open(pair, device="cpu", **RUNTIMES["local-thread"]) as opened:
-        runs = {}
-        for method, config in (
-            ("autoregressive", {}),
-            ("speculative", {"gamma": 4}),
-            ("pearl", {"gamma": 3}),
-            ("pearl in a pipeline", {"gamma": 3, "placement": "pipeline"}),
-            ("pearl co-located", {"gamma": 3, "placement": "co-located"}),
-            ("tree", {"width": 3, "depth": 4}),
-            ("easyspec", {"gamma": 4}),
-            ("prompt_lookup", {"ngram": 2, "copy": 5}),
-            ("assisted", {"start": 3}),
-            ("lookahead", {"level": 4, "window": 6}),
-            ("ouroboros", {"gamma": 4}),
-            ("medusa", {}),
-            ("medusa with typical acceptance", {"acceptance": "typical"}),
-            ("hydra", {"heads": 2}),
-            ("eagle", {}),
-            ("eagle2", {"depth": 3, "total": 20}),
-            ("parallelspec_medusa", {}),
-            ("parallelspec_eagle", {"masks": 3}),
-            ("llma", {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."}),
-        ):
-            for sampling in (WARM, Sampling())[: 2 if method in GREEDY else 1]:
-                trace = opened.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=SHORT)
-                runs[method, sampling.temperature] = (config, sampling, trace)
-    return runs
+def runs(clusters):
+    """Return a function that executes RUNS on a runtime at its first call: traces by (name, T)."""
+
+    @cache
+    def execute(runtime: str) -> Runs:
+        run = clusters(runtime).run
+        return {
+            (name, sampling.temperature): run(
+                name.split()[0], PROMPT, config=CONFIGS[name], sampling=sampling, limits=SHORT
+            )
+            for name, sampling in RUNS
+        }
+
+    return execute
 
 
 def _facts(trace: Trace) -> tuple[list[object], ...]:
+    """Return the rows of a trace without times, spans and probabilities."""
     timeless = {"time": 0, "verify_span": 0, "span": 0, "draft_span": 0}
     inexact = {"p": 0, "q": 0, "top_p": (), "top_q": ()}
 
     def strip(row, **more):
         return replace(row, **{k: v for k, v in timeless.items() if hasattr(row, k)}, **more)
 
-    told = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
-    return [strip(d, **inexact) for d in trace.decisions], *(list(map(strip, rows)) for rows in told)
+    tables = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
+    return [strip(d, **inexact) for d in trace.decisions], *(list(map(strip, rows)) for rows in tables)
 
 
 def _probabilities(trace: Trace) -> np.ndarray:
     return np.array([(d.p, d.q) for d in trace.decisions], dtype=float)
 
 
-@pytest.mark.parametrize("cluster", ["local-process", "virtual"], indirect=True)
-def test_same_rows_on_every_runtime(cluster, reference):
-    for (method, _), (config, sampling, expected) in reference.items():
-        trace = cluster.run(method.split()[0], PROMPT, config=config, sampling=sampling, limits=SHORT)
+@pytest.mark.parametrize("runtime", ["local-process", "virtual"])
+def test_every_runtime_writes_the_rows_of_the_thread_runtime(runtime, runs):
+    for name, expected in runs("local-thread").items():
+        trace = runs(runtime)[name]
         assert trace.status == "done"
-        for mine, theirs in zip(_facts(trace), _facts(expected), strict=True):
-            assert mine == theirs, method
-        np.testing.assert_allclose(_probabilities(trace), _probabilities(expected), atol=1e-4, err_msg=method)
+        for rows, expected_rows in zip(_facts(trace), _facts(expected), strict=True):
+            assert rows == expected_rows, name
+        np.testing.assert_allclose(
+            _probabilities(trace), _probabilities(expected), atol=1e-4, err_msg=str(name)
+        )
         assert trace.text == expected.text
 
 
-def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
+def test_an_eagle_3_head_drafts_the_same_in_threads_and_in_virtual_time(pair, tmp_path):
+    pair = with_eagle3(pair, tmp_path / "eagle3")
     runs = dict[str, list[Trace]]()
-    for name, options in RUNTIMES.items():
-        with engine.open(with_eagle3(pair, tmp_path / "eagle3"), device="cpu", **options) as opened:
-            runs[name] = [
-                opened.run(method, PROMPT, sampling=sampling, limits=Limits(16))
-                for method in ("autoregressive", "eagle", "eagle2")
-                for sampling in (Sampling(), WARM)
+    for runtime in ("local-thread", "virtual"):
+        with engine.open(pair, device="cpu", **RUNTIMES[runtime]) as opened:
+            runs[runtime] = [
+                opened.run(method, PROMPT, sampling=sampling, limits=SHORT)
+                for method, sampling in (
+                    ("autoregressive", Sampling()),
+                    ("eagle", Sampling()),
+                    ("autoregressive", WARM),
+                    ("eagle2", WARM),
+                )
             ]
-    for traces in runs.values():
-        for trace, expected in zip(traces, runs["local-thread"], strict=True):
-            assert _facts(trace) == _facts(expected), trace.header.method
-        alone, warm, eagle, _, eagle2, warm2 = (trace.token_ids() for trace in traces)
-        assert (eagle, eagle2, warm2) == (alone, alone, warm), "lossless"
-        assert all(max(r.accepted for r in trace.rounds) > 0 for trace in traces[2:]), "some are accepted"
-    drafts = [s for s in runs["virtual"][2].spans if s.kind == "draft"]
+    for trace, expected in zip(*runs.values(), strict=True):
+        assert _facts(trace) == _facts(expected), trace.header.method
+    for plain, drafted in plain_and_drafted(runs["virtual"]):
+        assert drafted.token_ids() == plain.token_ids(), "lossless"
+        assert max(r.accepted for r in drafted.rounds) > 0, "some drafts are accepted"
+    drafts = [s for s in runs["virtual"][1].spans if s.kind == "draft"]
     assert all(s.end > s.start and s.model == "drafter" for s in drafts)
 
 
-def test_a_placement_changes_no_row(reference):
-    for temperature in (0.0, 0.9):
+def plain_and_drafted(traces: list[Trace]) -> list[tuple[Trace, Trace]]:
+    return list(zip(traces[::2], traces[1::2], strict=True))
+
+
+def test_a_placement_changes_no_row(runs):
+    for temperature in (0.0, WARM.temperature):
         separate, *others = (
-            _facts(reference[method, temperature][2])
-            for method in ("pearl", "pearl in a pipeline", "pearl co-located")
+            _facts(runs("local-thread")[name, temperature])
+            for name in ("pearl", "pearl in a pipeline", "pearl co-located")
         )
         for other in others:
-            for mine, theirs in zip(separate, other, strict=True):
-                assert mine == theirs
+            for rows, expected_rows in zip(separate, other, strict=True):
+                assert rows == expected_rows
 
 
-@pytest.mark.parametrize("config", [{}, {"acceptance": "rejection"}], ids=str)
-def test_dsi_says_the_same_whatever_the_timing(cluster, config, reference):
+def test_dsi_writes_the_same_text_at_any_timing(cluster, runs):
     for sampling in (Sampling(), WARM):
-        trace = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=SHORT)
+        trace = cluster.run("dsi", PROMPT, sampling=sampling, limits=SHORT)
         assert trace.status == "done"
-        if not config:
-            assert trace.text == reference["autoregressive", sampling.temperature][2].text
-        elif sampling is WARM:
-            again = cluster.run("dsi", PROMPT, config=config, sampling=sampling, limits=SHORT)
-            assert again.text == trace.text
+        assert trace.text == runs("local-thread")["autoregressive", sampling.temperature].text
 
 
-@pytest.mark.parametrize(
-    ("method", "config"),
-    [
-        ("pearl", {"gamma": 3}),
-        ("pearl", {"gamma": 3, "placement": "pipeline"}),
-        ("dsi", {}),
-        ("tree", {}),
-        ("assisted", {}),
-        ("lookahead", {}),
-        ("ouroboros", {}),
-        ("eagle", {}),
-        ("parallelspec_eagle", {}),
-    ],
-)
-def test_the_trace_tells_the_whole_story(cluster, method, config):
-    trace = cluster.run(method, PROMPT, config=config, limits=SHORT)
-    spans = {s.id: s for s in trace.spans}
-    assert len(spans) == len(trace.spans), "span ids are unique"
+def test_dsi_with_rejection_sampling_repeats_its_text(cluster):
+    config = {"acceptance": "rejection"}
+    one, two = (cluster.run("dsi", PROMPT, config=config, sampling=WARM, limits=SHORT) for _ in range(2))
+    assert (one.status, one.text) == (two.status, two.text) == ("done", two.text)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_trace_is_complete(runtime, clusters, runs):
+    dsi = clusters(runtime).run("dsi", PROMPT, limits=SHORT)
+    for trace in (dsi, *(trace for (name, _), trace in runs(runtime).items() if name in ONE_SPAN_EACH)):
+        check_complete(trace)
+
+
+def check_complete(trace: Trace) -> None:
+    name, spans = trace.header.method, {s.id: s for s in trace.spans}
+    assert len(spans) == len(trace.spans), f"{name}: span ids are unique"
     drafts = [s for s in trace.spans if s.kind == "draft" and s.outcome == "done"]
-    fates = {d.draft_span for d in trace.decisions if d.draft_span >= 0}
-    assert {s.id for s in drafts} == fates, "every drafted token has its fate"
+    decided = {d.draft_span for d in trace.decisions if d.draft_span >= 0}
+    assert {s.id for s in drafts} == decided, f"{name}: every drafted token has a decision"
     for decision in trace.decisions:
         if decision.verify_span >= 0:
-            assert spans[decision.verify_span].kind in ("verify", "pre-verify")
-    assert sum(r.emitted for r in trace.rounds) == len(trace.commits)
-    assert {p for d in trace.decisions for p, _ in (*d.top_p, *d.top_q)} <= set(trace.pieces)
-    assert {s.kind for s in trace.spans if s.step == 0} == {"prefill"}
+            assert spans[decision.verify_span].kind in ("verify", "pre-verify"), name
+    assert sum(r.emitted for r in trace.rounds) == len(trace.commits), name
+    assert {p for d in trace.decisions for p, _ in (*d.top_p, *d.top_q)} <= set(trace.pieces), name
+    assert {s.kind for s in trace.spans if s.step == 0} == {"prefill"}, name
     for device in {s.device for s in trace.spans}:
         forwards = sorted(
             (s.start, s.end)
             for s in trace.spans
             if s.device == device and s.kind not in ("sample", "communicate")
         )
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(forwards)), "one forward at a time"
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(forwards)), f"{name}: one forward at a time"
 
 
 def test_events_come_header_first_footer_last(cluster):
@@ -192,7 +217,7 @@ def test_events_come_header_first_footer_last(cluster):
     assert sum(isinstance(e, Span) for e in events) == len(trace.spans)
 
 
-def test_cancel_leaves_a_trace_that_says_so(cluster):
+def test_a_cancelled_run_leaves_a_trace_with_this_status(cluster):
     stop = threading.Event()
     seen = 0
 
@@ -221,10 +246,10 @@ def test_a_listener_that_fails_ends_the_run_and_the_next_one_works(cluster):
 
 
 def test_one_run_at_a_time(cluster):
-    begun, refused = threading.Event(), threading.Event()
+    started, refused = threading.Event(), threading.Event()
 
     def hold(_: object) -> None:
-        begun.set()
+        started.set()
         refused.wait(60)
 
     def first() -> None:
@@ -232,7 +257,7 @@ def test_one_run_at_a_time(cluster):
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert begun.wait(60)
+    assert started.wait(60)
     try:
         with pytest.raises(UsageError):
             cluster.run("autoregressive", PROMPT, limits=Limits(8))
@@ -255,15 +280,13 @@ def test_one_run_at_a_time(cluster):
         ("speculative", {}, [1, 99999], "token id 99999"),
     ],
 )
-def test_bad_input_is_refused_before_a_run_begins(cluster, method, config, prompt, message):
+def test_bad_input_is_refused_before_a_run_begins(clusters, method, config, prompt, message):
     events: list[object] = []
     with pytest.raises(UsageError, match=message):
-        cluster.run(method, prompt, config=config, listener=events.append)
+        clusters("virtual").run(method, prompt, config=config, listener=events.append)
     assert events == []
 
 
-def test_numpy_prompt_ids_are_not_needed(cluster):
-    ids = list(np.asarray([1, 3, 40, 50]))
-    assert cluster.run("speculative", [int(i) for i in ids], limits=Limits(4)).header.prompt_ids == (
-        (1, 3, 40, 50),
-    )
+def test_a_prompt_may_be_token_ids(clusters):
+    trace = clusters("virtual").run("speculative", [1, 3, 40, 50], limits=Limits(4))
+    assert trace.header.prompt_ids == ((1, 3, 40, 50),)

@@ -1,4 +1,4 @@
-"""Worker processes that draft together: they leave the rows that one leaves, also after they were stopped."""
+"""Worker processes that draft together: the same rows as one, also after a stopped run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.engine.workers.processes import PROMPT, TWO, at_span, ranks
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=5)])
 @pytest.mark.parametrize("config", [{}, {"width": 4}, {"calibrate": False}], ids=str)
-def test_two_devices_leave_the_rows_of_one(cluster, sampling, config):
+def test_two_devices_write_the_rows_of_one(cluster, sampling, config):
     def rows(devices: int):
-        config_ = {"gamma": 4, "devices": devices, **config}
-        trace = cluster.run("easyspec", PROMPT, config=config_, sampling=sampling, limits=Limits(48))
+        settings = {"gamma": 4, "devices": devices, **config}
+        trace = cluster.run("easyspec", PROMPT, config=settings, sampling=sampling, limits=Limits(24))
         decided = [(d.position, d.token, d.p, d.q, d.u, d.outcome) for d in trace.decisions]
         return decided, [(r.drafted, r.accepted, r.emitted) for r in trace.rounds], trace.token_ids()
 
@@ -34,8 +34,8 @@ def test_other_methods_run_on_the_same_workers_in_between(cluster):
     assert [w.pid for w in ranks(cluster)] == before
 
 
-def test_a_run_after_a_stopped_one_is_not_confused_by_its_turns(cluster):
-    for spans in (7, 12, 31):
+def test_turns_of_a_stopped_run_do_not_disturb_the_next_one(cluster):
+    for spans in (7, 31):
         stop = threading.Event()
         listen = at_span(spans, stop.set)
         config = {"gamma": 16, **TWO}
@@ -47,7 +47,7 @@ def test_a_run_after_a_stopped_one_is_not_confused_by_its_turns(cluster):
         assert cluster.run("easyspec", PROMPT, config=config, limits=Limits(24)).text == plain.text
 
 
-def test_more_devices_than_there_are_is_refused(cluster, monkeypatch):
+def test_too_many_devices_are_refused(cluster, monkeypatch):
     site = cluster.placement.site
     monkeypatch.setattr(cluster.placement, "site", replace(site, devices=site.devices[:2]))
     with pytest.raises(UsageError, match="devices is 4; it must be at least 0 and at most 2"):

@@ -1,4 +1,4 @@
-"""The runtime's small parts: the wire, the slab, the stop rule, the registry."""
+"""The wire, slabs, stop texts and the checks of settings."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def _job(model, *prefixes):
     )
 )
 def test_prefixes_survive_the_wire(sent):
-    here, there = Wire(), Wire()
+    sender, receiver = Wire(), Wire()
     for model, prefixes in sent:
-        packed = pickle.loads(pickle.dumps(here.pack(_job(model, *prefixes.items()))))
-        back = there.unpack(packed)
-        assert {p.sequence: p.tokens.tolist() for p in back.prefixes} == prefixes
+        packed = pickle.loads(pickle.dumps(sender.pack(_job(model, *prefixes.items()))))
+        received = receiver.unpack(packed)
+        assert {p.sequence: p.tokens.tolist() for p in received.prefixes} == prefixes
 
 
-def test_the_wire_carries_only_what_is_new():
+def test_the_wire_sends_only_new_tokens():
     wire = Wire()
     wire.pack(_job("target", (0, range(1000)), (1, range(5))))
     packed = wire.pack(_job("target", (0, range(1004)), (1, [0, 1, 7])))
-    carried = [
+    sent = [
         (sequence, kept, np.frombuffer(new, dtype=np.int64).tolist())
         for sequence, kept, new in packed.prefixes
     ]
-    assert carried == [(0, 1000, [1000, 1001, 1002, 1003]), (1, 2, [7])]
+    assert sent == [(0, 1000, [1000, 1001, 1002, 1003]), (1, 2, [7])]
 
 
-def test_slab_rows_return_once_the_last_draft_is_gone():
+def test_slab_rows_are_free_once_the_last_draft_is_gone():
     slab = Slab("drafter", 8)
     slab.close()
     lease = slab.lease(5)
@@ -68,16 +68,16 @@ def test_slab_rows_return_once_the_last_draft_is_gone():
     del rest
 
 
-def test_a_slab_is_read_where_it_is_mapped():
+def test_all_mappings_of_a_slab_share_its_rows():
     slab = Slab("drafter", 8)
-    here, there = (attach(slab.path, slab.shape) for _ in range(2))
+    one, two = (attach(slab.path, slab.shape) for _ in range(2))
     slab.close()
-    there[3] = np.arange(8)
-    assert here[3].tolist() == list(range(8))
+    two[3] = np.arange(8)
+    assert one[3].tolist() == list(range(8))
 
 
 class Letters:
-    """A decoder whose token i reads as the letter i."""
+    """A detokenizer: token i is letter i of the alphabet."""
 
     def push(self, token: int) -> str:
         return chr(97 + token)
@@ -100,15 +100,15 @@ def _decode(tokens: list[int], limits: Limits) -> Sequence:
 @given(st.lists(st.integers(0, 2), max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 def test_the_text_ends_before_the_first_stop_string(tokens, stop):
     sequence = _decode([*tokens, 25], Limits(50, tuple(stop), eos=(25,)))
-    whole = "".join(chr(97 + t) for t in tokens)
-    cuts = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
+    text = "".join(chr(97 + t) for t in tokens)
+    cuts = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
     if not cuts:
-        assert sequence.text == whole
+        assert sequence.text == text
         assert sequence.reason == "eos"
         return
     assert sequence.reason == "stop"
-    first = min(end for end, _ in cuts)  # the string completed first ends the text ...
-    assert sequence.text == whole[: min(start for end, start in cuts if end == first)]  # ... before it began
+    first = min(end for end, _ in cuts)  # the stop text completed first ends the text ...
+    assert sequence.text == text[: min(start for end, start in cuts if end == first)]  # ... before its start
 
 
 def test_length_and_eos():

@@ -1,4 +1,4 @@
-"""A target split over worker processes: who does what, what happens when all are stopped, and the worker by itself."""
+"""A target whose layers are split over worker processes, and `PipelineWorker` alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_stages_run_one_after_the_other_each_on_its_device(cluster):
         assert one.end <= two.start
     assert {s.device for s in trace.spans if s.kind == "sample"} == {last}
     moves = [s for s in trace.spans if s.kind == "communicate"]
-    assert {s.device for s in moves} == {first, last}, "rows are sent there and taken over here"
+    assert {s.device for s in moves} == {first, last}, "rows leave the first device for the last"
     assert [d.role for d in trace.header.devices] == ["drafter+target"] * 2
 
 
@@ -46,9 +46,9 @@ def test_other_methods_and_placements_run_on_the_same_workers_in_between(cluster
     assert [worker.pid for worker in stages(cluster)] == before
 
 
-def test_a_run_after_a_stopped_one_starts_with_the_same_rows_everywhere(cluster):
+def test_after_a_stopped_run_all_stages_cache_the_same_rows(cluster):
     plain = cluster.run("autoregressive", PROMPT, limits=Limits(24)).text
-    for spans in (5, 9, 14, 23):
+    for spans in (5, 14, 23):
         stop = threading.Event()
         listen = at_span(spans, stop.set)
         stopped = cluster.run(
@@ -67,7 +67,7 @@ def test_a_run_after_a_stopped_one_starts_with_the_same_rows_everywhere(cluster)
         (1, 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices"),
     ],
 )
-def test_more_stages_than_there_can_be_are_refused(cluster, monkeypatch, devices, count, message):
+def test_too_many_stages_are_refused(cluster, monkeypatch, devices, count, message):
     site = cluster.placement.site
     monkeypatch.setattr(cluster.placement, "site", replace(site, devices=site.devices[:devices]))
     with pytest.raises(UsageError, match=message):
@@ -81,19 +81,19 @@ def test_more_stages_than_there_can_be_are_refused(cluster, monkeypatch, devices
         ("A100-OPT", None, "does not say step.move_ms"),
     ],
 )
-def test_a_profile_that_does_not_say_what_it_takes_is_refused(profile, pair, message):
+def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message):
     with (
-        engine.open(runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.8") as there,
+        engine.open(runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.8") as opened,
         pytest.raises(UsageError, match=message),
     ):
-        there.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
+        opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
 
 
-# The worker by itself.
+# PipelineWorker alone.
 
 
-class Noted:
-    """A stage that answers when it is told to, and notes what it was given."""
+class Recorded:
+    """A stage that records its jobs and replies when the test calls `answer`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.devices = name, (Device(name, "", name, "cpu"),)
@@ -113,33 +113,33 @@ PREFIX = Prefix(0, None)  # type: ignore[arg-type]
 BEGIN = Begin(Sampling(), 1, 8, 8, Packing())
 
 
-async def _turns() -> None:
+async def _step() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def _begun():
-    one, two = Noted("one"), Noted("two")
+async def _started():
+    one, two = Recorded("one"), Recorded("two")
     worker = PipelineWorker([one, two])  # type: ignore[list-item]
     ticket = worker.submit(BEGIN)
-    await _turns()
+    await _step()
     one.answer()
     two.answer()
     await ticket.reply
     return worker, one, two
 
 
-def test_states_go_from_stage_to_stage_and_the_judge_behind_the_last():
+def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last():
     async def work() -> None:
-        worker, one, two = await _begun()
+        worker, one, two = await _started()
         scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
         judging = worker.submit(Judge(7, Draft.empty(), True, 0))
-        await _turns()
+        await _step()
         assert [type(job) for job in one.jobs] == [Begin, Score]
         assert one.jobs[1].stage == (0, 2, b"")
-        assert len(two.jobs) == 1, "neither the forward nor the judge is there before its time"
+        assert len(two.jobs) == 1, "the forward and the judge wait for the first stage"
         one.answer(b"states")
-        await _turns()
+        await _step()
         assert [type(job) for job in two.jobs] == [Begin, Score, Judge]
         assert two.jobs[1].stage == (1, 2, b"states")
         two.replies[1].set_result(Reply(None, (Stamp("verify", 0, 1, 1, 0),)))
@@ -153,36 +153,36 @@ def test_states_go_from_stage_to_stage_and_the_judge_behind_the_last():
     asyncio.run(work())
 
 
-def test_forwards_wait_for_each_other_and_a_stopped_one_that_has_not_begun_is_left_out():
+def test_forwards_wait_for_each_other_and_one_stopped_before_its_start_is_skipped():
     async def work() -> None:
-        worker, one, two = await _begun()
+        worker, one, two = await _started()
         first, second, third = (worker.submit(Prefill("target", (PREFIX,))) for _ in range(3))
-        await _turns()
+        await _step()
         assert len(one.jobs) == 2
-        first.stop()  # has begun: all stages shall hold its rows
+        first.stop()  # it has started: all stages must cache its rows
         second.stop()
         one.answer(b"x")
-        await _turns()
+        await _step()
         assert len(one.jobs) == 2
         two.answer()
-        await _turns()
+        await _step()
         assert (await second.reply) == Reply((), ())
         assert len((await first.reply).stamps) == 2
         assert len(one.jobs) == 3
         one.answer(b"y")
-        await _turns()
+        await _step()
         two.answer()
         await third.reply
 
     asyncio.run(work())
 
 
-def test_an_error_in_a_stage_is_that_of_the_forward_and_of_its_judge():
+def test_an_error_in_a_stage_fails_the_forward_and_its_judge():
     async def work() -> None:
-        worker, one, two = await _begun()
+        worker, one, two = await _started()
         scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
         judging = worker.submit(Judge(7, Draft.empty(), True, 0))
-        await _turns()
+        await _step()
         one.replies[-1].set_exception(WorkerDied("gone"))
         for ticket in (scoring, judging):
             with pytest.raises(SpecScopeError, match="gone"):
@@ -192,18 +192,18 @@ def test_an_error_in_a_stage_is_that_of_the_forward_and_of_its_judge():
     asyncio.run(work())
 
 
-def test_scores_are_forgotten_everywhere_once_they_are_there():
+def test_scores_are_dropped_on_all_stages_once_they_are_computed():
     async def work() -> None:
-        worker, one, two = await _begun()
+        worker, one, two = await _started()
         scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
         worker.submit(Drop(7))
-        await _turns()
+        await _step()
         assert Drop not in map(type, one.jobs)
         one.answer(b"x")
-        await _turns()
+        await _step()
         two.answer()
         await scoring.reply
-        await _turns()
+        await _step()
         assert isinstance(one.jobs[-1], Drop)
         assert isinstance(two.jobs[-1], Drop)
 

@@ -1,4 +1,4 @@
-"""Memory that workers share: it needs no /dev/shm and no file, and a refusal names its size."""
+"""Shared memory: it uses neither /dev/shm nor a file, and an error names the size."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ import pytest
 
 from engine.errors import SpecScopeError
 from engine.workers import shared
-from engine.workers.shared import Shared
+from engine.workers.shared import SharedMemory
 
 
-def mapped(memory: Shared, size: int) -> np.ndarray:
+def mapped(memory: SharedMemory, size: int) -> np.ndarray:
     return np.memmap(memory.path, dtype=np.uint8, mode="r+", shape=size)
 
 
 def test_shared_memory_has_no_file_name_and_is_not_in_dev_shm():
     folders = (Path("/dev/shm"), Path(shared.tempfile.gettempdir()))
     before = [set(folder.glob("specscope-*")) for folder in folders]
-    with closing(Shared(1 << 20)) as memory:
-        here, there = mapped(memory, 1 << 20), mapped(memory, 1 << 20)
+    with closing(SharedMemory(1 << 20)) as memory:
+        one, two = mapped(memory, 1 << 20), mapped(memory, 1 << 20)
         assert os.stat(memory.path).st_dev != os.stat("/dev/shm").st_dev
         assert [set(folder.glob("specscope-*")) for folder in folders] == before
-    there[-1] = 7
-    assert here[-1] == 7, "whoever mapped it keeps it"
+    two[-1] = 7
+    assert one[-1] == 7, "mappings stay after closing"
 
 
-def test_memory_that_the_system_refuses_is_one_line_with_its_size():
+def test_refused_memory_is_a_one_line_error_with_its_size():
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
         with pytest.raises(
             SpecScopeError, match=r"cannot share 67,108,864 bytes of memory .* \(File too large\)"
         ):
-            Shared(1 << 26)
+            SharedMemory(1 << 26)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -47,12 +47,12 @@ def test_memory_that_the_system_refuses_is_one_line_with_its_size():
 def test_without_anonymous_files_the_disk_must_have_room_and_the_file_is_removed(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(shared.tempfile, "tempdir", str(tmp_path))
-    with closing(Shared(4096)) as memory:
-        here, there = mapped(memory, 4096), mapped(memory, 4096)
-        there[0] = 3
-        assert here[0] == 3
+    with closing(SharedMemory(4096)) as memory:
+        one, two = mapped(memory, 4096), mapped(memory, 4096)
+        two[0] = 3
+        assert one[0] == 3
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=65536))
     with pytest.raises(SpecScopeError, match=r"share 131,072 bytes in .*, which has 65,536 free; free some"):
-        Shared(131072)
+        SharedMemory(131072)
     assert not list(tmp_path.iterdir())

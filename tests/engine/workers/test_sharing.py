@@ -1,4 +1,4 @@
-"""A device that drafter and target share: equal shares, exactly, and PEARL on it."""
+"""A device shared by drafter and target: exact equal shares, and PEARL on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.workers.harness import Flat, scripted_cluster
 
 
 def ends(pieces: list[tuple[int, int]]) -> list[int]:
-    """When pieces of (start, microseconds) are done on one device."""
+    """Return the end of each (start, microseconds) forward on one device."""
     loop, processor = VirtualLoop(), Processor()
     done: dict[int, int] = {}
 
@@ -51,7 +51,7 @@ def test_equal_shares(pieces, expected):
 
 
 def slowly(pieces: list[tuple[int, int]]) -> list[Fraction]:
-    """The same in plain fractions: from event to event."""
+    """Return the exact ends, computed from event to event in fractions."""
     now, left, waiting = Fraction(0), dict[int, Fraction](), dict(enumerate(pieces))
     done: dict[int, Fraction] = {}
     while waiting or left:
@@ -75,16 +75,18 @@ def test_any_arrivals_end_within_a_microsecond_per_piece_of_the_exact_time(piece
         assert 0 <= mine - exact <= len(pieces)
 
 
-def say(path) -> int:
+def next_token(path) -> int:
     return (int(path[-1]) * 7 + 3) % 50 + 10
 
 
 def test_pearl_on_one_device_takes_the_time_of_both_one_after_the_other():
     # 4 drafts of 250 beside a forward of 1000: alone 1000 together, shared 2000; nothing is gained, the text is the same
-    with scripted_cluster(say, say, Flat(1000, 250)) as there:
+    with scripted_cluster(next_token, next_token, Flat(1000, 250)) as cluster:
         limits = Limits(21)
-        apart = there.run("pearl", [1, 2, 3], config={"gamma": 4}, limits=limits)
-        shared = there.run("pearl", [1, 2, 3], config={"gamma": 4, "placement": "co-located"}, limits=limits)
+        apart = cluster.run("pearl", [1, 2, 3], config={"gamma": 4}, limits=limits)
+        shared = cluster.run(
+            "pearl", [1, 2, 3], config={"gamma": 4, "placement": "co-located"}, limits=limits
+        )
     assert shared.token_ids() == apart.token_ids()
     assert [(r.mode, r.emitted) for r in shared.rounds] == [(r.mode, r.emitted) for r in apart.rounds]
     prefill = (1000, 1250)  # both models at once: 1000 apart; 250 at half speed, then the rest, on one device
@@ -95,9 +97,9 @@ def test_pearl_on_one_device_takes_the_time_of_both_one_after_the_other():
 
 
 def test_sampled_text_does_not_depend_on_the_placement():
-    with scripted_cluster(say, say, Flat(1000, 250)) as there:
+    with scripted_cluster(next_token, next_token, Flat(1000, 250)) as cluster:
         texts = {
-            there.run(
+            cluster.run(
                 "pearl",
                 [1, 2, 3],
                 config={"gamma": 3, "placement": placement},

@@ -1,4 +1,4 @@
-"""What worker processes do at the same time, where they stop and what they leave; facts that no load changes."""
+"""Worker processes: a stop inside a draft, attention at the same time, the end of a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.types import Limits
 from tests.engine.workers.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers
 
 ATTEMPTS = 20
-"""A busy machine may delay what the run's side does until the workers are done: then a run shows nothing."""
+"""Runs to try: on a busy machine the run's side may be too late in one of them."""
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ ATTEMPTS = 20
     ids=("two devices", "stages", "ranks"),
 )
 def test_cancel_stops_both_devices_inside_a_draft(cluster, method, config):
-    """A draft of 32 tokens is a job of 31 or 32 forwards: a device that ended its job would have all of them."""
+    """A draft of 32 tokens is a job of 31 or 32 forwards; a finished job would have all of them."""
     for attempt in range(ATTEMPTS):
         stop = threading.Event()
         later = threading.Timer(0.01 * attempt, stop.set)
@@ -48,7 +48,7 @@ def test_cancel_stops_both_devices_inside_a_draft(cluster, method, config):
 
 def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster):
     for _ in range(ATTEMPTS):
-        trace = cluster.run("easyspec", PROMPT, config={"gamma": 8, **TWO}, limits=Limits(160))
+        trace = cluster.run("easyspec", PROMPT, config={"gamma": 8, **TWO}, limits=Limits(48))
         assert {s.kind for s in trace.spans if s.rank == 1} == {"prefill", "calibrate", "draft"}
         if overlaps(trace):
             return
@@ -56,11 +56,11 @@ def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster
 
 
 def overlaps(trace) -> int:
-    """Return in how many fuzzy forwards two attention layers run at the same time, each on its device."""
+    """Check the parts of every fuzzy forward; return how many ran both attention layers at once."""
     spans = {s.id: s for s in trace.spans}
     leaders = [s for s in trace.spans if s.kind == "draft" and s.rank == 0]
-    assert len(leaders) > 50
-    found = 0
+    assert len(leaders) > 10
+    overlapping = 0
     for leader in leaders:
         parts = [p for p in trace.parts if p.span in (leader.id, leader.id + 1)]
         attention = [p for p in parts if p.kind == "attention"]
@@ -71,8 +71,9 @@ def overlaps(trace) -> int:
         assert {one.device, two.device} == {device.name for device in trace.header.devices}
         assert all(spans[p.span].start <= p.start <= p.end <= spans[p.span].end for p in parts)
         a, b = attention
-        found += max(a.start, b.start) < min(a.end, b.end)
-    return found
+        assert all(max(a.end, b.end) <= p.end for p in parts if p.kind == "exchange"), "it waits for both"
+        overlapping += max(a.start, b.start) < min(a.end, b.end)
+    return overlapping
 
 
 def shared_memory() -> set[str]:
@@ -81,11 +82,11 @@ def shared_memory() -> set[str]:
     return {handle.name for handle in handles if handle.is_symlink() and "specscope" in os.readlink(handle)}
 
 
-def test_nothing_is_left_behind():
+def test_closing_ends_all_processes_and_frees_shared_memory():
     before = shared_memory()  # of clusters that other tests keep open
     with engine.open(device="cpu") as cluster:
         pids = [worker.pid for worker in (*servers(cluster).values(), *ranks(cluster))]
-        assert shared_memory() <= before, "only those who mapped the memory have it"
+        assert shared_memory() <= before, "the handles of mapped memory are closed"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""Virtual time: exact sums, order, and what happens when nothing is due."""
+"""Virtual time: exact durations, the order of events, and deadlocks."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_speculative_right_drafter_takes_the_hand_computed_time():
     )
 
 
-def test_speculative_wrong_drafter_pays_a_round_a_token():
+def test_speculative_wrong_drafter_takes_a_round_per_token():
     trace = _run("speculative", "never", 4, gamma=3)
-    rounds = [3, 3, 2, 1]  # drafts never reach past the end of the output
+    rounds = [3, 3, 2, 1]  # no draft is longer than the rest of the output
     assert _last_commit_us(trace) == PREFILL_US + sum(n * 250 + 1000 + 3 + 7 for n in rounds)
     assert [r.emitted for r in trace.rounds] == [1] * 4
 
@@ -71,12 +71,12 @@ def test_two_runs_give_the_same_rows():
     assert first.footer == second.footer
 
 
-def test_things_due_at_the_same_time_happen_in_order_of_asking():
-    seen: list[int] = []
+def test_actions_due_at_the_same_time_happen_in_order_of_their_requests():
+    order: list[int] = []
 
     async def wait(loop: VirtualLoop, i: int) -> None:
         await loop.until(50)
-        seen.append(i)
+        order.append(i)
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
@@ -87,10 +87,10 @@ def test_things_due_at_the_same_time_happen_in_order_of_asking():
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(main()) == 50
-    assert seen == list(range(20))
+    assert order == list(range(20))
 
 
-def test_asyncio_timers_jump_too():
+def test_asyncio_timers_take_no_real_time():
     async def main() -> float:
         await asyncio.sleep(3600)
         return asyncio.get_running_loop().time()
@@ -99,7 +99,7 @@ def test_asyncio_timers_jump_too():
         assert runner.run(main()) == pytest.approx(3600, abs=1e-3)
 
 
-def test_a_stuck_run_says_so():
+def test_a_deadlock_is_an_error():
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -111,7 +111,7 @@ def test_a_stuck_run_says_so():
 
 
 def test_a_cancelled_job_holds_its_device_until_its_forward_ends():
-    """The method goes on at once; the trace keeps the work as cancelled; the next job starts after it."""
+    """The method continues at once; the trace has the work as cancelled; the next job waits for it."""
     from engine.methods.registry import METHODS
 
     async def decode(run, cfg):

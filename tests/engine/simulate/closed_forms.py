@@ -1,16 +1,19 @@
-"""What speculative decoding and PEARL are worth when every drafted token is accepted independently with one rate.
+"""Expected speed-up of speculative decoding and PEARL at one independent acceptance rate.
 
-Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from which its formula is
-derived here (that paper gives none: it measures that gamma = round(c) is best).
+Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from
+which its formula is derived here (that paper has no formula: it measures that gamma = round(c) is
+best).
 
-Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target forwards; a forward over
-gamma + 1 rows is taken to cost as much as one over a single row, and judging and communicating nothing.
+Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
+forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
+and communicating cost nothing.
 
-PEARL as a chain of two states. In pre-verify mode a round checks one token and commits one (drafted or corrected); with
-probability a the next round is post-verify. There gamma tokens are checked (gamma - 1 pending ones and the next
-chunk's first): all are committed, with probability a^gamma, and the mode stays; else the accepted ones and one
-corrected, and the mode falls back. A post-verify round therefore commits 1 + a + ... + a^(gamma - 1) tokens on
-average, and in the long run a share of a / (1 + a - a^gamma) of the rounds is post-verify.
+PEARL is a Markov chain of two states. A pre-verify round checks one token and commits one (drafted
+or corrected); with probability a the next round is post-verify. A post-verify round checks gamma
+tokens (gamma - 1 pending ones and the first of the next chunk). With probability a^gamma it commits
+all of them and the mode stays; otherwise it commits the accepted ones and a corrected one, and the
+next round is pre-verify. So a post-verify round commits 1 + a + ... + a^(gamma - 1) tokens on
+average, and a / (1 + a - a^gamma) of all rounds are post-verify.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def pearl_tokens(rate: float, gamma: int) -> float:
 
 
 def pearl_speedup(rate: float, gamma: int, c: float) -> float:
-    """Expected speed-up over autoregressive decoding: a round takes max(gamma / c, 1) target forwards.
+    """Expected speed-up over autoregressive decoding; a round takes max(gamma / c, 1) forwards.
 
     Raises:
         UsageError: The rate is not within 0 and 1, gamma below 1, or c not above 0.
@@ -62,12 +65,12 @@ def pearl_speedup(rate: float, gamma: int, c: float) -> float:
 
 
 def best_gamma(speedup: Callable[[float, int, float], float], rate: float, c: float, limit: int = 32) -> int:
-    """Return the smallest gamma up to `limit` with the greatest speed-up, such as `best_gamma(pearl_speedup, 0.8, 5)`."""
+    """Return the smallest gamma with the greatest speed-up: `best_gamma(pearl_speedup, 0.8, 5)`."""
     return max(range(1, limit + 1), key=lambda gamma: speedup(rate, gamma, c))
 
 
 def _powers(rate: float, n: int) -> float:
-    """Return 1 + a + ... + a^(n - 1), without the division that fails at a = 1."""
+    """Return 1 + a + ... + a^(n - 1); the closed form would divide by 0 at a = 1."""
     return sum(rate**k for k in range(n))
 
 

@@ -1,0 +1,98 @@
+"""Open a cluster: the engine's front door.
+
+with engine.open() as cluster:
+    trace = cluster.run("pearl", "Tell me a story.", config={"gamma": 4})
+    print(trace.text)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from engine.cluster.runtimes import place
+from engine.cluster.session import Cluster
+from engine.errors import UsageError
+from engine.pairs.pair import Pair
+from engine.pairs.progress import Report
+from engine.pairs.sources import resolve, resolve_local
+from engine.trace.trace import Trace
+
+Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+"""Paths of models: none, one or several."""
+
+
+def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
+    pair: str | Pair = "bundled",
+    *,
+    target: str | os.PathLike[str] | None = None,
+    drafter: Places = None,
+    runtime: str = "local-process",
+    profile: str | None = None,
+    profile_pair: str | None = None,
+    tokens: str | Trace = "pair",
+    device: str = "auto",
+    threads: int = 1,
+    head: Places = None,
+    progress: Report | None = None,
+    cancel: threading.Event | None = None,
+    download: bool = True,
+) -> Cluster:
+    """Load a pair of models and return the cluster that runs methods on it.
+
+    Args:
+        pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair.
+        target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
+        drafter: The same for its drafter, which most methods need; several for methods that let
+            drafters race.
+        runtime: `local-process`, `local-thread` or `virtual`.
+        profile: The latency profile of a virtual cluster.
+        profile_pair: The pair of models in the profile; its default if None.
+        tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
+            commas, for several drafters), or a recorded Trace.
+        device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
+        threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
+        head: Directories of drafting heads for the target; a method uses the first of its kind.
+            By default the pair's own heads.
+        progress: Takes the state of a download or conversion of a model that is not in the cache.
+        cancel: Stops a download or conversion when set.
+        download: Whether to download or convert a model that is not in the cache.
+
+    Raises:
+        UsageError: A name is unknown or the settings do not go together.
+        ModelError: A model cannot be loaded or downloaded.
+        RunCancelled: `cancel` was set during a download.
+    """
+    drafters = _several(drafter)
+    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
+    if target is not None:
+        chosen = Pair.of(str(target), *drafters, resolve=find_model)
+    elif drafters:
+        raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
+    else:
+        chosen = pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
+    return Cluster(
+        chosen,
+        place(
+            chosen,
+            runtime=runtime,
+            profile=profile,
+            profile_pair=profile_pair,
+            tokens=tokens,
+            device=device,
+            threads=threads,
+        ),
+        tuple(map(Path, _several(head))),
+    )
+
+
+def _several(places: Places) -> list[str]:
+    paths = [places] if isinstance(places, str | os.PathLike) else places or ()
+    names = list(map(str, paths))
+    if not all(names):
+        raise UsageError("a drafter's or a head's path is empty; give a directory")
+    return names
