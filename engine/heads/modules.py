@@ -59,9 +59,15 @@ def decoder_layer(
     def named(key: str) -> Tensor:
         return take(key.removeprefix("model."))
 
-    embedding, head = ends
+    embedding, lm_head = ends
     return Decoder(
-        shape, named, "drafter", embedding=embedding, head=head, make_inputs=inputs, mask_tokens=masks
+        shape,
+        named,
+        "drafter",
+        embedding=embedding,
+        head=lm_head,
+        make_inputs=inputs,
+        mask_tokens=masks,
     )
 
 

@@ -202,15 +202,15 @@ class _Turn:
                 self.start_draft(line)
             self.start_verifications()
             async for results in self.race:
-                for worker, result in results:
-                    if isinstance(worker, _Verification):
-                        self.running.remove(worker)
-                        self.finished.append(worker)
+                for source, result in results:
+                    if isinstance(source, _Verification):
+                        self.running.remove(source)
+                        self.finished.append(source)
                     elif result:
-                        worker.draft += result
-                        self.start_draft(worker)
+                        source.draft += result
+                        self.start_draft(source)
                     else:
-                        worker.full = True
+                        source.full = True
                 if await self.commit_decided():
                     return
                 self.start_verifications()
@@ -234,7 +234,7 @@ class _Turn:
         """Return a line that needs a verification.
 
         If none covers the next position, this is the longest line, whatever its length. Otherwise
-        it is the first line that has tokens to verify that no verification has.
+        it is the first line with due tokens that no verification has scored.
         """
         if not self.covering:
             return max(self.lines, key=lambda line: len(line.draft))
@@ -293,13 +293,13 @@ class _Turn:
             The scored tokens as a chain, then the lines' other tokens as leaves beside it and after
             it; and whether leaves exist. Of equal tokens the first line's counts (line 9).
         """
-        lines = [(line.draft.tokens, _common(line.draft.ids, scored)) for line in self.lines]
+        drafts = [(line.draft.tokens, _common(line.draft.ids, scored)) for line in self.lines]
         chain, leaves = list[DraftToken](), list[DraftToken]()
         for depth in range(len(scored) + 1):
             tokens = dict[int, DraftToken]()
-            for line, common in lines:
-                if len(line) > depth <= common:
-                    tokens.setdefault(line[depth].id, line[depth])
+            for draft, common in drafts:
+                if len(draft) > depth <= common:
+                    tokens.setdefault(draft[depth].id, draft[depth])
             chain += [tokens.pop(token) for token in scored[depth : depth + 1]]
             leaves += tokens.values()
         leases = tuple(lease for line in self.lines for lease in line.draft.lease)

@@ -34,7 +34,7 @@ PAIRS_OF_3_TOKENS = {
     "same": (Table(3, 3), Table(3, 3)),
     "wrong": (MIXED_3, always_wrong(MIXED_3)),
     "q-zeros": (Table(4, 3), Blurred(5, 3, banned=2)),
-    "p-zeros": (Table(6, 3, banned=1), Table(7, 3)),
+    "p-zeros": (Table(6, 3, banned=1), Table(7, 3, banned=1)),
 }
 """The same for sampled trees of two levels and more, which have many outcomes."""
 LARGE = ("tree-2x2", "tree-2x3", "ems-tree-2x2", "easyspec-2x2", "parallelspec_eagle")

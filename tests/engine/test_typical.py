@@ -136,7 +136,7 @@ def test_every_round_of_the_method_equals_the_reference(typical, sampling):
     p, q, tokens = Table(81, 4), Parallel(82, 4), 40
     settings = {"acceptance": "typical", "epsilon": typical.epsilon, "delta": typical.delta}
     run = ToyRun(p, q, Draws(5, 0), sampling, tokens)
-    asyncio.run(method("medusa", tree=SMALL, **settings)(run))
+    asyncio.run(method("medusa", heads=4, tree=SMALL, **settings)(run))
     x, lengths = list(PROMPT), set[int]()
     for verdict in run.verdicts:
         nodes = [(t.id, t.parent) for t in verdict.draft.tokens]
@@ -250,7 +250,11 @@ def test_at_temperature_0_typical_acceptance_is_rule_2():
         exact, typical = (decide(logits, tree(*tokens), t, sampling=Sampling()) for t in (None, PAPER))
         assert repr(exact) == repr(typical)
     texts = joint(
-        method("medusa", tree=SMALL, acceptance="typical"), Table(1), Parallel(2), Sampling(), tokens=12
+        method("medusa", heads=4, tree=SMALL, acceptance="typical"),
+        Table(1),
+        Parallel(2),
+        Sampling(),
+        tokens=12,
     )
     assert texts == target_joint(Table(1), Sampling(), tokens=12)
 
@@ -280,16 +284,16 @@ def test_a_drafted_token_of_probability_one_half_is_always_emitted(tmp_path):
     (tmp_path / "one.toml").write_text("paths = [[0]]\n")
     one = str(tmp_path / "one.toml")
     p, q = Constant(0.5, 0.3, 0.2), always(0, 3)
-    exact = joint(method("medusa", tree=one), p, q, ONE, 2)
+    exact = joint(method("medusa", heads=4, tree=one), p, q, ONE, 2)
     assert exact == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
-    lossy = joint(method("medusa", tree=one, acceptance="typical"), p, q, ONE, 2)
+    lossy = joint(method("medusa", heads=4, tree=one, acceptance="typical"), p, q, ONE, 2)
     assert lossy == pytest.approx({(0, 0): 0.5, (0, 1): 0.3, (0, 2): 0.2}, abs=EXACT)
 
 
 def test_if_no_drafted_token_is_accepted_the_text_follows_p(tmp_path):
     (tmp_path / "one.toml").write_text("paths = [[0]]\n")
     p, q = Constant(0.94, 0.03, 0.03), always(2, 3)
-    decode = method("medusa", tree=str(tmp_path / "one.toml"), acceptance="typical")
+    decode = method("medusa", heads=4, tree=str(tmp_path / "one.toml"), acceptance="typical")
     assert joint(decode, p, q, ONE, 2) == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
 
 
@@ -297,7 +301,7 @@ def test_on_random_tables_the_distribution_differs_and_exact_is_the_default():
     p, q = Table(71), Parallel(74)
     theirs = target_joint(p, ONE)
     for config, lossy in [({}, False), ({"acceptance": "exact"}, False), ({"acceptance": "typical"}, True)]:
-        mine = joint(method("medusa", tree=SMALL, **config), p, q, ONE)
+        mine = joint(method("medusa", heads=4, tree=SMALL, **config), p, q, ONE)
         distance = sum(abs(mine.get(t, 0) - theirs.get(t, 0)) for t in {*mine, *theirs}) / 2
         assert (distance > 0.1) == lossy
         assert lossy or distance < EXACT

@@ -17,9 +17,10 @@ from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
 from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
-from tests.engine.test_joint import BIASED, EXACT, ONE, joint, target_joint
-from tests.engine.test_reference import SAMPLINGS, Reference, Round, rounds_of
-from tests.engine.toy import PROMPT, Blurred, Table, ToyRun, distance
+from tests.engine.reference import Reference, Round
+from tests.engine.test_joint_errors import BIASED, EXACT, ONE
+from tests.engine.test_reference import SAMPLINGS, rounds_of
+from tests.engine.toy import PROMPT, Blurred, Table, ToyRun, distance, joint, target_joint
 from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 

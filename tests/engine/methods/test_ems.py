@@ -22,11 +22,7 @@ VARIANTS = {
     "kv": {"unpad_inputs": False, "unpad_kv": True},
     "both": {},
 }
-RUNTIMES = {
-    "local-thread": {"runtime": "local-thread"},
-    "local-process": {"runtime": "local-process"},
-    "virtual": {"runtime": "virtual", "profile": "pearl-4xA100"},
-}
+RUNTIMES = ("local-thread", "local-process", "virtual")
 PROMPTS = (
     "Tell me a story about a dragon.",
     "Hi",
@@ -35,12 +31,6 @@ PROMPTS = (
     "Tell me a joke.",
 )
 SAMPLINGS = (Sampling(), Sampling(0.9, top_k=60, top_p=0.95, seed=11))
-
-
-@pytest.fixture(scope="module", params=RUNTIMES)
-def cluster(request):
-    with engine.open(device="cpu", **RUNTIMES[request.param]) as opened:
-        yield opened
 
 
 def alone(cluster, sampling: Sampling, limits: Limits, **config) -> list[Trace]:

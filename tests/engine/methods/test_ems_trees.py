@@ -24,16 +24,9 @@ NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
 """Often allows fewer tokens than a level's width: the trees of a round differ in size."""
 
 
-@pytest.fixture(scope="module", params=RUNTIMES)
-def cluster(request):
-    with engine.open(device="cpu", **RUNTIMES[request.param]) as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
-def threads():
-    with engine.open(runtime="local-thread", device="cpu") as opened:
-        yield opened
+def threads(bundled):
+    return bundled("local-thread")
 
 
 def alone(cluster, prompts, sampling: Sampling, new: int) -> list[Trace]:
