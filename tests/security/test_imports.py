@@ -18,7 +18,7 @@ from tests.traces.samples import sample_trace
 from traces.export.jsonl import read_file
 from traces.export.perfetto import to_perfetto
 from traces.store import Store
-from traces.view import view_model
+from traces.view.document import view_model
 
 LINES = tuple(to_json(event) for event in sample_trace("llma").events())
 EVENTS = (

@@ -1,15 +1,15 @@
 """Layer groups and calibration: what the viewer is told of fuzzy drafts."""
 
 import pytest
+from traces.pool import sp_degree
+from traces.tokens import span_fates
 
 import engine
 from engine.types import Limits
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
-from traces.layers import layers
-from traces.pool import sp_degree
-from traces.tokens import span_fates
-from traces.view import view_model
+from traces.view.document import view_model
+from traces.view.layers import layers
 from traces.waiting import wasted
 
 PROMPT = [1, 2, 3]

@@ -9,7 +9,8 @@ from engine.trace.events import Commit, Decision, Device, Footer, Header, Occupa
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces.metrics import DEFINITIONS, Metrics, Slot, measure, speedup
+from traces.definitions import DEFINITIONS
+from traces.metrics import Metrics, Slot, measure, speedup
 
 MS = 1_000_000
 

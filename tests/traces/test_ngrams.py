@@ -14,13 +14,13 @@ from engine.trace.trace import Trace
 from tests.engine.workers.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
+from tests.traces.states import state_at
 from traces import migrations
 from traces.export.jsonl import read_file
-from traces.ngrams import ngrams
-from traces.replay import state_at
 from traces.store import Store
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.ngrams import ngrams
 
 
 def counts_up(path) -> int:

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from traces.pool import pool, preempted, sp_degree
 
 from engine.run.models import Model
 from engine.trace.events import Commit, Decision, Device, Footer, Round, Span
 from engine.trace.trace import Trace
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, MS, sample_trace
+from tests.traces.states import state_at
 from traces.metrics import measure
-from traces.pool import pool, preempted, sp_degree
-from traces.replay import state_at
-from traces.view import view_model
+from traces.view.document import view_model
 
 PROMPT = [1, 2, 3]
 

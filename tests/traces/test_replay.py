@@ -1,10 +1,10 @@
 import pytest
 
 from tests.traces.samples import KINDS, sample_trace
+from tests.traces.states import state_at
 from traces import waiting
-from traces.replay import state_at
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
 
 
 def edges(trace):

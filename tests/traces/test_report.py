@@ -14,7 +14,7 @@ from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
 from traces.export.assets import FOLDER, SCRIPTS, plotly_script, viewer_script
 from traces.export.report import inline_json, render_report
-from traces.view import view_model
+from traces.view.document import view_model
 
 ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
 

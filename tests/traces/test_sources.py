@@ -8,14 +8,14 @@ from engine.errors import UsageError
 from engine.trace.events import SCHEMA, Copied, Document
 from engine.trace.jsonl import to_json
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
+from tests.traces.states import state_at
 from traces import migrations
 from traces.export.jsonl import read_file
 from traces.export.report import render_report
-from traces.replay import state_at
-from traces.sources import copies, sources
 from traces.store import Store
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.sources import copies, sources
 
 
 @pytest.fixture

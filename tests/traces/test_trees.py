@@ -3,16 +3,16 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from traces.branches import by_branch
+from traces.tokens import decoding_clock, ghosts
 
 from engine.trace.events import Footer, Round
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, SHAPE, WORDS, sample_events, sample_trace
-from traces.branches import by_branch
-from traces.replay import state_at
-from traces.tokens import decoding_clock, ghosts
-from traces.trees import trees
-from traces.view import view_model
+from tests.traces.states import state_at
+from traces.view.document import view_model
+from traces.view.trees import trees
 
 
 @pytest.fixture

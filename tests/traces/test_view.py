@@ -12,8 +12,8 @@ from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
 from traces import metrics, waiting
 from traces.export.assets import viewer_style
-from traces.figures import FIGURES, figure_rows
 from traces.view import MODEL, config_text, view_model, whole_percent
+from traces.view.figures import FIGURES, figure_rows
 
 
 def run_of(trace, **options):

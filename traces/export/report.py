@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from traces.export.assets import plotly_script, report_template, viewer_script, viewer_style
-from traces.view import shown_config, view_model
+from traces.view.document import view_model
+from traces.view.settings import shown_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

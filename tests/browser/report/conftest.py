@@ -4,7 +4,7 @@ import pytest
 
 from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
-from traces.view import view_model
+from traces.view.document import view_model
 
 
 @pytest.fixture(scope="module")

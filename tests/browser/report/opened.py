@@ -3,7 +3,7 @@
 import json
 
 from traces.export.report import render_report
-from traces.view import view_model
+from traces.view.document import view_model
 
 
 class Opened:

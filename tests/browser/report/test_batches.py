@@ -9,7 +9,7 @@ import engine
 from engine.types import Limits
 from tests.browser.report.opened import Opened, centre_of, pane
 from traces import batches
-from traces.trees import trees
+from traces.view.trees import trees
 
 pytestmark = pytest.mark.browser
 PROMPTS = (

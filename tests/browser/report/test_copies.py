@@ -4,9 +4,9 @@ import pytest
 
 from tests.browser.report.opened import Opened, centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
-from traces.sources import copies
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.sources import copies
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.browser.report.opened import Opened, centre_of
 from tests.traces.samples import sample_trace
 from tests.traces.test_layers import easyspec
-from traces.layers import layers
+from traces.view.layers import layers
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-layers"

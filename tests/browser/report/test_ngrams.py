@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.browser.report.opened import Opened, centre_of, update
 from tests.traces.samples import sample_trace
 from tests.traces.test_ngrams import ahead
-from traces.ngrams import ngrams
+from traces.view.ngrams import ngrams
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-grams"

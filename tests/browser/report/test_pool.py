@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+from traces.pool import pool
 
 from tests.browser.report.opened import Opened, pane
 from tests.traces.samples import sample_trace
 from tests.traces.test_pool import PROMPT, dsi
-from traces.pool import pool
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"

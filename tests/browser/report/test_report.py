@@ -7,8 +7,8 @@ import pytest
 
 from tests.browser.report.opened import Opened, pane, visible_text
 from tests.traces.samples import KINDS, sample_trace
-from traces.replay import state_at
-from traces.view import view_model
+from tests.traces.states import state_at
+from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 

@@ -8,7 +8,7 @@ from engine.trace.events import Footer
 from engine.trace.trace import Trace
 from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
 from tests.traces.samples import sample_events, sample_trace
-from traces.view import view_model
+from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b><a href=https://example.org>x</a>"

@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from tests.browser.report.opened import centre_of, drawn_after, pane, window
 from tests.traces.samples import sample_trace
-from traces.view import view_model
+from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 

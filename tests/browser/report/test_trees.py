@@ -7,9 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.report.opened import Opened, centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
-from traces.tokens import decoding_clock
-from traces.trees import trees
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.trees import trees
 
 pytestmark = pytest.mark.browser
 

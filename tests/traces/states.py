@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traces import waiting
-from traces.ngrams import ngrams
-from traces.sources import copies
-from traces.tokens import decoding_clock, ghosts, working_devices
-from traces.trees import trees
+from traces.view.clock import decoding_clock, working_devices
+from traces.view.ghosts import ghosts
+from traces.view.ngrams import ngrams
+from traces.view.sources import copies
+from traces.view.trees import trees
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
