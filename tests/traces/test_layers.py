@@ -1,16 +1,15 @@
 """Layer groups and calibration: what the viewer is told of fuzzy drafts."""
 
 import pytest
-from traces.pool import sp_degree
-from traces.tokens import span_fates
 
 import engine
 from engine.types import Limits
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
+from traces.spans import sp_degree, wasted
 from traces.view.document import view_model
 from traces.view.layers import layers
-from traces.waiting import wasted
+from traces.view.tracks import span_fates
 
 PROMPT = [1, 2, 3]
 

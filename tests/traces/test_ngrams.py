@@ -1,7 +1,6 @@
 """Pools of n-grams and look-ahead windows: what the view tells of a round, and how the rows are kept."""
 
 import json
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -14,8 +13,6 @@ from engine.trace.trace import Trace
 from tests.engine.workers.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from tests.traces.states import state_at
-from traces import migrations
 from traces.export.jsonl import read_file
 from traces.store import Store
 from traces.view.clock import decoding_clock
@@ -92,13 +89,6 @@ def test_while_a_run_goes_on_rounds_that_are_not_complete_are_left_out(trace):
     assert len(ngrams(young)) == len(trace.rounds) - 1
 
 
-def test_replay_tells_the_last_round_that_used_the_pool(trace):
-    clock = decoding_clock(trace)
-    assert state_at(trace, -1e9)["ngrams"] == 0
-    for r in trace.rounds:
-        assert state_at(trace, clock(r.time))["ngrams"] == r.step
-
-
 @strategies.few
 @given(strategies.traces())
 def test_any_trace_has_its_rows(trace):
@@ -132,21 +122,3 @@ def test_a_row_that_cannot_be_is_refused(tmp_path, trace, fields, message):
     path.write_text("\n".join(to_json(e) for e in wrong.events()))
     with pytest.raises(UsageError, match=message):
         read_file(path)
-
-
-def test_a_database_of_revision_5_is_migrated_and_keeps_its_runs(tmp_path):
-    path, old = tmp_path / "traces.db", sample_trace("tree")
-    old.header = replace(old.header, schema=2)
-    with Store(path) as store:
-        store.insert(old)
-    with sqlite3.connect(path) as connection:  # as revision 0005 left it
-        connection.execute("DROP TABLE pooled")
-        connection.execute("ALTER TABLE run DROP COLUMN lossless")
-        connection.execute("UPDATE alembic_version SET version_num = '0005'")
-    connection.close()
-    assert migrations.known("0005")
-    new = ahead(new=12)
-    with Store(path) as store:
-        assert store.load("sample-tree") == old
-        store.insert(new)
-        assert store.load(new.header.run_id) == new

@@ -1,5 +1,4 @@
 import json
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -8,12 +7,8 @@ from engine.errors import UsageError
 from engine.trace.events import SCHEMA, Copied, Document
 from engine.trace.jsonl import to_json
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
-from tests.traces.states import state_at
-from traces import migrations
 from traces.export.jsonl import read_file
 from traces.export.report import render_report
-from traces.store import Store
-from traces.view.clock import decoding_clock
 from traces.view.document import view_model
 from traces.view.sources import copies, sources
 
@@ -69,14 +64,6 @@ def test_a_character_of_several_tokens_comes_with_the_last(trace):
     assert sources(trace)[1]["texts"] == [" x", "", "\u2019", "s", r"\xff", r"C:\new"]
 
 
-def test_replay_tells_the_copies_of_the_last_round(trace):
-    clock = decoding_clock(trace)
-    by_step = {c["step"]: [c] for c in copies(trace)}
-    assert state_at(trace, -1e9)["copies"] == []
-    for r in trace.rounds:
-        assert state_at(trace, clock(r.time))["copies"] == by_step.get(r.step, [])
-
-
 def test_a_redacted_view_tells_nothing_of_prompt_and_reference(trace):
     header = replace(trace.header, config={"copy": 4, "reference": "my secret text"})
     trace.header = header
@@ -129,27 +116,3 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     path.write_text("\n".join(to_json(e) for e in old.events()))
     assert read_file(path) == old
     assert SCHEMA == 4
-
-
-def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
-    path, old = tmp_path / "traces.db", sample_trace("pearl")
-    old.header = replace(old.header, schema=1)
-    old.occupancy = [replace(sample, power=None) for sample in old.occupancy]
-    with Store(path) as store:
-        store.insert(old)
-    with sqlite3.connect(path) as connection:  # as revision 0001 left it
-        connection.execute("DROP TABLE document")
-        connection.execute("DROP TABLE copied")
-        connection.execute("ALTER TABLE occupancy DROP COLUMN power")
-        connection.execute("ALTER TABLE span DROP COLUMN cells")
-        connection.execute("ALTER TABLE span DROP COLUMN rank")
-        connection.execute("DROP TABLE part")
-        connection.execute("DROP TABLE pooled")
-        connection.execute("ALTER TABLE run DROP COLUMN lossless")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
-    connection.close()
-    assert migrations.known("0001")
-    with Store(path) as store:
-        assert store.load("sample-pearl") == old
-        store.insert(sample_trace("llma"))
-        assert store.load("sample-llma") == sample_trace("llma")

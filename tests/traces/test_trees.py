@@ -10,7 +10,6 @@ from engine.trace.events import Footer, Round
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, SHAPE, WORDS, sample_events, sample_trace
-from tests.traces.states import state_at
 from traces.view.document import view_model
 from traces.view.trees import trees
 
@@ -126,11 +125,3 @@ def test_any_trace_has_its_trees(trace):
         assert {len(column) for column in tree["nodes"].values()} == {size}
         assert all(-1 <= p < size for p in tree["nodes"]["parent"])
     assert sorted(by_branch(trace.decisions), key=repr) == sorted(trace.decisions, key=repr)
-
-
-def test_replay_tells_the_last_tree_judged(trace):
-    clock = decoding_clock(trace)
-    assert state_at(trace, -1e9)["tree"] == 0
-    for r in trace.rounds:
-        assert state_at(trace, clock(r.time))["tree"] == r.step
-    assert state_at(sample_trace("speculative"), 1e9)["tree"] == 0

@@ -10,10 +10,12 @@ from engine.trace.events import Commit, Footer, Occupancy, Span
 from engine.trace.trace import Trace
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
-from traces import metrics, waiting
+from traces import metrics, spans, waiting
 from traces.export.assets import viewer_style
-from traces.view import MODEL, config_text, view_model, whole_percent
+from traces.view.band import whole_percents
+from traces.view.document import VERSION, view_model
 from traces.view.figures import FIGURES, figure_rows
+from traces.view.settings import config_text
 
 
 def run_of(trace, **options):
@@ -31,7 +33,7 @@ def test_any_trace_has_a_model_of_plain_json(found, redact):
     model = view_model(found, redact_prompt=redact)
     text = json.dumps(model, allow_nan=False)
     assert json.dumps(json.loads(text)) == text
-    assert model["model"] == MODEL
+    assert model["model"] == VERSION
     for run in model["runs"]:
         assert sum(part["percent"] for part in run["headline"]) in (0, 100)
         assert run["from"] <= run["to"]
@@ -39,7 +41,7 @@ def test_any_trace_has_a_model_of_plain_json(found, redact):
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6))
 def test_whole_percents_sum_to_100_and_stay_close(shares):
-    percent = whole_percent(shares)
+    percent = whole_percents(shares)
     if sum(shares) == 0:
         assert percent == [0] * len(shares)
     else:
@@ -108,7 +110,7 @@ def test_span_fates_agree_with_wasted_work(kind):
     trace = sample_trace(kind, tokens=40, acceptance=0.6)
     tracks = run_of(trace)["tracks"]
     lost = {i for t in tracks for fate in ("rejected", "discarded", "cancelled") for i in ids(t, fate)}
-    assert lost == {s.id for s in waiting.wasted(trace)}
+    assert lost == {s.id for s in spans.wasted(trace)}
 
 
 def test_cancelled_work_is_marked():
@@ -252,9 +254,9 @@ def test_what_a_device_says_of_itself_is_labelled_with_who_asked(kind, label):
     assert run["tracks"][1]["measured"] == {
         "label": label,
         "samples": [
-            [-2.0, 1.0, 900, 90.0],
-            [1.0, 0.25, 700, 100.0],
-            [pytest.approx((end - start) / MS), 0.75, 800, 200.0],
+            (-2.0, 1.0, 900, 90.0),
+            (1.0, 0.25, 700, 100.0),
+            (pytest.approx((end - start) / MS), 0.75, 800, 200.0),
         ],
         "busy": 0.5,
         "memory": 900,

@@ -3,24 +3,23 @@ import random
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.trace.events import Commit, Decision, Device, Footer, Header, Span
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces import waiting
+from traces import spans, waiting
 from traces.waiting import Band, Wait
 
 DRAFTER = Device("d", "drafter", "D", "virtual")
 TARGET = Device("t", "target", "T", "virtual")
 
 
-def trace_of(*spans, devices=(DRAFTER, TARGET), end=None, commits=()):
+def trace_of(*work, devices=(DRAFTER, TARGET), end=None, commits=()):
     """A trace of (device, kind, start, end, model[, step[, outcome]])."""
     header = Header("r", "", "m", "M", {}, ("",), ((),), {}, {}, "virtual", "p", devices, "", "")
     rows = []
-    for i, (device, kind, start, stop, model, *rest) in enumerate(spans):
+    for i, (device, kind, start, stop, model, *rest) in enumerate(work):
         step, outcome = (*rest, *(1, "done")[len(rest) :])
         rows.append(Span(i, device, kind, start, stop, model, step, 0, 1, 0, outcome))
     footer = None if end is None else Footer("done", ("",), ("",), end)
@@ -82,7 +81,7 @@ def test_busy_merges_what_touches_and_leaves_out_empty_spans():
         ("d", "draft", 40, 50, "drafter"),
         ("t", "verify", 0, 99, "target"),
     )
-    assert waiting.busy(trace, "d") == [(10, 30), (40, 50)]
+    assert spans.busy(trace, "d") == [(10, 30), (40, 50)]
 
 
 def test_a_speculative_round_by_hand():
@@ -157,13 +156,13 @@ def test_an_empty_run_waits_for_nothing():
     trace = trace_of()
     assert waiting.waits(trace) == waiting.band(trace) == []
     assert waiting.overlap(trace) == {"both": 0.0, "draft": 0.0, "target": 0.0, "none": 1.0}
-    assert waiting.occupancy(trace, 2) == {"d": [0.0, 0.0], "t": [0.0, 0.0]}
+    assert waiting.occupancy(trace) == {"d": 0, "t": 0}
 
 
 def test_occupancy_by_hand():
-    trace = trace_of(("d", "draft", 0, 15, "drafter"), ("t", "verify", 15, 40, "target"))
-    assert waiting.occupancy(trace, 4) == {"d": [1.0, 0.5, 0.0, 0.0], "t": [0.0, 0.5, 1.0, 1.0]}
-    assert waiting.occupancy(trace, 1, (10, 30)) == {"d": [0.25], "t": [0.75]}
+    prefill = ("t", "prefill", 0, 10, "target", 0)
+    trace = trace_of(prefill, ("d", "draft", 0, 15, "drafter"), ("t", "verify", 15, 30, "target"))
+    assert waiting.occupancy(trace) == {"d": 0.25, "t": 0.75}
 
 
 def test_wasted_work_is_cancelled_or_drafted_in_vain():
@@ -176,9 +175,9 @@ def test_wasted_work_is_cancelled_or_drafted_in_vain():
     )
     for span, outcome in ((0, "accepted"), (1, "rejected"), (2, "discarded")):
         trace.add(Decision(1, 0, 0, -1, 0, 5, None, None, None, "", outcome, span, 4))
-    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
+    assert [s.id for s in spans.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
     trace.footer = Footer("done", ("",), ("",), 40)
-    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 3, 4]
+    assert [s.id for s in spans.wasted(trace)] == [1, 2, 3, 4]
 
 
 @strategies.many
@@ -200,21 +199,20 @@ def test_bands_fill_the_window_and_waits_fill_what_a_device_leaves_idle(trace):
     assert [b.start for b in bands] == edges[:-1]
     for device in trace.header.devices:
         idle = [(w.start, w.end) for w in waiting.waits(trace) if w.device == device.name]
-        work = [(max(a, start), min(b, end)) for a, b in waiting.busy(trace, device.name)]
+        work = [(max(a, start), min(b, end)) for a, b in spans.busy(trace, device.name)]
         pieces = sorted(idle + [(a, b) for a, b in work if a < b])
         assert sum(b - a for a, b in pieces) == end - start
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
 
 
 @strategies.many
-@given(strategies.work(), st.integers(1, 7))
-def test_occupancy_holds_all_busy_time(trace, bins):
+@given(strategies.work())
+def test_occupancy_is_the_busy_time_of_the_window(trace):
     start, end = waiting.decode_window(trace)
-    for name, row in waiting.occupancy(trace, bins).items():
-        work = sum(max(0, min(b, end) - max(a, start)) for a, b in waiting.busy(trace, name))
-        assert len(row) == bins
-        assert all(0 <= share <= 1 for share in row)
-        assert sum(row) * (end - start) / bins == pytest.approx(work, rel=1e-6, abs=1e-3)
+    for device, share in waiting.occupancy(trace).items():
+        work = sum(max(0, min(b, end) - max(a, start)) for a, b in spans.busy(trace, device))
+        assert 0 <= share <= 1
+        assert share * (end - start) == pytest.approx(work, rel=1e-6, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

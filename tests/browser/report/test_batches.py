@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 import engine
 from engine.types import Limits
 from tests.browser.report.opened import Opened, centre_of, pane
-from traces import batches
+from traces.view.packings import packings
 from traces.view.trees import trees
 
 pytestmark = pytest.mark.browser
@@ -106,17 +106,21 @@ def test_blocks_are_the_true_and_the_padded_cells_of_the_round(page, traces):
     cards = page.locator(".ss-packing")
     assert cards.count() == 2
     for card, trace in zip(cards.all(), traces, strict=True):
-        steps = batches.forwards(trace)
+        first = packings(trace)[0]
+        shares = first["shares"]
         card.locator(".ss-packing-round").evaluate(
             "bar => { bar.value = 0; bar.dispatchEvent(new Event('input')); }"
         )
-        step, shares = next(iter(steps.items()))
-        assert card.locator("[role=status]").inner_text().startswith(f"Round {step}: {len(shares)} sequences")
+        assert (
+            card.locator("[role=status]")
+            .inner_text()
+            .startswith(f"Round {first['step']}: {len(shares)} sequences")
+        )
         blocks = card.locator("[role=listitem]")
         assert blocks.count() == len(shares)
         for i, share in enumerate(shares):
-            own = share.rows * (share.cached + share.rows)
-            all_cells = share.padded_rows * (share.padded_cached + share.padded_rows)
+            own = share["rows"] * (share["cached"] + share["rows"])
+            all_cells = share["padded_rows"] * (share["padded_cached"] + share["padded_rows"])
             text = blocks.nth(i).locator("text").last.text_content().replace("\u2009", "")
             assert text == f"{own} of {all_cells} cells"
     spared = cards.nth(1).locator(".ss-note").first.inner_text()

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from traces.pool import pool
 
 from tests.browser.report.opened import Opened, pane
 from tests.traces.samples import sample_trace
-from tests.traces.test_pool import PROMPT, dsi
+from tests.traces.test_servers import PROMPT, dsi
 from traces.view.clock import decoding_clock
 from traces.view.document import view_model
+from traces.view.servers import server_pool
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"
@@ -62,7 +62,7 @@ def test_only_a_run_with_a_pool_has_the_view_whatever_its_method(page, opened, t
 
 
 def test_a_bar_spans_its_time_and_its_positions(page, trace):
-    f = pool(trace)["forwards"]
+    f = server_pool(trace)["forwards"]
     boxes = [own(page, i) for i in range(len(f["id"]))]
     assert page.locator(BAR).count() == len(boxes)
     assert [span_of(bar) for bar in page.locator(BAR).all()] == f["id"]
@@ -84,7 +84,7 @@ def test_a_bar_spans_its_time_and_its_positions(page, trace):
 
 
 def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trace):
-    found = pool(trace)
+    found = server_pool(trace)
     f = found["forwards"]
     fills = [
         bar.evaluate("(node) => getComputedStyle(node).fill")
@@ -121,7 +121,7 @@ def test_the_timeline_marks_cancelled_work_and_its_legend_says_so(page, opened):
 @pytest.mark.parametrize("by", ["mouse", "keys"])
 @pytest.mark.parametrize("outcome", ["rejected", "preempted"])
 def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, outcome):
-    found = pool(trace)
+    found = server_pool(trace)
     f, i = found["forwards"], chosen(found, outcome)
     bar = page.locator(BAR).nth(i)
     if by == "mouse":
@@ -166,13 +166,13 @@ def test_the_staircase_is_the_committed_text(page, trace):
     assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
     rises = [a[1] - b[1] for a, b in pairwise(steps)]
     assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
-    assert page.locator(".ss-pool-draft").count() == len(pool(trace)["drafts"])
+    assert page.locator(".ss-pool-draft").count() == len(server_pool(trace)["drafts"])
     wrong = sum(d.outcome == "rejected" for d in trace.decisions)
     assert page.locator(".ss-pool-wrong").count() == wrong > 0
 
 
 def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
-    before, times = page.locator(BAR).count(), pool(trace)["forwards"]
+    before, times = page.locator(BAR).count(), server_pool(trace)["forwards"]
     page.locator(".ss-pool svg").scroll_into_view_if_needed()
     frame = page.locator(".ss-pool svg").bounding_box()
     page.mouse.move(frame["x"] + 0.3 * frame["width"], frame["y"] + 5)
@@ -199,7 +199,7 @@ def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
 
 
 def test_replay_veils_what_is_to_come(page, trace):
-    f = pool(trace)["forwards"]
+    f = server_pool(trace)["forwards"]
     page.evaluate("(t) => view.seek(t)", f["start"][5])
     veil = page.locator(".ss-pool .ss-veil").bounding_box()
     assert veil["x"] == pytest.approx(own(page, 5)["x"], abs=2)
@@ -215,11 +215,14 @@ def test_a_growing_run_keeps_the_focus_on_its_bar(page, trace):
         json.dumps(view_model([sample_trace("speculative"), trace])),
     )
     page.wait_for_timeout(400)  # a redraw is put off by 120 ms
-    assert page.evaluate("Number(document.activeElement.dataset.span)") == pool(trace)["forwards"]["id"][4]
+    assert (
+        page.evaluate("Number(document.activeElement.dataset.span)")
+        == server_pool(trace)["forwards"]["id"][4]
+    )
 
 
 def test_the_table_says_the_same(page, trace):
-    f = pool(trace)["forwards"]
+    f = server_pool(trace)["forwards"]
     page.get_by_text("The timeline as a table").click()
     table = page.get_by_role("table", name="Pool, DSI · lookahead 2 · sp 3")
     cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
