@@ -6,6 +6,7 @@ Imports for annotations only (`TYPE_CHECKING`) and imports inside functions coun
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def imports(file: Path, known: dict[str, Path]) -> set[str]:
     return found & known.keys()
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return the modules that each module imports."""
     known = modules()

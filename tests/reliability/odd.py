@@ -12,9 +12,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from engine.cluster.local_devices import Loader, LocalDevices, Seat, devices_of
+from engine.cluster.local_devices import LocalDevices, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
+from engine.cluster.site import Assignment, Loader
 from engine.model.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Layout
@@ -71,14 +72,14 @@ class Odd(LocalDevices):
     ballast: bytes = b""
     """Bytes that travel with the job that loads the model."""
 
-    def start_worker(self, seat: Seat) -> ProcessWorker:
+    def start_worker(self, seat: Assignment) -> ProcessWorker:
         worker = super().start_worker(seat)
         assert isinstance(worker, ProcessWorker)
         if self.stopped:
             os.kill(worker.pid, signal.SIGSTOP)
         return worker
 
-    def loader(self, model: str, seat: Seat) -> Loader:
+    def loader(self, model: str, seat: Assignment) -> Loader:
         return partial(_load, self.ballast)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.cluster.local_devices import Pipeline
+from engine.cluster.site import Pipeline
 from engine.errors import SpecScopeError, UsageError
 from engine.methods.pearl import Config, plan
 from engine.model.load import load

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.cluster.local_devices import Loader, Pipeline, Seat, staged
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
+from engine.cluster.site import Assignment, Loader, Pipeline, staged
 from engine.errors import UsageError
 from engine.heads.modules import Work
 from engine.model.fuzzy import PartTime
@@ -89,23 +89,23 @@ class Racks:
     devices: int = 64
     processors: dict[str, Processor] = field(default_factory=dict)
 
-    def seats(self, layout: Layout) -> dict[str, list[Seat]]:
+    def seats(self, layout: Layout) -> dict[str, list[Assignment]]:
         if layout.targets + layout.drafters > self.devices:
             raise UsageError(
                 f"{layout.targets + layout.drafters} devices are needed; there are {self.devices}"
             )
         if layout.stages > 1:
             devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
-            return staged([Seat(device.name, (device,)) for device in devices], layout.stages)
+            return staged([Assignment(device.name, (device,)) for device in devices], layout.stages)
         if layout.shared:
             device = Device("gpu-target", "", "GPU target", "virtual")
             return {
-                "drafter": [Seat("gpu-target/drafter", (device,))],
-                "target": [Seat("gpu-target", (device,))],
+                "drafter": [Assignment("gpu-target/drafter", (device,))],
+                "target": [Assignment("gpu-target", (device,))],
             }
         if layout.ranks > 1:
             devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(layout.ranks))
-            seat = Seat(f"gpu0..{layout.ranks}", devices, lanes=(("target", 2),))
+            seat = Assignment(f"gpu0..{layout.ranks}", devices, lanes=(("target", 2),))
             return {"drafter": [seat], "target": [seat]}
         counts = {"drafter": layout.drafters, "target": layout.targets}
         return {model: [_seat(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()}
@@ -125,19 +125,19 @@ class Racks:
     def pipeline(self) -> Pipeline:
         return Pipeline(2, self.devices)
 
-    def start_worker(self, seat: Seat) -> VirtualWorker:
+    def start_worker(self, seat: Assignment) -> VirtualWorker:
         processor = self.processors.setdefault(seat.devices[0].name, Processor())
         return VirtualWorker(
             seat.name, seat.devices, self.latency, self.latency.preempts, processor, dict(seat.lanes)
         )
 
-    def loader(self, model: str, seat: Seat) -> Loader:
+    def loader(self, model: str, seat: Assignment) -> Loader:
         return lambda **_: self.models[model]
 
 
-def _seat(name: str, number: int) -> Seat:
+def _seat(name: str, number: int) -> Assignment:
     name += f"-{number}" if number else ""
-    return Seat(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
+    return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
 
 
 def scripted_cluster(
