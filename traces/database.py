@@ -27,7 +27,7 @@ BUSY_MS = 5000
 
 
 def default_path() -> Path:
-    """Return the database used unless another is given: SPECSCOPE_DB, else traces.db in the user's data folder.
+    """Return the path of SPECSCOPE_DB, else of traces.db in the user's data folder.
 
     Raises:
         UsageError: The path names a home folder that does not exist.
@@ -46,7 +46,8 @@ def open_engine(path: Path, *, readonly: bool) -> Engine:
     """Return an engine on the file; unless `readonly`, make the tables of a new or empty file.
 
     Raises:
-        StoreError: The file is missing, locked, read-only, damaged, not a SpecScope database, or of another version.
+        StoreError: The file is missing, locked, read-only, damaged, not a SpecScope database, or of
+            another version.
     """
     with explained(path):
         _check_file(path, readonly=readonly)
@@ -106,7 +107,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, path: Path) -> StoreError:
-    """Return the error to show for an error of the database or the file system: one line, with what to do."""
+    """Return an error of the database or the file system as one line that says what to do."""
     cause = getattr(error, "orig", None) or error
     name: str = getattr(cause, "sqlite_errorname", "")
     elsewhere = "or set SPECSCOPE_DB to another file"
@@ -177,7 +178,7 @@ def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
         barred = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
         if not barred or _log_size(path):
             raise
-        # SQLite cannot make its lock file in a read-only folder. No other program can write there either.
+        # In a read-only folder SQLite cannot make its lock file, but nobody else can write either.
         return _open(path, "mode=ro&immutable=1")
 
 
@@ -229,7 +230,7 @@ def _is_empty(connection: Connection, path: Path) -> bool:
 
 def _prepare(engine: Engine, path: Path) -> None:
     with engine.connect() as connection:
-        # Fails at once if the file cannot be written, and lets one process at a time make the tables.
+        # Fails at once if the file is read-only, and lets one process at a time make the tables.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         if _is_empty(connection, path):
             from traces import migrations  # Alembic takes 0.2 s to import, and most files have their tables
@@ -242,7 +243,7 @@ def _prepare(engine: Engine, path: Path) -> None:
 
 
 def _write_ahead(connection: Connection) -> None:
-    """Set WAL mode, which the file keeps. SQLite does not wait for other openers here, so this function does."""
+    """Set WAL mode, which the file keeps; wait for other openers, as SQLite does not."""
     deadline = time.monotonic() + BUSY_MS / 1000
     while True:
         try:

@@ -1,6 +1,7 @@
 """The metrics of a run; `traces.definitions` defines each. Pure functions on a `Trace`.
 
-A rate without anything to count is None. Decoding is `waiting.decode_window`: the time after the prefill of all models.
+A rate without anything to count is None. Decoding is `waiting.decode_window`: the time after the
+prefill of all models.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def measure(trace: Trace) -> Metrics:
 
 
 def measured_occupancy(trace: Trace) -> dict[str, float]:
-    """Return the mean measured load of each device in the decode window; devices without samples are left out."""
+    """Return the mean measured load while decoding of each device that has samples."""
     start, end = waiting.decode_window(trace)
     loads: dict[str, list[float]] = {}
     for sample in trace.occupancy:
@@ -172,9 +173,10 @@ def _time_per_token(trace: Trace) -> float | None:
 
 
 def _runs(decisions: Iterable[Decision]) -> list[int]:
-    """Return the lengths of the runs of accepted tokens; each ends where the target corrects a token.
+    """Return the lengths of the runs of accepted tokens; a corrected token ends a run.
 
-    A last run without a correction counts if it is not empty: else a drafter that is always right would have none.
+    A last run without a correction counts if it is not empty: else a drafter that is always right
+    would have none.
     """
     runs: list[int] = []
     open_runs: dict[int, int] = {}
@@ -206,7 +208,7 @@ def _per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
 
 
 def _mutual(trace: Trace, window: int) -> dict[str, float | None]:
-    """Return the mean share of waiting for the other model, over the devices of one model only; None without one."""
+    """Return each model's share of waiting for the other, the mean over its own devices."""
     waits = waiting.waits(trace)
 
     def share(role: str, reason: str) -> float | None:

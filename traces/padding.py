@@ -1,7 +1,7 @@
 """The padding of a batch after each verification. Source: EMS-SD, section 3.1.
 
-The sequences of a batch gain different numbers of tokens per verification. The vanilla method pads the KV cache of
-each sequence to the one that gained most.
+The sequences of a batch gain different numbers of tokens per verification. The vanilla method pads
+the KV cache of each sequence to the one that gained most.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rounds_by_step(trace: Trace) -> dict[int, list[Round]]:
 
 
 def shortfalls(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """Return by step, for each sequence, how many tokens fewer it gained than the one that gained most."""
+    """Return {step: most tokens gained - tokens gained, for each sequence}."""
     emitted = {step: [r.emitted for r in rounds] for step, rounds in rounds_by_step(trace).items()}
     return {step: tuple(max(counts) - n for n in counts) for step, counts in emitted.items()}
 

@@ -1,9 +1,10 @@
-"""The tables of the trace database: one for runs and one for each kind of row. Columns are named as in `events`.
+"""The tables of the trace database: one for runs, one for each kind of row.
 
-The key of a row is (run, number): the rows of a run are stored together, in the order recorded. Times are integer
-nanoseconds. Texts of a closed set (kinds, outcomes, ...) are stored as their index in a tuple below. The tuples only
-grow at the end, so that old files keep their meaning, and only with a new revision, so that an older SpecScope refuses
-a file with codes that it does not know.
+Columns have the names of the events' fields. The key of a row is (run, number): the rows of a run
+are stored together, in the order recorded. Times are integer nanoseconds. Texts of a closed set
+(kinds, outcomes, ...) are stored as their index in a tuple below. The tuples only grow at the end,
+so that old files keep their meaning, and only with a new revision, so that an older SpecScope
+refuses a file with codes that it does not know.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class Code(TypeDecorator[str]):
         self.names = names
 
     def bind_processor(self, dialect: Any) -> Any:  # noqa: ARG002
-        """Return the function text -> index; it raises ValueError for a text that is not in the set."""
+        """Return the function text -> index, which raises ValueError for an unknown text."""
         codes = _Codes({name: code for code, name in enumerate(self.names)})
         codes[None] = None
         return codes.__getitem__
 
     def result_processor(self, dialect: Any, coltype: Any) -> Any:  # noqa: ARG002
-        """Return the function index -> text: a plain look-up, as it runs for every row of a long trace."""
+        """Return the function index -> text: a plain look-up, as it runs for every row."""
         return {None: None, **dict(enumerate(self.names))}.__getitem__
 
 
@@ -81,7 +82,7 @@ def _tuples(value: Any) -> Any:
 
 
 def dump(value: Any) -> str:
-    """Return the JSON text that the database stores: compact, and without escapes, for text searches."""
+    """Return compact JSON without escapes, so that text searches find words in it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -98,9 +99,9 @@ def _big() -> Any:
 
 
 class Base(SQLModel):
-    """Base of the tables; it has a metadata of its own."""
+    """Base of the tables, with separate metadata."""
 
-    # SQLModel's metaclass declares it, so the checker takes it for a variable of the class's instances.
+    # SQLModel's metaclass declares it, so pyright takes it for an instance variable.
     metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING_CONVENTION)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 

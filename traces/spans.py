@@ -1,4 +1,4 @@
-"""The work of a run: whose it is, when a device is busy, and which work was lost. Pure functions on a `Trace`."""
+"""The spans of a run: forwards, busy devices, lanes, wasted work. Pure functions on a `Trace`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def lanes(spans: Iterable[Span]) -> list[int]:
 def forwards(trace: Trace) -> list[Span]:
     """Return one span per forward while decoding.
 
-    Of a forward that several devices share, it is the leader's span, as long as the time in which any of them works.
+    Of a forward that several devices share, it is the leader's span, as long as the time in which
+    any of them works.
     """
     shares: dict[int, list[Span]] = {}
     for span in trace.spans:
@@ -72,7 +73,7 @@ def _covered(spans: Iterable[Span]) -> int:
 
 
 def wasted(trace: Trace) -> list[Span]:
-    """Return the work that was lost: cancelled spans, and draft spans none of whose tokens was accepted.
+    """Return the cancelled spans, and the draft spans none of whose tokens was accepted.
 
     While the run is in progress, a draft without a decision does not count yet.
     """
@@ -100,11 +101,11 @@ def preempted(trace: Trace) -> list[Span]:
 
 
 def sp_degree(trace: Trace) -> int:
-    """Return DSI's speculation parallelism: the most target servers that scored drafts at the same time."""
+    """Return DSI's speculation parallelism: the most target servers that worked at once."""
     scoring = [s for s in trace.spans if side(s) == "target" and s.kind in SCORING and s.rank == 0]
     edges = [(time, n) for s in scoring if s.end > s.start for time, n in ((s.start, 1), (s.end, -1))]
     most = now = 0
-    for _, change in sorted(edges):  # at the same time, ends come before starts
+    for _, change in sorted(edges):  # at the same time, ends sort before starts
         now += change
         most = max(most, now)
     return most

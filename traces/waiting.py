@@ -1,10 +1,11 @@
-"""Who waits for whom, derived from the spans of a run; waiting is never recorded. Pure functions on a `Trace`.
+"""Who waits for whom, derived from the spans of a run. Pure functions on a `Trace`.
 
-A span works for the *side* of its `model`, drafter or target, whatever its kind. A device works on one span at a time:
-where its spans overlap, the one that started first counts. So a shared device is never busy for both sides.
+A span of any kind works for the *side* of its `model`, drafter or target. A device works on
+one span at a time: where its spans overlap, the one that started first counts. So a shared device
+is never busy for both sides.
 
-All results lie inside the *decode window*, which starts at the end of the last prefill: earlier times do not depend on
-the method. Times are integer nanoseconds since the run's start.
+All results lie inside the *decode window*, which starts at the end of the last prefill: earlier
+times do not depend on the method. Times are integer nanoseconds since the run's start.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 Reason = Literal["draft", "verify", "communication", "queue", "host"]
 """Why a device is idle; the first that fits:
 
-`draft`: the drafter works on another device. `verify`: the target works on another device. `communication`: data is
-moved between other devices. `queue`: it is not the device's turn: only devices of its own side work, or a target
-forward that it has a stage of is on another device. `host`: no other device works.
-The gaps between the forwards of one draft are `host` whatever else runs: the device already has its job.
+`draft`: the drafter works on another device. `verify`: the target works on another device.
+`communication`: data is moved between other devices. `queue`: it is not the device's turn: only
+devices of its own side work, or a target forward that it has a stage of is on another device.
+`host`: no other device works. The gaps between the forwards of one draft are `host` whatever else
+runs: the device already has its job.
 """
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
@@ -53,8 +55,8 @@ class Band(NamedTuple):
 def decode_window(trace: Trace) -> Interval:
     """Return (start, end) of decoding; both are equal if nothing was decoded.
 
-    It starts at the end of the last prefill span of step 0 (0 without one). It ends with the last work or commit,
-    but not after the footer's time.
+    It starts at the end of the last prefill span of step 0 (0 without one). It ends with the last
+    work or commit, but not after the footer's time.
     """
     start = max((s.end for s in trace.spans if s.kind == "prefill" and s.step == 0), default=0)
     ends = [s.end for s in trace.spans] + [c.time for c in trace.commits] + [r.time for r in trace.rounds]
@@ -102,7 +104,8 @@ def band(trace: Trace) -> list[Band]:
 def overlap(trace: Trace) -> dict[str, float]:
     """Return each band kind's share of the decode window; an empty window is all `none`.
 
-    The shares are multiples of 2**-40, which floats add without rounding: they sum to exactly 1 in any order.
+    The shares are multiples of 2**-40, which floats add without rounding: they sum to exactly 1 in
+    any order.
     """
     total = {"both": 0, "draft": 0, "target": 0, "none": 0}
     for kind, start, end in band(trace):
@@ -150,7 +153,7 @@ def _reason(role: str, others: Iterable[Span]) -> Reason:
 
 
 def _segments(spans: Iterable[Span]) -> Iterator[_Segment]:
-    """Yield (start, end, span) of one device without overlaps; span None for the gaps inside one draft."""
+    """Yield (start, end, span) without overlaps; span None for the gaps inside one draft."""
     before: Span | None = None
     free = 0
     for span in sorted(spans, key=lambda s: (s.start, s.id)):
@@ -163,7 +166,7 @@ def _segments(spans: Iterable[Span]) -> Iterator[_Segment]:
 
 
 def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None]]]:
-    """Yield (start, end, {device: span}) through the decode window. The mapping is changed after each yield."""
+    """Yield (start, end, {device: span}) of the decode window; the mapping is then changed."""
     lo, hi = decode_window(trace)
     by_device: dict[str, list[Span]] = {}
     for span in trace.spans:

@@ -1,8 +1,8 @@
 """A trace in the Chrome JSON format, which ui.perfetto.dev and chrome://tracing open.
 
-A process is a device, a thread a lane of it: spans of one lane never overlap. Arrows lead from a draft to the
-verification that judged it. Counters show whether a device works, and its measured load, memory and power. The format
-counts in microseconds; three decimals keep the nanoseconds.
+A process is a device, a thread a lane of it: spans of one lane never overlap. Arrows lead from a
+draft to the verification that judged it. Counters show whether a device works, and its measured
+load, memory and power. The format counts in microseconds; three decimals keep the nanoseconds.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def _spans(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator
 def _flows(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:
     """Yield an arrow for each pair of a draft and the verification that judged it.
 
-    Both ends must lie inside their spans, the first one earlier. PEARL verifies a token while it is being drafted, so
-    the arrow ends in the last nanosecond of the verification, and begins no later than that.
+    Both ends must lie inside their spans, the first one earlier. PEARL verifies a token while it is
+    being drafted, so the arrow ends in the last nanosecond of the verification, and begins no later
+    than that.
     """
     spans = {s.id: s for s in trace.spans}
     pairs = dict.fromkeys((d.draft_span, d.verify_span) for d in trace.decisions)

@@ -1,8 +1,8 @@
-"""Bring a database to the newest revision: `upgrade(connection)`. Alembic, without a configuration file.
+"""Bring a database to the newest revision: `upgrade(connection)`, with Alembic.
 
-To change the tables: edit `schema.py`, add `versions/000N_what_changes.py` after the newest revision, set
-`schema.REVISION`, and let `database.py` upgrade older files. A released revision is never edited. A test compares the
-tables that the revisions make with the schema.
+To change the tables: edit `schema.py`, add `versions/000N_what_changes.py` after the newest
+revision, set `schema.REVISION`, and let `database.py` upgrade older files. A released revision is
+never edited. A test compares the tables that the revisions make with the schema.
 """
 
 from __future__ import annotations

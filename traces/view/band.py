@@ -54,7 +54,7 @@ def headline(trace: Trace) -> list[ShareOfTime]:
 
 
 def whole_percents(shares: Sequence[float]) -> list[int]:
-    """Return shares as whole percents that sum to 100 (largest remainder); all 0 if the shares are."""
+    """Return whole percents that sum to 100 (largest remainder); all 0 if the shares are."""
     total = sum(shares)
     if total <= 0:
         return [0] * len(shares)

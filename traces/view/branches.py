@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engine.trace.events import Decision
 
 NO_NODE = -1
-"""`node` of a decision about a token of the target's own, or about a draft that was never judged."""
+"""`node` of a decision about the target's own token, or about a draft that was never judged."""
 Nodes = dict[int, "Decision"]
 """The judged nodes of one round's draft, by index."""
 
@@ -25,12 +25,12 @@ def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]
 
 
 def is_tree(nodes: Nodes) -> bool:
-    """Return whether the draft is more than a chain: the parent of some node is not the node before it."""
+    """Return whether the draft is not a chain: a node's parent is not the node before it."""
     return any(d.parent != d.node - 1 for d in nodes.values())
 
 
 def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return decisions with each draft's nodes depth first, so that the tokens of one branch are adjacent.
+    """Return decisions with each draft's nodes depth first: branch after branch.
 
     Chains, and decisions about tokens outside a judged draft, keep their order.
     """

@@ -15,12 +15,12 @@ Clock = Callable[[int], float]
 
 
 def decoding_clock(trace: Trace) -> Clock:
-    """Return the function: ns since the run's start -> ms since decoding began, rounded to whole microseconds."""
+    """Return the function ns since the run's start -> ms since decoding began, to whole us."""
     start = decode_window(trace)[0]
     return lambda ns: round((ns - start) / 1e6, 3)
 
 
 def working_devices(trace: Trace) -> list[Device]:
-    """Return the devices that get a track: the target's always, another one if it did more than prefill."""
+    """Return the target's devices, and those that did more than prefill."""
     active = {s.device for s in trace.spans if s.kind != "prefill"}
     return [d for d in trace.header.devices if "target" in d.role or d.name in active]

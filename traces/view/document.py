@@ -1,4 +1,4 @@
-"""The viewer's document: `view_model(traces)`. Its fields are those of `Document`, and of the types it names."""
+"""The viewer's document: `view_model(traces)` makes a `Document`."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Docum
 
     Args:
         traces: The runs compared, in the order shown. A run without a footer is in progress.
-        redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were copied from either.
+        redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
+            copied from either.
     """
     baseline = next((t for t in traces if not _drafts(t)), None)
     measured = [measure(t) for t in traces]

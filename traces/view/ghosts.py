@@ -22,7 +22,7 @@ class GhostView(DecisionView):
     position: int
     """Position in the sequence that it was drafted for."""
     before: int
-    """Position of the output token in front of which it is shown: where its branch left the text."""
+    """Position where its branch left the text; it is shown in front of that output token."""
     id: int | None
     """None if redacted."""
     text: str
@@ -38,8 +38,8 @@ class GhostView(DecisionView):
 def ghosts(trace: Trace) -> Iterator[GhostView]:
     """Yield the rejected and discarded drafts, branch after branch.
 
-    A draft that was never judged (node -1) left the text at the step's first rejection. Of a run in progress, drafts
-    of incomplete rounds are left out.
+    A draft that was never judged (node -1) left the text at the step's first rejection. Of a run in
+    progress, drafts of incomplete rounds are left out.
     """
     clock = decoding_clock(trace)
     times = {(r.sequence, r.step): r.time for r in trace.rounds}

@@ -1,4 +1,4 @@
-"""Fuzzy drafts (EasySpec): the forwards of each, and which device computed which attention layer when."""
+"""Fuzzy drafts (EasySpec): their forwards, and when each device computed which layer."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def ngrams(trace: Trace) -> list[NgramsView]:
 
 
 def _accepted(gram: Sequence[int], nodes: Mapping[int, Decision]) -> int:
-    """Return how many tokens after the first of an n-gram were accepted, on its branch of the draft."""
+    """Return how many tokens of an n-gram, its first one aside, were accepted on its branch."""
     children = {(d.parent, d.token): d for d in nodes.values()}
     roots = [n for n in sorted(nodes, reverse=True) if nodes[n].token == gram[0]]
     for root in [*roots, -1]:

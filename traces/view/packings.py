@@ -1,7 +1,8 @@
 """Batches: the rows and cached rows that a forward had for each sequence, padding included.
 
-Source: EMS-SD, section 3.1 and appendix B. The sequences of a batch have different numbers of new rows (the last
-token and the drafts) and of cached rows. The vanilla method pads both to the longest.
+Source: EMS-SD, section 3.1 and appendix B. The sequences of a batch have different numbers of new
+    rows (the last token and the drafts) and of cached rows. The vanilla method pads both to the
+    longest.
 """
 
 from __future__ import annotations

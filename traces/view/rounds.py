@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RoundView(TypedDict):
-    """One verification and the commit that followed; the fields of `events.Round`, with `t` for its time."""
+    """The fields of `events.Round`, with `t` for its time."""
 
     step: int
     sequence: int

@@ -1,8 +1,9 @@
 """A pool of target servers (DSI): the positions that each forward scored, and what became of it.
 
-A forward over a prefix of L tokens and N drafted ones scores the positions L to L + N. The last of them is its span's
-`context + rows`; the first follows from the round it was asked for in. Rows before the first are tokens that the
-server had not seen yet: it catches up on them and scores nothing.
+A forward over a prefix of L tokens and N drafted ones scores the positions L to L + N. The last of
+them is its span's `context + rows`; the first follows from the round it was asked for in. Rows
+before the first are tokens that the server had not seen yet: it catches up on them and scores
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ServerView(TypedDict):
 
 
 class ForwardColumns(TypedDict):
-    """The target's forwards in the order asked for. Positions count from the first token of the output, 0."""
+    """The target's forwards in the order asked for. Position 0 is the output's first token."""
 
     id: list[int]
     """Span ids."""
@@ -42,8 +43,8 @@ class ForwardColumns(TypedDict):
     last: list[int]
     """Last position scored."""
     outcome: list[str]
-    """`decided`: its scores decided tokens, and no draft was rejected; `rejected`: a draft was rejected;
-    `preempted`; `stopped` with the run; `unused`: its scores were not needed; `open`: not judged yet."""
+    """`decided`: its scores decided tokens and rejected none; `rejected`: they rejected a draft;
+    `preempted`; `stopped` with the run; `unused`: nothing needed its scores; `open`: not judged."""
     emitted: list[int]
     """Tokens committed by its verification."""
 
@@ -71,7 +72,7 @@ def server_pool(trace: Trace) -> ServersView | None:
 
 
 def _forwards(trace: Trace) -> list[Span]:
-    """Return the target's forwards in the order asked for; of one that several devices share, the leader's span."""
+    """Return the target's forwards in the order asked for, each as its leader's span."""
     scoring = (s for s in trace.spans if s.kind in SCORING and side(s) == "target" and s.rank == 0)
     return sorted(scoring, key=lambda s: s.id)
 

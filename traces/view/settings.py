@@ -28,7 +28,7 @@ def shown_config(header: Header, redact_prompt: bool) -> dict[str, Any]:
 
 
 def config_text(method: str, config: Mapping[str, Any]) -> str:
-    """Return the settings for a heading: gamma if a drafter drafts, and those that differ from their default."""
+    """Return the settings that differ from their default, and gamma if a drafter drafts."""
     known = METHODS[method].settings() if method in METHODS else ()
     always = "gamma" if _uses_drafter(method, config) else ""
     defaults = {s.name: s.default for s in known if s.name != always}
@@ -37,7 +37,7 @@ def config_text(method: str, config: Mapping[str, Any]) -> str:
 
 
 def _uses_drafter(method: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a method with these settings drafts with a model; True for an unknown method."""
+    """Return whether a method with these settings drafts with a model; True if unknown."""
     try:
         known = METHODS[method]
         return known.layout(known.configure(config)).drafters > 0

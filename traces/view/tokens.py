@@ -19,10 +19,10 @@ TOP = 5
 
 
 class DecisionView(TypedDict, total=False):
-    """How a token was decided. A committed token whose decision is not recorded has none of these fields."""
+    """The decision about a token. Without a recorded decision, none of these fields exists."""
 
     node: int
-    """Index in the judged draft; -1 for a token of the target's own, and for a draft that was never judged."""
+    """Index in the judged draft; -1 for the target's own token, and for a draft never judged."""
     p: float | None
     """The target's probability of the token."""
     q: float | None
@@ -30,7 +30,7 @@ class DecisionView(TypedDict, total=False):
     u: float | None
     """The uniform draw of the test."""
     chance: float | None
-    """The probability that the rule accepts the token; null at temperature 0 and where nothing is drawn."""
+    """The probability that the rule accepts the token; null if nothing is drawn."""
     rule: str
     draft: int
     """Id of the span that drafted it; -1 for none."""

@@ -101,8 +101,8 @@ def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> SpanColu
 def span_fates(trace: Trace) -> dict[int, str]:
     """Return the fate of each span's work, by id.
 
-    `kept`: one of its tokens was committed, or it drafts nothing; `rejected` or `discarded`: none of its tokens was
-    accepted; `cancelled`; `open`: its draft is not decided yet.
+    `kept`: one of its tokens was committed, or it drafts nothing; `rejected` or `discarded`: none
+    of its tokens was accepted; `cancelled`; `open`: its draft is not decided yet.
     """
     order = {"accepted": 3, "rejected": 2, "discarded": 1}
     best: dict[int, str] = {}

@@ -1,6 +1,7 @@
 """All tables, as `traces.schema` has them. Older files are refused, see `traces.database`.
 
-The next revision must first replace `create_all` by the tables as they are then, so that this one never changes again.
+The next revision must first replace `create_all` by the tables as they are then, so that this one
+never changes again.
 """
 
 from alembic import op
