@@ -261,7 +261,7 @@ class Viewer {
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
     this.root.replaceChildren();
-    this.root.classList.remove("specscope");
+    this.root.classList.remove("specscope", "ss-show-rejected");
   }
 }
 

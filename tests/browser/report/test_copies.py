@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.report.opened import Opened, centre_of, pane
+from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 from traces.view.clock import decoding_clock
 from traces.view.document import view_model
@@ -75,7 +75,10 @@ def test_pointing_at_a_copied_token_marks_its_source(page, trace, by, document, 
     assert page.get_by_text(note, exact=True).is_visible()
     card = page.locator(".ss-float").inner_text()
     place = "the prompt" if document < 0 else "the reference text"
-    assert f"Copied from {place}, token {copy['start'] + 1} on, after {copy['match']} matching token" in card
+    assert (
+        f"Copied from {place}, from token {copy['start'] + 1} on, after {copy['match']} matching token"
+        in card
+    )
     assert "It was copied and the target's own draw at this place was the same token" in card
     assert "The drafter" not in card
     page.mouse.move(1, 1)
@@ -159,19 +162,18 @@ def test_a_run_without_copies_or_with_its_prompt_left_out_shows_no_sources(page,
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_marks_can_be_told_from_their_ground_without_colour(chromium, tmp_path, trace, theme):
-    report = Opened(chromium, tmp_path, [sample_trace("autoregressive"), trace], theme=theme)
-    page = report.ready()
-    token(page, chosen(trace, 0)).hover()
-    styles = page.locator("mark").evaluate_all(
-        """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
-            return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
-    )
-    assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
-    ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
-    assert all(contrast(style[2], ground) >= 3 for style in styles)
-    assert report.complaints == []
-    page.close()
+def test_marks_can_be_told_from_their_ground_without_colour(opened, traces, trace, theme):
+    with opened.looking(theme, 1400):
+        opened.show(view_model(traces))
+        page = opened.ready()
+        token(page, chosen(trace, 0)).hover()
+        styles = page.locator("mark").evaluate_all(
+            """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
+                return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
+        )
+        assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
+        ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
+        assert all(contrast(style[2], ground) >= 3 for style in styles)
 
 
 def contrast(one, other):

@@ -1,14 +1,14 @@
 """Layer groups and calibration as a report shows them: a round's draft, and which device computed which layer."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.report.opened import Opened, centre_of
+from tests.browser.report.opened import centre_of
 from tests.traces.samples import sample_trace
 from tests.traces.test_layers import easyspec
+from traces.view.document import view_model
 from traces.view.layers import layers
 
 pytestmark = pytest.mark.browser
@@ -16,9 +16,8 @@ VIEW = ".ss-layers"
 
 
 @pytest.fixture(scope="module")
-def trace():
-    with ThreadPoolExecutor(1) as apart:  # Playwright's own event loop runs in this thread
-        return apart.submit(easyspec, gamma=3).result()
+def trace(beside):
+    return beside(easyspec, gamma=3)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def bars(page):
 def test_only_the_fuzzy_run_has_the_view_and_names_its_groups(page):
     expect(page.locator(VIEW)).to_have_count(1)
     expect(page.locator(f"{VIEW} .ss-note")).to_have_text(
-        "3 devices; groups of layers 1–3; all other layers alone"
+        "3 devices; groups of layers 1–3; every other layer is computed alone"
     )
 
 
@@ -80,16 +79,14 @@ def test_replay_and_pointing_choose_the_round(page, trace):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_fits_in_both_themes_and_says_in_words_what_it_shows(chromium, tmp_path, trace, theme):
-    report = Opened(chromium, tmp_path, [trace], theme=theme, width=800)
-    page = report.ready()
-    svg = page.locator(f"{VIEW} svg")
-    assert re.match(
-        r"Step 3: an exact forward of 4 rows, then 2 fuzzy forwards\.", svg.get_attribute("aria-label")
-    )
-    box = svg.bounding_box()
-    assert all(box["x"] - 1 <= b["x"] and b["right"] <= box["x"] + box["width"] + 1 for b in bars(page))
-    assert page.evaluate("document.documentElement.scrollWidth") <= 800
-    page.locator(VIEW).screenshot(path=str(tmp_path / f"layers-{theme}.png"))
-    assert report.complaints == []
-    page.close()
+def test_it_fits_in_both_themes_and_says_in_words_what_it_shows(opened, trace, theme):
+    with opened.looking(theme, 800):
+        opened.show(view_model([trace]))
+        page = opened.ready()
+        svg = page.locator(f"{VIEW} svg")
+        assert re.match(
+            r"Step 3: an exact forward of 4 rows, then 2 fuzzy forwards\.", svg.get_attribute("aria-label")
+        )
+        box = svg.bounding_box()
+        assert all(box["x"] - 1 <= b["x"] and b["right"] <= box["x"] + box["width"] + 1 for b in bars(page))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 800

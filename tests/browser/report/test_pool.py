@@ -2,12 +2,11 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
-from tests.browser.report.opened import Opened, pane
+from tests.browser.report.opened import pane
 from tests.traces.samples import sample_trace
 from tests.traces.test_servers import PROMPT, dsi
 from traces.view.clock import decoding_clock
@@ -19,10 +18,9 @@ BAR = ".ss-pool-bar"
 
 
 @pytest.fixture(scope="module")
-def trace():
+def trace(beside):
     right = [True, True, False, True, True, True, True, False, True, True]
-    with ThreadPoolExecutor(1) as apart:  # Playwright's own event loop runs in this thread
-        return apart.submit(dsi, right, 14, sp=3).result()
+    return beside(dsi, right, 14, sp=3)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +133,7 @@ def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, o
             page.keyboard.press("ArrowRight")
         assert page.evaluate("Number(document.activeElement.dataset.span)") == f["id"][i]
     card = page.locator(".ss-float").inner_text()
-    words = "found a wrong draft" if outcome == "rejected" else "preempted"
+    words = "rejected a draft" if outcome == "rejected" else "preempted"
     for text in (found["servers"][f["server"][i]]["label"], words, f"{f['last'][i] + 1}"):
         assert text in card
     assert re.search(rf"tokens? {f['first'][i] + 1}\b", card)
@@ -233,25 +231,24 @@ def test_the_table_says_the_same(page, trace):
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 700), ("dark", 1400)])
-def test_bars_stand_out_and_fit_their_card(chromium, tmp_path, trace, theme, width):
+def test_bars_stand_out_and_fit_their_card(opened, trace, theme, width):
     from tests.browser.report.test_copies import contrast
 
-    report = Opened(chromium, tmp_path, [trace], theme=theme, width=width)
-    page = report.ready()
-    page.wait_for_selector(BAR)
-    card, svg = page.locator(".ss-pool").bounding_box(), page.locator(".ss-pool svg").bounding_box()
-    assert card["x"] < svg["x"]
-    assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
-    ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
-    colours = page.evaluate(
-        """() => [...Array(8).keys()].map((i) => {
-            const probe = document.createElement("i");
-            probe.className = `ss-s${i} ss-pool-key`;
-            document.querySelector(".ss-pool").append(probe);
-            return getComputedStyle(probe).backgroundColor; })"""
-    )
-    assert len(set(colours)) == 8
-    assert all(contrast(colour, ground) >= 3 for colour in colours), colours
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert report.complaints == []
-    page.close()
+    with opened.looking(theme, width):
+        opened.show(view_model([trace]))
+        page = opened.ready()
+        page.wait_for_selector(BAR)
+        card, svg = page.locator(".ss-pool").bounding_box(), page.locator(".ss-pool svg").bounding_box()
+        assert card["x"] < svg["x"]
+        assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
+        ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
+        colours = page.evaluate(
+            """() => [...Array(8).keys()].map((i) => {
+                const probe = document.createElement("i");
+                probe.className = `ss-s${i} ss-pool-key`;
+                document.querySelector(".ss-pool").append(probe);
+                return getComputedStyle(probe).backgroundColor; })"""
+        )
+        assert len(set(colours)) == 8
+        assert all(contrast(colour, ground) >= 3 for colour in colours), colours
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

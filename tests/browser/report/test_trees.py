@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.report.opened import Opened, centre_of, pane
+from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
 from traces.view.clock import decoding_clock
 from traces.view.document import view_model
@@ -52,7 +52,7 @@ def assert_shown(page, tree):
 
 
 def token(page, tree):
-    """Return the first token of the output that the tree's round brought."""
+    """Return the first token of the output of the tree's round."""
     rows = view_model([sample_trace("tree", tokens=40, acceptance=0.6)])["runs"][0]["tokens"]
     at = next(row["index"] for row in rows if row["step"] == tree["step"])
     return pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(at)
@@ -108,7 +108,7 @@ def test_a_node_tells_what_happened_to_it(page, trace):
     for outcome, says in (
         ("accepted", "accepted draft"),
         ("rejected", "rejected draft"),
-        ("discarded", "thrown away"),
+        ("discarded", "discarded untested"),
     ):
         if outcome in tree["nodes"]["outcome"]:
             inset(page).locator(f".ss-leaf-{outcome}").first.hover()
@@ -158,18 +158,19 @@ def test_a_run_of_chains_has_no_inset_and_a_growing_one_keeps_what_is_shown(page
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_tree_can_be_read_in_both_themes(chromium, tmp_path, traces, trace, theme):
-    report = Opened(chromium, tmp_path, traces, theme=theme, width=800)
-    page = report.ready()
-    assert_shown(page, trees(trace)[-1])
-    styles = inset(page).locator(".ss-leaf").evaluate_all(
-        "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
-    )  # fmt: skip
-    solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
-    outcomes = trees(trace)[-1]["nodes"]["outcome"]
-    assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], "told apart without colour"
-    assert report.complaints == []
-    page.close()
+def test_the_tree_can_be_read_in_both_themes(opened, traces, trace, theme):
+    with opened.looking(theme, 800):
+        opened.show(view_model(traces))
+        page = opened.ready()
+        assert_shown(page, trees(trace)[-1])
+        styles = inset(page).locator(".ss-leaf").evaluate_all(
+            "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
+        )  # fmt: skip
+        solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
+        outcomes = trees(trace)[-1]["nodes"]["outcome"]
+        assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], (
+            "told apart without colour"
+        )
 
 
 def test_the_mask_of_a_round_shows_what_every_drafted_row_sees(page, trace):
