@@ -69,7 +69,7 @@ FIGURES = (
     Figure("measured_occupancy", "occupancy, measured", "devices"),
     Figure("sp_degree", "targets at once", "count"),
     Figure("wasted_device_seconds", "wasted device seconds", "3"),
-    Figure("preempted_device_seconds", "of them preempted", "3"),
+    Figure("preempted_device_seconds", "of these, preempted", "3"),
 )
 
 LOSSY = (
@@ -78,7 +78,7 @@ LOSSY = (
 """The sentence shown with a run that is not lossless."""
 
 _MORE = {
-    "speedup": "Tokens/s of this run divided by that of the run that drafts nothing (autoregressive).",
+    "speedup": "Tokens/s of this run / tokens/s of the baseline, the run that drafts nothing (autoregressive).",
     "both": "Share of decoding in which drafter and target work at the same time.",
     "target_waits": "Share of decoding in which the target's devices idle while the drafter works.",
     "drafter_waits": "Share of decoding in which the drafter's devices idle while the target works.",
