@@ -11,7 +11,7 @@ from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.checking import check_types
-from engine.trace.events import Commit, Device, Footer, Header, Span, Status
+from engine.trace.events import Commit, Device, Footer, Header, Status
 from engine.trace.trace import Trace
 from traces import recorder, schema
 from traces.checks import check
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
 _FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
-_SPAN = schema.ROWS[Span]
 _TOKEN = schema.ROWS[Commit]
 _RAW_ID = cast(RUN.c.run_id, LargeBinary)
 """A run's id as bytes, which can be read even if they are not UTF-8."""
@@ -48,32 +47,6 @@ class Summary(NamedTuple):
     def tokens_per_second(self) -> float | None:
         """Tokens divided by the seconds of the whole run."""
         return self.tokens / self.seconds if self.seconds else None
-
-
-class SpanBin(NamedTuple):
-    """Spans of one device, kind and outcome that start in the same bin of a window."""
-
-    device: str
-    kind: str
-    outcome: str
-    start: int
-    """Earliest start."""
-    end: int
-    """Latest end."""
-    busy: int
-    """Sum of the spans' nanoseconds."""
-    spans: int
-    """Number of spans."""
-
-
-class SpanWindow(NamedTuple):
-    """The spans of a window, or their bins if they are too many to draw."""
-
-    total: int
-    spans: list[Span]
-    """All spans, by start; empty if there are bins."""
-    bins: list[SpanBin]
-    """Empty if there are spans."""
 
 
 def page(
@@ -136,23 +109,6 @@ def group(connection: Connection, run_id: str) -> list[str]:
     name = find(connection, run_id, RUN.c.group).group
     same = RUN.c.group == name if name else RUN.c.run_id == run_id
     return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
-
-
-def spans_window(connection: Connection, run_id: str, start: int, end: int, bins: int) -> SpanWindow:
-    """Return the spans that overlap [start, end), or sums in `bins` bins if there are more."""
-    run = find(connection, run_id).id
-    overlaps = and_(_SPAN.c.run == run, _SPAN.c.start < end, _SPAN.c.end > start)
-    total = connection.scalar(select(func.count()).select_from(_SPAN).where(overlaps)) or 0
-    if total <= bins:
-        columns = [_SPAN.c[name] for name in schema.FIELDS[Span]]
-        rows = connection.execute(select(*columns).where(overlaps).order_by(_SPAN.c.start, _SPAN.c.id))
-        return SpanWindow(total, [Span(*row) for row in rows], [])
-    same = (_SPAN.c.device, _SPAN.c.kind, _SPAN.c.outcome)
-    first = func.min(_SPAN.c.start)
-    sums = (first, func.max(_SPAN.c.end), func.sum(_SPAN.c.end - _SPAN.c.start), func.count())
-    number = (func.max(_SPAN.c.start, start) - start) * bins // (end - start)
-    binned = select(*same, *sums).where(overlaps).group_by(*same, number).order_by(first)
-    return SpanWindow(total, [], [SpanBin(*row) for row in connection.execute(binned)])
 
 
 def recorded(connection: Connection) -> dict[int, str]:

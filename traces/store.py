@@ -11,7 +11,7 @@ from sqlalchemy import delete
 from engine.errors import StoreError, UsageError
 from traces import database, queries
 from traces.database import default_path
-from traces.queries import SpanBin, SpanWindow, Summary
+from traces.queries import Summary
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
 from traces.schema import RUN
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.trace.events import Header
     from engine.trace.trace import Trace
 
-__all__ = ["Recorder", "SpanBin", "SpanWindow", "Store", "Summary", "default_path"]
+__all__ = ["Recorder", "Store", "Summary", "default_path"]
 
 
 class Store:
@@ -132,19 +132,6 @@ class Store:
         """
         with self._reading() as connection:
             return queries.group(connection, run_id)
-
-    def spans_window(self, run_id: str, start: int, end: int, bins: int = 1500) -> SpanWindow:
-        """Return the spans that overlap [start, end) ns, or sums in `bins` bins if there are more.
-
-        Raises:
-            UsageError: There is no such run, or the window is empty.
-        """
-        if end <= start or bins < 1:
-            raise UsageError(
-                f"the window is {start} to {end} ns in {bins} bins; it needs an end after its start"
-            )
-        with self._reading() as connection:
-            return queries.spans_window(connection, run_id, start, end, bins)
 
     def _writing(self) -> Writer:
         if self._writer is None:

@@ -1,42 +1,5 @@
 // Pure functions on the viewer's document, whose fields traces/view describes.
 
-/** The run's state t ms after decoding began. The tests compute it from the trace and compare. */
-function stateAt(run, t) {
-  const running = [];
-  const doing = {};
-  let ended = 0;
-  for (const track of run.tracks) {
-    const { id, kind, start, end } = track.spans;
-    const wait = track.waits.find(([from, to]) => from <= t && t < to);
-    doing[track.device] = wait ? `waits: ${wait[2]}` : "";
-    let latest = -1;
-    for (let i = 0; i < id.length; i++) {
-      if (end[i] <= t) ended += 1;
-      else if (start[i] <= t) {
-        running.push(id[i]);
-        if (id[i] > latest) {
-          latest = id[i];
-          doing[track.device] = kind[i];
-        }
-      }
-    }
-  }
-  const tokens = run.tokens.filter((token) => token.t <= t);
-  const texts = run.sequences.map((s) => tokens.filter((k) => k.sequence === s).map((k) => k.text).join(""));
-  return {
-    texts,
-    tokens: tokens.length,
-    lost: run.ghosts.filter((ghost) => ghost.t <= t).length,
-    step: stepAt(run, t),
-    copies: copiesAt(run, t),
-    tree: treeAt(run.trees, t)?.step ?? 0,
-    ngrams: ngramsAt(run, t)?.step ?? 0,
-    running: running.sort((a, b) => a - b),
-    ended,
-    doing,
-  };
-}
-
 /** The step of the last round that has ended at time t; 0 before the first. */
 function stepAt(run, t) {
   return run.rounds.reduce((last, r) => (r.t <= t ? Math.max(last, r.step) : last), 0);

@@ -280,4 +280,4 @@ function mount(root, model, options = {}) {
   };
 }
 
-window.SpecScope = { mount, stateAt, moments, neighbour, shareBars, occupancyBins, linked, story };
+window.SpecScope = { mount, shareBars };

@@ -1,12 +1,9 @@
 """A report opened from disk: hovering, keys, replay and rejected drafts."""
 
-import json
-
 import pytest
 
 from tests.browser.report.opened import Opened, pane, visible_text
-from tests.traces.samples import KINDS, sample_trace
-from tests.traces.states import state_at
+from traces.view.clock import decoding_clock
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
@@ -74,20 +71,10 @@ def test_the_slider_shows_the_text_at_its_time(page, traces):
         now = float(page.get_attribute("#viewer", "data-time"))
         assert now == pytest.approx(t, abs=0.01)
         for number, trace in enumerate(traces):
-            assert visible_text(page, number) == state_at(trace, now)["texts"][0]
+            clock = decoding_clock(trace)
+            committed = [c.text for c in trace.commits if clock(c.time) <= now]
+            assert visible_text(page, number) == "".join(committed)
         assert page.locator(".ss-veil").first.is_hidden() == (share == 1.0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replay_in_the_page_and_in_python_agree(opened, kind):
-    trace = sample_trace(kind, acceptance=0.6)
-    run = json.loads(json.dumps(view_model([trace])["runs"][0]))
-    edges = {t for track in run["tracks"] for key in ("start", "end") for t in track["spans"][key]}
-    times = sorted({t + shift for t in edges for shift in (-0.0005, 0, 0.0005)})
-    states = opened.page.evaluate(
-        "([run, times]) => times.map((t) => SpecScope.stateAt(run, t))", [run, times]
-    )
-    assert states == [state_at(trace, t) for t in times]
 
 
 def test_playing_moves_all_runs_and_stops_at_the_end(page, traces):
