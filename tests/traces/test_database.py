@@ -179,7 +179,7 @@ def test_a_database_of_another_revision_is_refused_and_kept(path, revision, erro
 
 
 def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):
-    """As the revisions before the first release made them: at the end of the table, with a default."""
+    """Earlier revisions added columns at the end of a table, with a default."""
     added = {
         "run": ["lossless BOOLEAN DEFAULT 1 NOT NULL"],
         "span": ["cells BIGINT DEFAULT 0 NOT NULL", "rank INTEGER DEFAULT 0 NOT NULL"],

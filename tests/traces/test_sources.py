@@ -18,7 +18,7 @@ def trace():
     return sample_trace("llma", tokens=60, acceptance=0.7)
 
 
-def test_every_copied_token_stood_where_its_source_says(trace):
+def test_every_copied_token_is_in_its_source(trace):
     texts = {-1: [*PROMPT, *trace.token_ids()], 0: list(DOCUMENT)}
     drafted = {}
     for d in trace.decisions:
@@ -39,14 +39,14 @@ def test_every_copied_token_stood_where_its_source_says(trace):
     assert seen == {-1, 0}, "the sample copies from both"
 
 
-def test_sources_are_prompts_and_documents_as_their_tokens_read(trace):
+def test_sources_are_the_texts_of_prompts_and_documents(trace):
     assert sources(trace) == [
         {"sequence": 0, "document": -1, "texts": [WORDS[t] for t in PROMPT]},
         {"sequence": -1, "document": 0, "texts": [WORDS[t] for t in DOCUMENT]},
     ]
 
 
-def test_a_run_that_does_not_copy_has_no_sources():
+def test_a_run_without_copies_has_no_sources():
     assert sources(sample_trace("speculative")) == []
     (run,) = view_model([sample_trace("speculative")])["runs"]
     assert (run["copies"], run["sources"]) == ([], [])
@@ -57,14 +57,14 @@ def test_a_text_with_an_unknown_token_is_left_out(trace):
     assert [s["document"] for s in sources(trace)] == [-1, 0]
 
 
-def test_a_character_of_several_tokens_comes_with_the_last(trace):
+def test_a_character_of_several_tokens_is_the_text_of_the_last(trace):
     pieces = {50: " x", 51: r"\xe2\x80", 52: r"\x99", 53: "s", 54: r"\xff", 55: r"C:\new"}
     trace.pieces |= pieces
     trace.documents = [Document(0, tuple(pieces))]
     assert sources(trace)[1]["texts"] == [" x", "", "\u2019", "s", r"\xff", r"C:\new"]
 
 
-def test_a_redacted_view_tells_nothing_of_prompt_and_reference(trace):
+def test_a_redacted_document_has_no_text_of_prompt_and_reference(trace):
     header = replace(trace.header, config={"copy": 4, "reference": "my secret text"})
     trace.header = header
     (run,) = view_model([trace], redact_prompt=True)["runs"]
@@ -83,7 +83,7 @@ def test_a_long_text_among_the_settings_is_cut_in_the_heading(trace):
     assert run["config"] == "reference a long text a long text a long…"
 
 
-def test_without_a_drafter_nobody_waits_for_one(trace):
+def test_the_headline_without_a_drafter_names_the_target_only(trace):
     (run,) = view_model([trace])["runs"]
     assert [part["label"] for part in run["headline"]] == ["target busy", "target idle"]
     assert run["note"] == ""
@@ -100,7 +100,7 @@ def test_without_a_drafter_nobody_waits_for_one(trace):
         ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
     ],
 )
-def test_a_copy_that_cannot_be_is_refused(tmp_path, trace, fields, message):
+def test_an_invalid_copy_is_refused(tmp_path, trace, fields, message):
     values = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4, **fields}
     trace.copies = [Copied(**values)]
     path = tmp_path / "trace.jsonl"

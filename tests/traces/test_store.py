@@ -118,7 +118,7 @@ def test_an_import_is_all_or_nothing(store):
     assert store.runs() == ([], 0)
 
 
-def test_summaries_tell_what_the_history_shows(store):
+def test_a_summary_has_the_facts_of_the_history(store):
     store.insert(sample_trace("pearl"))
     (summary,), total = store.runs()
     trace = sample_trace("pearl")
@@ -144,25 +144,25 @@ def test_search_and_filters(store):
     store.insert(first)
     store.insert(second)
 
-    def found(*args, **filters):
+    def matches(*args, **filters):
         runs, total = store.runs(*args, **filters)
         assert total == len(runs)
         return {s.header.run_id for s in runs}
 
     for text in ('"Héllo"', "say", "100%\nplease", "FIRST", "pearl"):
-        assert found(text) == {"first"}, text
+        assert matches(text) == {"first"}, text
     for text in ("a_b", "CAME out", "other"):
-        assert found(text) == {"second"}, text
-    assert found("%") == {"first"}
-    assert found("axb") == set()
-    assert found(method="pearl") == {"first"}
-    assert found(status="failed") == {"second"}
-    assert found("say", status="failed") == set()
-    assert found() == {"first", "second"}
+        assert matches(text) == {"second"}, text
+    assert matches("%") == {"first"}
+    assert matches("axb") == set()
+    assert matches(method="pearl") == {"first"}
+    assert matches(status="failed") == {"second"}
+    assert matches("say", status="failed") == set()
+    assert matches() == {"first", "second"}
     assert store.runs(status="failed")[0][0].error == "worker died"
 
 
-def test_delete_takes_all_rows_along(store):
+def test_delete_removes_all_rows(store):
     for kind in KINDS:
         store.insert(sample_trace(kind))
     assert store.delete(["sample-llma", "sample-pearl", "sample-shared", "never was"]) == 3
@@ -198,7 +198,7 @@ def test_an_unknown_run_is_refused(store):
             read("nope")
 
 
-def test_a_store_closed_takes_nothing_more(tmp_path):
+def test_a_closed_store_accepts_nothing(tmp_path):
     store = Store(tmp_path / "traces.db")
     header, event, *_ = sample_events()
     recorder = store.record(header)

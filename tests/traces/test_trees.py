@@ -52,19 +52,19 @@ def test_only_drafts_with_siblings_are_trees(kind):
     json.dumps(run["trees"], allow_nan=False)
 
 
-def test_while_a_run_goes_on_rounds_that_are_not_complete_have_no_tree():
+def test_incomplete_rounds_of_a_run_in_progress_have_no_tree():
     events = sample_events("tree")
     last = max(i for i, e in enumerate(events) if isinstance(e, Round))
     young = Trace.of([e for e in events[:last] if not isinstance(e, Footer)])
     assert len(trees(young)) == len(young.rounds) == len(trees(Trace.of(events))) - 1
 
 
-def test_lost_branches_stand_one_after_the_other_each_with_its_mark(trace):
+def test_lost_branches_follow_each_other_with_marks_between(trace):
     nodes = {(d.step, d.node): d for d in trace.decisions if d.node >= 0}
     lost = list(ghosts(trace))
     assert len(lost) == sum(d.outcome in ("rejected", "discarded") for d in nodes.values())
     marked = 0
-    lost.sort(key=lambda row: (row["step"], row["before"]))  # as they stand in the text
+    lost.sort(key=lambda row: (row["step"], row["before"]))  # in the order of the text
     for before, row in zip([None, *lost], lost, strict=False):
         d = nodes[row["step"], row["node"]]
         same = before is not None and (before["step"], before["before"]) == (row["step"], row["before"])
@@ -79,7 +79,7 @@ def test_lost_branches_stand_one_after_the_other_each_with_its_mark(trace):
 
 
 def test_the_first_lost_branches_of_the_sample():
-    """By hand: a b c under the prefix, d e under a, f under b; g h under d, i under e; a is accepted, e after it."""
+    """a b c under the prefix, d e under a, f under b, g h under d, i under e; a, e accepted."""
     trace = sample_trace("tree")
     outcomes = [
         "accepted",

@@ -29,8 +29,8 @@ def ids(track, fate):
 
 @few
 @given(st.lists(traces(ended=None), max_size=3), st.booleans())
-def test_any_trace_has_a_model_of_plain_json(found, redact):
-    model = view_model(found, redact_prompt=redact)
+def test_any_trace_has_a_document_of_plain_json(runs, redact):
+    model = view_model(runs, redact_prompt=redact)
     text = json.dumps(model, allow_nan=False)
     assert json.dumps(json.loads(text)) == text
     assert model["model"] == VERSION
@@ -76,7 +76,7 @@ def test_time_zero_is_where_decoding_begins():
     assert run["to"] == max(max(t["spans"]["end"]) for t in run["tracks"])
 
 
-def test_tokens_tell_the_text_and_why_each_token_is_there():
+def test_tokens_have_the_text_and_their_decisions():
     trace = sample_trace("speculative")
     run = run_of(trace)
     assert "".join(t["text"] for t in run["tokens"]) == trace.text
@@ -95,7 +95,7 @@ def test_tokens_tell_the_text_and_why_each_token_is_there():
 
 
 @pytest.mark.parametrize("kind", ["speculative", "pearl"])
-def test_lost_drafts_stand_where_their_branch_left_the_text(kind):
+def test_ghosts_are_where_their_branch_left_the_text(kind):
     trace = sample_trace(kind, tokens=40, acceptance=0.6)
     run = run_of(trace)
     lost = [d for d in trace.decisions if d.outcome in ("rejected", "discarded")]
@@ -135,7 +135,7 @@ def test_overlapping_spans_of_one_device_get_lanes():
         taken[lane] = end
 
 
-def test_speed_up_and_identity_are_over_the_run_that_drafts_nothing():
+def test_speed_up_and_identity_compare_with_the_run_that_drafts_nothing():
     plain, pearl = sample_trace("autoregressive"), sample_trace("pearl")
     model = view_model([pearl, plain])
     first, second = model["runs"]
@@ -147,7 +147,7 @@ def test_speed_up_and_identity_are_over_the_run_that_drafts_nothing():
     assert view_model([pearl])["runs"][0]["figures"]["speedup"] == "–"
 
 
-def test_identity_says_where_two_texts_part():
+def test_identity_has_the_first_difference():
     plain, other = sample_trace("autoregressive"), sample_trace("speculative")
     other.commits = [replace(c, step=i + 1) for i, c in enumerate(plain.commits)]
     assert view_model([plain, other])["runs"][1]["identity"] == {
@@ -170,7 +170,7 @@ def test_identity_says_where_two_texts_part():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_has_a_model_at_every_moment(kind):
+def test_a_run_in_progress_has_a_document_at_every_event(kind):
     header, *rows = sample_events(kind, tokens=10)
     trace = Trace(header)
     for count, row in enumerate([None, *rows]):
@@ -194,7 +194,7 @@ def test_states():
     assert (run["status"], run["error"]) == ("failed", "worker cpu:1 died")
 
 
-def test_a_redacted_prompt_is_nowhere_in_the_model():
+def test_a_redacted_prompt_is_nowhere_in_the_document():
     trace = sample_trace("pearl")
     secret = trace.header.prompts[0]
     assert secret in json.dumps(view_model([trace]), ensure_ascii=False)
@@ -211,11 +211,11 @@ def test_a_redacted_prompt_is_nowhere_in_the_model():
         ("not known here", {"width": 3}, "width 3"),
     ],
 )
-def test_headings_show_gamma_and_what_is_not_at_its_default(method, config, text):
+def test_headings_show_gamma_and_settings_that_are_not_the_default(method, config, text):
     assert config_text(method, config) == text
 
 
-def test_a_run_without_drafts_says_why():
+def test_a_run_without_drafts_has_a_note_with_the_reason():
     plain = sample_trace("autoregressive")
     assert "the method has no drafter" in run_of(plain)["note"]
     assert "target busy" in [part["label"] for part in run_of(plain)["headline"]]
@@ -239,7 +239,7 @@ def test_a_device_that_only_prefilled_gets_no_track():
 @pytest.mark.parametrize(
     ("kind", "label"), [("cpu", "measured (psutil)"), ("cuda", "measured (NVML)"), ("virtual", "measured")]
 )
-def test_what_a_device_says_of_itself_is_labelled_with_who_asked(kind, label):
+def test_measured_load_is_labelled_with_its_meter(kind, label):
     trace = sample_trace("pearl")
     first, second = (replace(d, kind=kind) for d in trace.header.devices)
     trace.header = replace(trace.header, devices=(first, second))

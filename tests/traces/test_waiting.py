@@ -48,7 +48,7 @@ def test_a_later_prefill_of_a_rebuilt_worker_belongs_to_decoding():
     assert waiting.decode_window(trace) == (30, 70)
 
 
-def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewhere():
+def test_a_device_queues_while_a_forward_it_has_a_stage_of_is_on_another_device():
     devices = tuple(Device(name, role, name, "virtual") for name, role in (("a", "drafter+target"), ("b", "target"), ("c", "drafter+target")))  # fmt: skip
     trace = trace_of(devices=devices, end=60)
     for rank, name in enumerate("abc"):
@@ -56,8 +56,8 @@ def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewh
     trace.add(Span(6, "c", "draft", 0, 15, "drafter", 1, 0, 1, 0, "done"))
     trace.add(Span(7, "a", "draft", 30, 45, "drafter", 1, 0, 1, 0, "done"))
     trace.add(Span(8, "c", "verify", 50, 60, "target", 2, 0, 1, 0, "done"))  # by that device alone
-    found = [(w.device, w.start, w.end, w.reason) for w in waiting.waits(trace)]
-    assert found == [
+    waits = [(w.device, w.start, w.end, w.reason) for w in waiting.waits(trace)]
+    assert waits == [
         ("a", 10, 30, "queue"),
         ("a", 45, 50, "host"),
         ("a", 50, 60, "verify"),
@@ -72,7 +72,7 @@ def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewh
     ]
 
 
-def test_busy_merges_what_touches_and_leaves_out_empty_spans():
+def test_busy_merges_touching_spans_and_skips_empty_ones():
     trace = trace_of(
         ("d", "draft", 10, 20, "drafter"),
         ("d", "draft", 20, 30, "drafter"),
@@ -118,7 +118,7 @@ def test_a_speculative_round_by_hand():
     assert sum(shares.values()) == 1
 
 
-def test_the_gap_between_two_forwards_of_one_draft_is_the_hosts_while_the_target_works():
+def test_gaps_between_the_forwards_of_one_draft_are_the_hosts():
     trace = trace_of(
         ("t", "verify", 0, 40, "target"),
         ("d", "draft", 0, 10, "drafter"),
@@ -128,7 +128,7 @@ def test_the_gap_between_two_forwards_of_one_draft_is_the_hosts_while_the_target
     assert waiting.waits(trace) == [Wait("d", 10, 12, "host"), Wait("d", 22, 30, "verify")]
 
 
-def test_work_at_once_on_two_devices_is_both_and_on_one_device_never():
+def test_only_two_devices_are_busy_for_both_sides():
     apart = trace_of(("d", "draft", 0, 10, "drafter"), ("t", "verify", 4, 14, "target"))
     assert waiting.band(apart) == [Band("draft", 0, 4), Band("both", 4, 10), Band("target", 10, 14)]
     both = Device("g", "drafter+target", "G", "virtual")
@@ -136,7 +136,7 @@ def test_work_at_once_on_two_devices_is_both_and_on_one_device_never():
     assert waiting.band(shared) == [Band("draft", 0, 10), Band("target", 10, 14)]
 
 
-def test_moving_data_and_working_devices_of_the_same_side_are_told_apart():
+def test_communication_and_queue_are_different_reasons():
     second = Device("t2", "target", "T2", "virtual")
     trace = trace_of(
         ("d", "communicate", 0, 10, "drafter"),
@@ -165,7 +165,7 @@ def test_occupancy_by_hand():
     assert waiting.occupancy(trace) == {"d": 0.25, "t": 0.75}
 
 
-def test_wasted_work_is_cancelled_or_drafted_in_vain():
+def test_wasted_work_is_cancelled_or_drafts_without_accepted_tokens():
     trace = trace_of(
         ("d", "draft", 0, 10, "drafter"),
         ("d", "draft", 10, 20, "drafter"),
@@ -191,7 +191,7 @@ def test_shares_sum_to_exactly_one_in_any_order(trace):
 
 @strategies.many
 @given(strategies.work())
-def test_bands_fill_the_window_and_waits_fill_what_a_device_leaves_idle(trace):
+def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
     start, end = waiting.decode_window(trace)
     bands = waiting.band(trace)
     edges = [start, *(b.end for b in bands)]

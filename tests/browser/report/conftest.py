@@ -1,4 +1,4 @@
-"""One browser and one report for all modules; each shows its own runs, those of its fixture `traces`."""
+"""One browser and one report for all modules; each shows the runs of its fixture `traces`."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""A run of several sequences, as a report shows it: folds, the sequence in the timeline, and what a round's forward pads."""
+"""A run of several sequences in a report: folds, the chosen sequence, and padding."""
 
 import pytest
 from playwright.sync_api import expect
@@ -87,7 +87,7 @@ def test_the_timeline_and_the_prompt_follow_the_chosen_sequence(page, traces):
         assert not copied or PROMPTS[sequence] in pane(page, 0).locator(".ss-source-text").inner_text()
 
 
-def test_blocks_are_the_true_and_the_padded_cells_of_the_round(page, traces):
+def test_blocks_show_own_and_padded_cells_of_the_round(page, traces):
     cards = page.locator(".ss-packing")
     assert cards.count() == 2
     for card, trace in zip(cards.all(), traces, strict=True):

@@ -1,4 +1,4 @@
-"""Where copied drafts came from, as a report shows it: marks in prompt, reference and output, by mouse, keys and replay."""
+"""The sources of copied drafts in a report: marks in prompt, reference and output."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def read(tokens):
 
 
 def chosen(trace, document, inside=True):
-    """Return a copy from a document (-1: the prompt; not `inside`: the output), of which a token was accepted."""
+    """Return an accepted copy from a document (-1: prompt, or output if not `inside`)."""
     prompt = len(PROMPT)
     accepted = {d.step for d in trace.decisions if d.node == 0 and d.outcome == "accepted"}
     for copy in copies(trace):
@@ -37,12 +37,12 @@ def chosen(trace, document, inside=True):
 
 
 def token(page, copy):
-    """Return the first token that the copy brought."""
+    """Return the node of the first copied token."""
     return pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(copy["position"] - len(PROMPT))
 
 
 def marks(page, name):
-    """Return what is marked in the prompt or the reference: matched, copied, and the token's own place."""
+    """Return the marked texts of the prompt or the reference: matched, copied, exact."""
     block = page.locator(".ss-source-text").and_(page.get_by_label(name, exact=True))
     return [
         block.locator(kind).all_inner_texts() for kind in ("mark.ss-match", "mark.ss-source", ".ss-exact")
@@ -50,7 +50,7 @@ def marks(page, name):
 
 
 def expected(copy, texts):
-    """Return the same from the copy; [] for what lies outside of these texts."""
+    """Return the matched and the copied texts of a copy; [] for tokens outside `texts`."""
     start, end = copy["start"], min(copy["start"] + copy["length"], len(texts))
     parts = (texts[start - copy["match"] : start], texts[start:end])
     return [[read(part)] if part else [] for part in parts]
@@ -106,7 +106,7 @@ def test_pointing_at_a_verification_marks_the_source_of_its_round(page, trace):
     assert "Copied from the reference text" in page.locator(".ss-float").inner_text()
 
 
-def test_a_rejected_copy_tells_its_source_too(page, trace):
+def test_a_rejected_copy_shows_its_source(page, trace):
     steps = {c["step"]: c for c in copies(trace) if c["document"] == 0}
     lost = [g for g in view_model([trace])["runs"][0]["ghosts"] if g["outcome"] == "rejected"]
     at, ghost = next((i, g) for i, g in enumerate(lost) if g["step"] in steps)
@@ -126,13 +126,13 @@ def test_replay_marks_the_source_of_the_last_round(page, trace):
         page.evaluate("(t) => view.seek(t)", clock(r.time))
         copy = by_step.get(r.step)
         for name, document, texts in (("Prompt", -1, PROMPT), ("Reference", 0, DOCUMENT)):
-            here = copy and copy["document"] == document and copy["start"] - copy["match"] < len(texts)
-            assert marks(page, name) == ([*expected(copy, texts), []] if here else [[], [], []]), (
+            marked = copy and copy["document"] == document and copy["start"] - copy["match"] < len(texts)
+            assert marks(page, name) == ([*expected(copy, texts), []] if marked else [[], [], []]), (
                 r.step,
                 name,
             )
-            seen.add((name, bool(here)))
-    assert len(seen) == 4, "each is marked at times, and at times not"
+            seen.add((name, bool(marked)))
+    assert len(seen) == 4, "each source is marked in some rounds and not in others"
     page.evaluate("view.seek(1e9)")
     assert page.locator("mark").count() == 0, "at the end nothing is marked"
 
@@ -152,7 +152,7 @@ def test_a_long_prompt_scrolls_to_the_mark(page, trace):
     assert page.evaluate("scrollY") == top
 
 
-def test_a_run_without_copies_or_with_its_prompt_left_out_shows_no_sources(page, opened, trace):
+def test_a_run_without_copies_and_a_redacted_run_show_no_sources(page, opened, trace):
     assert pane(page, 0).locator(".ss-sources").is_hidden()
     assert pane(page, 1).locator(".ss-sources").is_visible()
     page = opened.show(view_model([trace], redact_prompt=True))
@@ -162,7 +162,7 @@ def test_a_run_without_copies_or_with_its_prompt_left_out_shows_no_sources(page,
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_marks_can_be_told_from_their_ground_without_colour(opened, traces, trace, theme):
+def test_marks_are_visible_without_colour(opened, traces, trace, theme):
     with opened.looking(theme, 1400):
         opened.show(view_model(traces))
         page = opened.ready()

@@ -1,4 +1,4 @@
-"""Layer groups and calibration as a report shows them: a round's draft, and which device computed which layer."""
+"""Layer groups and calibration in a report: a fuzzy draft, and the layers of each device."""
 
 import re
 
@@ -47,17 +47,17 @@ def test_only_the_fuzzy_run_has_the_view_and_names_its_groups(page):
     )
 
 
-def test_layers_of_a_group_stand_below_each_other_on_devices_of_their_own(page):
-    found = bars(page)
-    assert [b["look"] for b in found] == ["calibrate", "draft", "draft", *["attention", "exchange"] * 3]
-    attention = [b for b in found if b["look"] == "attention"]
+def test_layers_of_a_group_are_one_below_the_other_on_different_devices(page):
+    drawn = bars(page)
+    assert [b["look"] for b in drawn] == ["calibrate", "draft", "draft", *["attention", "exchange"] * 3]
+    attention = [b for b in drawn if b["look"] == "attention"]
     assert [b["title"] for b in attention] == [f"attention of layer {i}: 0.050 ms" for i in (1, 2, 3)]
     assert len({round(b["x"]) for b in attention}) == len({round(b["right"]) for b in attention}) == 1
     assert len({b["y"] for b in attention}) == 3
-    for one, exchange in zip(attention, [b for b in found if b["look"] == "exchange"], strict=True):
+    for one, exchange in zip(attention, [b for b in drawn if b["look"] == "exchange"], strict=True):
         assert exchange["y"] == one["y"]
         assert exchange["x"] >= one["right"] - 1
-    draft = found[:3]
+    draft = drawn[:3]
     assert draft[0]["right"] - draft[0]["x"] == pytest.approx(
         2.5 * (draft[1]["right"] - draft[1]["x"]), rel=0.03
     )
@@ -79,7 +79,7 @@ def test_replay_and_pointing_choose_the_round(page, trace):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_fits_in_both_themes_and_says_in_words_what_it_shows(opened, trace, theme):
+def test_the_layers_fit_in_both_themes_and_have_a_label(opened, trace, theme):
     with opened.looking(theme, 800):
         opened.show(view_model([trace]))
         page = opened.ready()

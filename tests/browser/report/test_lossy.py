@@ -1,4 +1,4 @@
-"""A lossy run beside an exact one in a report: both panes, the tokens' cards, the legend and the tables say which is which."""
+"""A lossy run next to an exact one in a report: panes, cards, legend and tables mark it."""
 
 import pytest
 from playwright.sync_api import expect
@@ -34,7 +34,7 @@ def test_the_lossy_run_alone_is_marked(page):
     expect(page.locator(".ss-legend").first).to_contain_text("accepted as typical (lossy)")
 
 
-def test_the_tables_say_it(page):
+def test_the_tables_name_the_lossy_run(page):
     outputs = page.locator(".ss-tables .ss-table").first.locator("tbody td:last-child").all_inner_texts()
     assert outputs[:2] == ["baseline", "identical"]
     assert outputs[2].startswith("lossy, differs at ")

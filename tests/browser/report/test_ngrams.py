@@ -1,4 +1,4 @@
-"""Look-ahead window and pool of n-grams as a report shows them: the round by replay and by pointing, and its table twin."""
+"""Look-ahead window and pool of n-grams in a report: by replay, by pointing, and as a table."""
 
 import re
 
@@ -68,14 +68,14 @@ def test_pointing_at_a_verification_shows_its_round(page, trace):
     rows = ngrams(trace)
     page.evaluate("view.seek(1e9)")
     assert_shown(page, trace, rows[-1])
-    told = trace.rounds[6]
-    page.mouse.move(*centre_of(page, 1, told.span))
-    assert_shown(page, trace, next(r for r in rows if r["step"] == told.step))
+    judged = trace.rounds[6]
+    page.mouse.move(*centre_of(page, 1, judged.span))
+    assert_shown(page, trace, next(r for r in rows if r["step"] == judged.step))
     page.mouse.move(1, 1)
     assert_shown(page, trace, rows[-1])
 
 
-def test_the_rounds_table_counts_the_same(page, trace):
+def test_the_table_of_rounds_has_the_counts(page, trace):
     page.get_by_text("The timeline as a table").click()
     page.get_by_text(f"{len(trace.rounds)} rounds").click()
     table = page.locator("table").filter(has=page.get_by_text("Rounds, Lookahead", exact=False))
@@ -98,7 +98,7 @@ def test_a_growing_run_keeps_its_view(page, traces):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_fits_in_both_themes(opened, trace, theme):
+def test_the_window_fits_in_both_themes(opened, trace, theme):
     with opened.looking(theme, 800):
         opened.show(view_model([trace]))
         page = opened.ready()

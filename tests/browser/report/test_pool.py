@@ -1,4 +1,4 @@
-"""The pool of target servers as a report shows it: bars, hatching, staircase, by mouse and by keys."""
+"""The pool of target servers in a report: bars, hatching, staircase; by mouse and by keys."""
 
 import json
 import re
@@ -34,9 +34,9 @@ def page(page):
     return page
 
 
-def chosen(found, outcome):
+def chosen(pool, outcome):
     """Return the index of a forward with that outcome; the last one, on which no other lies."""
-    return max(i for i, o in enumerate(found["forwards"]["outcome"]) if o == outcome)
+    return max(i for i, o in enumerate(pool["forwards"]["outcome"]) if o == outcome)
 
 
 def own(page, i):
@@ -48,7 +48,7 @@ def span_of(node):
     return int(node.get_attribute("data-span"))
 
 
-def test_only_a_run_with_a_pool_has_the_view_whatever_its_method(page, opened, trace):
+def test_only_a_run_with_a_pool_has_the_view_under_any_title(page, opened, trace):
     assert page.locator(".ss-pool").count() == 1
     assert page.locator(".ss-pool h3").inner_text() == "Pool and preemptions · DSI · lookahead 2 · sp 3"
     model = view_model([trace])
@@ -82,8 +82,8 @@ def test_a_bar_spans_its_time_and_its_positions(page, trace):
 
 
 def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trace):
-    found = server_pool(trace)
-    f = found["forwards"]
+    pool = server_pool(trace)
+    f = pool["forwards"]
     fills = [
         bar.evaluate("(node) => getComputedStyle(node).fill")
         for bar in page.locator(f"{BAR} > .ss-pool-own").all()
@@ -96,12 +96,12 @@ def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trac
     assert [len(colours) for colours in plain.values()] == [1, 1, 1]
     assert len(set.union(*plain.values())) == 3
     legend = page.get_by_label("Legend of the pool").locator("li").all_inner_texts()
-    assert legend[:3] == [s["label"].split(" · ")[0] for s in found["servers"]]
+    assert legend[:3] == [s["label"].split(" · ")[0] for s in pool["servers"]]
     assert {"preempted", "drafted", "committed text"} <= set(legend)
     assert f"{f['outcome'].count('preempted')} preempted" in page.locator(".ss-pool .ss-note").inner_text()
 
 
-def test_the_timeline_marks_cancelled_work_and_its_legend_says_so(page, opened):
+def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened):
     assert "cancelled work" in page.get_by_label("Legend", exact=True).locator("li").all_inner_texts()
     shapes = page.evaluate(
         """() => [...new Set(document.querySelector(".ss-plot").data.map((t) => t.marker?.pattern?.shape).filter(Boolean))]"""
@@ -118,9 +118,9 @@ def test_the_timeline_marks_cancelled_work_and_its_legend_says_so(page, opened):
 
 @pytest.mark.parametrize("by", ["mouse", "keys"])
 @pytest.mark.parametrize("outcome", ["rejected", "preempted"])
-def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, outcome):
-    found = server_pool(trace)
-    f, i = found["forwards"], chosen(found, outcome)
+def test_pointing_at_a_bar_shows_server_positions_and_outcome(page, trace, by, outcome):
+    pool = server_pool(trace)
+    f, i = pool["forwards"], chosen(pool, outcome)
     bar = page.locator(BAR).nth(i)
     if by == "mouse":
         bar.scroll_into_view_if_needed()
@@ -134,11 +134,11 @@ def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, o
         assert page.evaluate("Number(document.activeElement.dataset.span)") == f["id"][i]
     card = page.locator(".ss-float").inner_text()
     words = "rejected a draft" if outcome == "rejected" else "preempted"
-    for text in (found["servers"][f["server"][i]]["label"], words, f"{f['last'][i] + 1}"):
+    for text in (pool["servers"][f["server"][i]]["label"], words, f"{f['last'][i] + 1}"):
         assert text in card
     assert re.search(rf"tokens? {f['first'][i] + 1}\b", card)
     label = bar.get_attribute("aria-label")
-    assert label.startswith(found["servers"][f["server"][i]]["label"])
+    assert label.startswith(pool["servers"][f["server"][i]]["label"])
     assert words in label
     assert [span_of(node) for node in page.locator(".ss-pool-lit").all()] in ([f["id"][i]], [f["id"][i]] * 2)
     assert page.locator(".ss-light").count() >= 1, "the timeline shows the same span"
@@ -147,7 +147,7 @@ def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, o
     assert page.locator(".ss-pool-lit").count() == 0
 
 
-def test_a_token_lights_the_forward_that_decided_it(page, trace):
+def test_a_token_highlights_the_forward_that_decided_it(page, trace):
     pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
     decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
     lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
@@ -169,7 +169,7 @@ def test_the_staircase_is_the_committed_text(page, trace):
     assert page.locator(".ss-pool-wrong").count() == wrong > 0
 
 
-def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
+def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
     before, times = page.locator(BAR).count(), server_pool(trace)["forwards"]
     page.locator(".ss-pool svg").scroll_into_view_if_needed()
     frame = page.locator(".ss-pool svg").bounding_box()
@@ -196,7 +196,7 @@ def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
     page.wait_for_function("([bar, n]) => document.querySelectorAll(bar).length === n", arg=[BAR, before])
 
 
-def test_replay_veils_what_is_to_come(page, trace):
+def test_replay_veils_the_future(page, trace):
     f = server_pool(trace)["forwards"]
     page.evaluate("(t) => view.seek(t)", f["start"][5])
     veil = page.locator(".ss-pool .ss-veil").bounding_box()
@@ -219,7 +219,7 @@ def test_a_growing_run_keeps_the_focus_on_its_bar(page, trace):
     )
 
 
-def test_the_table_says_the_same(page, trace):
+def test_the_table_has_the_counts_of_the_chart(page, trace):
     f = server_pool(trace)["forwards"]
     page.get_by_text("The timeline as a table").click()
     table = page.get_by_role("table", name="Pool, DSI · lookahead 2 · sp 3")
@@ -231,7 +231,7 @@ def test_the_table_says_the_same(page, trace):
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 700), ("dark", 1400)])
-def test_bars_stand_out_and_fit_their_card(opened, trace, theme, width):
+def test_bars_have_contrast_and_fit_their_card(opened, trace, theme, width):
     from tests.browser.report.test_copies import contrast
 
     with opened.looking(theme, width):
