@@ -1,6 +1,7 @@
 import json
 import re
 from dataclasses import fields, replace
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from tests.traces.strategies import few, traces
 from traces import metrics, spans, waiting
 from traces.export.assets import viewer_style
 from traces.view.band import whole_percents
-from traces.view.document import VERSION, view_model
+from traces.view.document import VERSION, Document, view_model
 from traces.view.figures import FIGURES, figure_rows
 from traces.view.settings import config_text
 
@@ -37,6 +38,33 @@ def test_any_trace_has_a_document_of_plain_json(runs, redact):
     for run in model["runs"]:
         assert sum(part["percent"] for part in run["headline"]) in (0, 100)
         assert run["from"] <= run["to"]
+
+
+def fits(value, kind):
+    """Return whether a value has a type, field by field."""
+    parts, origin = get_args(kind), get_origin(kind)
+    if is_typeddict(kind):
+        hints = get_type_hints(kind)
+        known = isinstance(value, dict) and kind.__required_keys__ <= value.keys() <= hints.keys()
+        return known and all(fits(v, hints[name]) for name, v in value.items())
+    if origin is list:
+        return isinstance(value, list) and all(fits(v, parts[0]) for v in value)
+    if origin is dict:
+        return all(fits(k, parts[0]) and fits(v, parts[1]) for k, v in value.items())
+    if origin is tuple:
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    if parts:  # a union
+        return any(fits(value, part) for part in parts)
+    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("redact", [False, True])
+def test_the_document_has_the_declared_fields_and_types(kind, redact):
+    model = view_model([sample_trace("autoregressive"), sample_trace(kind)], redact_prompt=redact)
+    assert fits(model, Document)
+    assert not fits({**model, "other": 1}, Document)
+    assert not fits({**model, "axis": {"min": 0.0}}, Document)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6))
