@@ -23,7 +23,7 @@ from traces.export.jsonl import read_file
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
-from traces.view import view_model
+from traces.view.document import view_model
 
 if TYPE_CHECKING:
     from app.service import Service

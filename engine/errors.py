@@ -9,7 +9,7 @@ SpecScopeError
 ├── Deadlock            in virtual time, every task waits and no timer is set
 └── StoreError          the trace database cannot be used
     ├── StoreMissing    it does not exist, and was opened for reading only
-    └── StoreOutdated   it has an older version, and was opened for reading only
+    └── StoreOutdated   it has an older version
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoreMissing(StoreError):  # noqa: N818
 
 
 class StoreOutdated(StoreError):  # noqa: N818 - a state, like WorkerDied
-    """The trace database has an older version, and was opened for reading only."""
+    """The trace database has an older version."""
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Whether a trace is sound: every value of its type, every row in keeping with the header. Pure functions."""
+"""Checks of a trace that was read: types, closed sets of texts, references between rows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def check(trace: Trace) -> None:
-    """Check a trace: types, closed sets of texts, and whether every row fits the header.
+    """Check the types, the closed sets of texts, and the references of a trace.
 
     Raises:
-        ValueError: Something is wrong; the message names the field and the value.
+        ValueError: A check failed; the message names the field and the value.
     """
     check_types(trace.header.devices)
     for kind, rows in groupby(trace.events(), type):
-        same = list(rows)
-        check_types(same)
-        _check_codes(kind, same)
+        events = list(rows)
+        check_types(events)
+        _check_codes(kind, events)
     devices = [d.name for d in trace.header.devices]
     if len(set(devices)) < len(devices):
         raise ValueError(f"two devices have the same name: {shown(', '.join(devices))}")
@@ -38,7 +38,7 @@ def check(trace: Trace) -> None:
 
 
 def _check_codes(kind: type[Any], rows: list[Event]) -> None:
-    """Raise ValueError unless the texts of closed sets are those that the database has codes for."""
+    """Raise ValueError for a text of a closed set that the database has no code for."""
     if kind is Header:
         return
     table: Table = ROWS.get(kind, RUN)
@@ -53,9 +53,9 @@ def _check_codes(kind: type[Any], rows: list[Event]) -> None:
 
 
 def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
-    """Yield what does not fit together."""
-    ids = [span.id for span in trace.spans]
-    if len(set(ids)) < len(ids):
+    """Yield a message for each row that contradicts another row or the header."""
+    ids = {span.id for span in trace.spans}
+    if len(ids) < len(trace.spans):
         yield "two spans have the same id"
     if len(trace.header.prompt_ids) != sequences:
         yield f"there are token ids of {len(trace.header.prompt_ids)} prompts, but {sequences} prompts"
@@ -65,12 +65,11 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
     for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled):
-        several = row.sequence == -1 and isinstance(row, Span)
-        if not several and not 0 <= row.sequence < sequences:
+        batch = row.sequence == -1 and isinstance(row, Span)
+        if not batch and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
-    known = set(ids)
     for part in trace.parts:
-        if part.span not in known:
+        if part.span not in ids:
             yield f"span {part.span} of a part is not in the trace"
         if not 0 <= part.start <= part.end:
             yield f"a part of span {part.span} lasts from {part.start} to {part.end}"

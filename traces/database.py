@@ -1,4 +1,4 @@
-"""Opening the trace database's file: what it must be, its pragmas, its migration, and what its errors mean."""
+"""Opening the file of the trace database: checks, pragmas, tables, and messages for its errors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 BUSY_MS = 5000
-"""How long a statement waits for another program's lock."""
+"""Milliseconds that a statement waits for another program's lock."""
 
 
 def default_path() -> Path:
-    """Return the database used unless another is given: SPECSCOPE_DB, else traces.db in the user's data folder.
+    """Return the path of SPECSCOPE_DB, else of traces.db in the user's data folder.
 
     Raises:
         UsageError: The path names a home folder that does not exist.
@@ -38,15 +38,16 @@ def default_path() -> Path:
         return Path(chosen).expanduser() if chosen else Path(data).expanduser() / "specscope" / "traces.db"
     except RuntimeError:
         raise UsageError(
-            f"there is no home folder for {shown(chosen or data)}; set SPECSCOPE_DB to a whole path"
+            f"there is no home folder for {shown(chosen or data)}; set SPECSCOPE_DB to an absolute path"
         ) from None
 
 
 def open_engine(path: Path, *, readonly: bool) -> Engine:
-    """Return an engine on the file; unless `readonly`, make or migrate the file when it must be.
+    """Return an engine on the file; unless `readonly`, make the tables of a new or empty file.
 
     Raises:
-        StoreError: It is missing, locked, read-only, damaged, not a SpecScope database, or of a newer version.
+        StoreError: The file is missing, locked, read-only, damaged, not a SpecScope database, or of
+            another version.
     """
     with explained(path):
         _check_file(path, readonly=readonly)
@@ -57,8 +58,10 @@ def open_engine(path: Path, *, readonly: bool) -> Engine:
         with explained(path):
             if readonly:
                 with engine.connect() as connection:
-                    if not _current(connection, path):
-                        raise StoreOutdated(f"{path} is of an older version; open it once without readonly")
+                    if _is_empty(connection, path):
+                        raise StoreMissing(
+                            f"the trace database {path} is empty; run a method first, or set SPECSCOPE_DB"
+                        )
             else:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _prepare(engine, path)
@@ -70,7 +73,7 @@ def open_engine(path: Path, *, readonly: bool) -> Engine:
 
 @contextmanager
 def explained(path: Path) -> Generator[None]:
-    """Turn what the database or the file system says inside into a StoreError."""
+    """Turn the errors of the database and of the file system into a StoreError."""
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
@@ -87,24 +90,24 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def moved(path: Path) -> StoreError:
-    """Return the error to show when a file is no longer there under its name."""
+    """Return the error for a file that has lost its name while open."""
     return StoreError(
-        f"{path} was deleted, moved or replaced while it was open; what was written since is lost: "
+        f"{path} was deleted, moved or replaced while it was open, and the rows written since are lost; "
         "run it again with a file that stays"
     )
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether the database found its own file, or a text in it, to be broken."""
+    """Return whether an error means that the file, or a text in it, is damaged."""
     cause = getattr(error, "orig", None) or error
-    if isinstance(cause, UnicodeDecodeError):  # the database quotes a broken name
+    if isinstance(cause, UnicodeDecodeError):  # an error message quoted a damaged name
         return True
     name: str = getattr(cause, "sqlite_errorname", "")
     return name.startswith("SQLITE_CORRUPT") or str(cause).startswith("Could not decode to UTF-8")
 
 
 def explain(error: BaseException, path: Path) -> StoreError:
-    """Return the error to show for what the database said: one line, with what to do."""
+    """Return an error of the database or the file system as one line that says what to do."""
     cause = getattr(error, "orig", None) or error
     name: str = getattr(cause, "sqlite_errorname", "")
     elsewhere = "or set SPECSCOPE_DB to another file"
@@ -133,12 +136,12 @@ def explain(error: BaseException, path: Path) -> StoreError:
 
 
 def _check_file(path: Path, *, readonly: bool) -> None:
-    """Check that a path is that of a regular file, or of none that may be made.
+    """Check that a path names a regular file, or a file that can be made.
 
     Raises:
-        StoreError: It is something else, missing, or its log is all that is left of it.
+        StoreError: It names something else, is missing, or only its log is left.
     """
-    logged = _logged(path)  # asked first: a log is younger than its database
+    logged = _log_size(path)  # before the file itself: a log is younger than its database
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
@@ -148,17 +151,17 @@ def _check_file(path: Path, *, readonly: bool) -> None:
             ) from None
         if logged:
             raise StoreError(
-                f"{path} is missing, but its log {path}-wal is there; bring the database back, or move the log away"
+                f"{path} is missing, but its log {path}-wal exists; bring the database back, or move the log away"
             ) from None
     except ValueError as error:  # a NUL in the name
         raise StoreError(f"{shown(str(path))} cannot be a trace database ({error}); name a file") from None
     else:
         if not stat.S_ISREG(kind):
-            what = "a folder" if stat.S_ISDIR(kind) else "no regular file"
-            raise StoreError(f"{path} is {what}; name the file of a trace database")
+            other = "a folder" if stat.S_ISDIR(kind) else "no regular file"
+            raise StoreError(f"{path} is {other}; name the file of a trace database")
 
 
-def _logged(path: Path) -> int:
+def _log_size(path: Path) -> int:
     """Return the bytes in a database's write-ahead log."""
     try:
         return Path(f"{path}-wal").stat().st_size
@@ -173,15 +176,15 @@ def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
         return _open(path, "mode=ro")
     except sqlite3.OperationalError as error:
         barred = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
-        if not barred or _logged(path):
+        if not barred or _log_size(path):
             raise
-        # In a folder where nothing can be written SQLite cannot put its lock file; but then nobody else writes either.
+        # In a read-only folder SQLite cannot make its lock file, but nobody else can write either.
         return _open(path, "mode=ro&immutable=1")
 
 
-def _open(path: Path, how: str) -> sqlite3.Connection:
+def _open(path: Path, mode: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_MS / 1000, check_same_thread=False
+        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_MS / 1000, check_same_thread=False
     )
     try:
         connection.execute("PRAGMA foreign_keys=ON")
@@ -193,30 +196,31 @@ def _open(path: Path, how: str) -> sqlite3.Connection:
     return connection
 
 
-def _current(connection: Connection, path: Path) -> bool:
-    """Return whether the file is of this version; False when it is empty or older.
+def _is_empty(connection: Connection, path: Path) -> bool:
+    """Return whether the file has no tables yet; if it has, it is a database of this version.
 
     Raises:
-        StoreError: It belongs to another program, or to a newer version.
+        StoreError: It belongs to another program, or to another version.
     """
     (application,) = connection.exec_driver_sql("PRAGMA application_id").one()
     (tables,) = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").one()
     if not tables and application in (0, APPLICATION_ID):
-        return False  # empty
+        return True
     if application != APPLICATION_ID:
         raise StoreError(
             f"{path} is a database of another program; move it away, or set SPECSCOPE_DB to another file"
         )
     (revision,) = connection.exec_driver_sql("SELECT min(version_num) FROM alembic_version").one()
-    if revision == REVISION:
-        return True
     if not isinstance(revision, str):
         raise StoreError(
             f"{path} is damaged; move it away or restore a copy, or set SPECSCOPE_DB to another file"
         )
-    from traces import migrations  # Alembic takes 0.2 s to import, and most files are current
-
-    if not migrations.known(revision):
+    if revision < REVISION:
+        raise StoreOutdated(
+            f"{path} was written by an older SpecScope (revision {revision}, this one needs {REVISION}); "
+            "export its runs with that version and import them here, or set SPECSCOPE_DB to another file"
+        )
+    if revision > REVISION:
         raise StoreError(
             f"{path} was written by a newer SpecScope (revision {revision}); update SpecScope, "
             "or set SPECSCOPE_DB to another file"
@@ -226,10 +230,10 @@ def _current(connection: Connection, path: Path) -> bool:
 
 def _prepare(engine: Engine, path: Path) -> None:
     with engine.connect() as connection:
-        # Shows at once whether the file can be written, and lets one process at a time migrate it.
+        # Fails at once if the file is read-only, and lets one process at a time make the tables.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        if not _current(connection, path):
-            from traces import migrations
+        if _is_empty(connection, path):
+            from traces import migrations  # Alembic takes 0.2 s to import, and most files have their tables
 
             migrations.upgrade(connection)
             connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
@@ -239,7 +243,7 @@ def _prepare(engine: Engine, path: Path) -> None:
 
 
 def _write_ahead(connection: Connection) -> None:
-    """Set WAL mode, which stays with the file; SQLite does not wait for other openers here, so we do."""
+    """Set WAL mode, which the file keeps; wait for other openers, as SQLite does not."""
     deadline = time.monotonic() + BUSY_MS / 1000
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What is read from the trace database: functions on a connection, used by `Store`."""
+"""The queries of `Store`: functions that read the trace database through a connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.checking import check_types
-from engine.trace.events import Commit, Device, Footer, Header, Span, Status
+from engine.trace.events import Commit, Device, Footer, Header, Status
 from engine.trace.trace import Trace
 from traces import recorder, schema
 from traces.checks import check
@@ -25,66 +25,39 @@ if TYPE_CHECKING:
 
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
 _FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
-_SPAN = schema.ROWS[Span]
 _TOKEN = schema.ROWS[Commit]
 _RAW_ID = cast(RUN.c.run_id, LargeBinary)
-"""A run's id as bytes, which are read even where they are no text."""
+"""A run's id as bytes, which can be read even if they are not UTF-8."""
 
 
 class Summary(NamedTuple):
     """A stored run without its rows."""
 
     header: Header
-    """Of a damaged run: its id, and nothing else."""
+    """Of a damaged run it has the id only."""
     status: Status | Literal["damaged"]
     tokens: int
     seconds: float | None
-    """From the run's start to its end; None until it has ended."""
+    """From the run's start to its end; None while it is in progress."""
     text: str
-    """Of the first sequence; empty until the run has ended."""
+    """Of the first sequence; empty while the run is in progress."""
     error: str
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the whole run."""
+        """Tokens divided by the seconds of the whole run."""
         return self.tokens / self.seconds if self.seconds else None
-
-
-class SpanBin(NamedTuple):
-    """Spans of one device, kind and outcome that start in the same bin of a window."""
-
-    device: str
-    kind: str
-    outcome: str
-    start: int
-    """Of the first."""
-    end: int
-    """Of the last to end."""
-    busy: int
-    """Nanoseconds of work in all."""
-    spans: int
-    """How many."""
-
-
-class SpanWindow(NamedTuple):
-    """The spans of a window, or their bins when they are too many to draw."""
-
-    total: int
-    spans: list[Span]
-    """All of them, by start; empty when they are more than the bins asked for."""
-    bins: list[SpanBin]
-    """Empty when all spans are given."""
 
 
 def page(
     connection: Connection, query: str, method: str, status: str, offset: int, limit: int
 ) -> tuple[list[Summary], int]:
-    """Return some of the runs that match, newest first, and how many match in all."""
+    """Return a page of the matching runs, newest first, and the number of all matching runs."""
     live = set(recorded(connection))
     where = _filter(query, method, status, live)
     total = connection.scalar(select(func.count()).select_from(RUN).where(where)) or 0
-    found = select(RUN.c.id).where(where).order_by(RUN.c.created.desc(), RUN.c.id.desc())
-    keys = connection.scalars(found.offset(offset).limit(limit)).all()
+    newest = select(RUN.c.id).where(where).order_by(RUN.c.created.desc(), RUN.c.id.desc())
+    keys = connection.scalars(newest.offset(offset).limit(limit)).all()
     return [_summary(connection, key, key in live) for key in keys], total
 
 
@@ -98,7 +71,7 @@ def load(connection: Connection, run_id: str) -> Trace:
 
 @contextmanager
 def _undamaged(run_id: str) -> Generator[None]:
-    """Turn what a damaged value raises into a StoreError that names the run."""
+    """Turn the errors that a damaged value raises into a StoreError that names the run."""
     try:
         yield
     except SpecScopeError:
@@ -122,8 +95,8 @@ def _read(connection: Connection, run_id: str) -> Trace:
     trace = Trace(_header(row))
     for kind, table in schema.ROWS.items():
         columns = [table.c[name] for name in schema.FIELDS[kind]]
-        found = select(*columns).where(table.c.run == row.id).order_by(table.c.number)
-        for values in connection.execute(found).all():
+        rows = select(*columns).where(table.c.run == row.id).order_by(table.c.number)
+        for values in connection.execute(rows).all():
             trace.add(kind(*values))
     trace.footer = _footer(row)
     if row.id not in recorded(connection):
@@ -132,31 +105,14 @@ def _read(connection: Connection, run_id: str) -> Trace:
 
 
 def group(connection: Connection, run_id: str) -> list[str]:
-    """Return the ids of the runs of the same comparison, in the order they were made."""
+    """Return the ids of the runs of the same comparison, in the order they were stored."""
     name = find(connection, run_id, RUN.c.group).group
     same = RUN.c.group == name if name else RUN.c.run_id == run_id
     return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
 
 
-def spans_window(connection: Connection, run_id: str, start: int, end: int, bins: int) -> SpanWindow:
-    """Return the spans that overlap [start, end), or their sums by bin when they are more than `bins`."""
-    run = find(connection, run_id).id
-    here = and_(_SPAN.c.run == run, _SPAN.c.start < end, _SPAN.c.end > start)
-    total = connection.scalar(select(func.count()).select_from(_SPAN).where(here)) or 0
-    if total <= bins:
-        columns = [_SPAN.c[name] for name in schema.FIELDS[Span]]
-        rows = connection.execute(select(*columns).where(here).order_by(_SPAN.c.start, _SPAN.c.id))
-        return SpanWindow(total, [Span(*row) for row in rows], [])
-    same = (_SPAN.c.device, _SPAN.c.kind, _SPAN.c.outcome)
-    first = func.min(_SPAN.c.start)
-    sums = (first, func.max(_SPAN.c.end), func.sum(_SPAN.c.end - _SPAN.c.start), func.count())
-    place = (func.max(_SPAN.c.start, start) - start) * bins // (end - start)
-    binned = select(*same, *sums).where(here).group_by(*same, place).order_by(first)
-    return SpanWindow(total, [], [SpanBin(*row) for row in connection.execute(binned)])
-
-
 def recorded(connection: Connection) -> dict[int, str]:
-    """Return {key: id} of the runs that some living process is recording."""
+    """Return {key: id} of the runs that a living process is recording."""
     columns = (RUN.c.id, _RAW_ID, RUN.c.owner_pid, RUN.c.owner_start)
     owned = (func.typeof(RUN.c.owner_pid) == "integer", func.typeof(RUN.c.owner_start) == "real")
     unfinished = connection.execute(select(*columns).where(RUN.c.status.is_(None), *owned))
@@ -165,7 +121,7 @@ def recorded(connection: Connection) -> dict[int, str]:
 
 
 def find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
-    """Return the key (`id`) of a run and some of its columns; raise UsageError when there is no such run."""
+    """Return the key (`id`) of a run, and the columns; raise UsageError for an unknown run."""
     row = connection.execute(select(RUN.c.id, *columns).where(RUN.c.run_id == run_id)).first()
     if row is None:
         raise UsageError(f"there is no run {shown(run_id)} in the trace database; the history lists its runs")
@@ -175,11 +131,11 @@ def find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> R
 def _filter(query: str, method: str, status: str, live: set[int]) -> ColumnElement[bool]:
     parts: list[ColumnElement[bool]] = [RUN.c.id > 0]
     if query:
-        # Prompts and texts are kept as JSON, so the words are looked for as JSON writes them.
-        inside = schema.dump(query)[1:-1]
+        # Prompts and texts are stored as JSON, so the query is compared as JSON writes it.
+        escaped = schema.dump(query)[1:-1]
         plain = [c.icontains(query, autoescape=True) for c in (RUN.c.run_id, RUN.c.title, RUN.c.method)]
         coded = (type_coerce(RUN.c.prompts, String), type_coerce(RUN.c.texts, String))
-        parts.append(or_(*plain, *(c.icontains(inside, autoescape=True) for c in coded)))
+        parts.append(or_(*plain, *(c.icontains(escaped, autoescape=True) for c in coded)))
     if method:
         parts.append(RUN.c.method == method)
     if status == "running":
@@ -207,16 +163,16 @@ def _summary(connection: Connection, key: int, live: bool) -> Summary:
     run_id = _id_of(connection, key)
     try:
         with _undamaged(run_id):
-            return _sound_summary(connection, key, live)
+            return _undamaged_summary(connection, key, live)
     except StoreError as error:
-        nothing = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")
-        return Summary(nothing, "damaged", 0, None, "", str(error))
+        header = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")
+        return Summary(header, "damaged", 0, None, "", str(error))
 
 
-def _sound_summary(connection: Connection, key: int, live: bool) -> Summary:
+def _undamaged_summary(connection: Connection, key: int, live: bool) -> Summary:
     tokens = select(func.count()).where(_TOKEN.c.run == key).scalar_subquery()
-    found = select(tokens.label("tokens"), *_HEADER, *_FOOTER).where(RUN.c.id == key)
-    row = connection.execute(found).one()
+    columns = select(tokens.label("tokens"), *_HEADER, *_FOOTER)
+    row = connection.execute(columns.where(RUN.c.id == key)).one()
     header, footer = _header(row), _footer(row)
     check_types([header])
     check_types(header.devices)
@@ -228,7 +184,7 @@ def _sound_summary(connection: Connection, key: int, live: bool) -> Summary:
 
 
 def _id_of(connection: Connection, key: int) -> str:
-    """Return the id of a run, even of one whose id is no text; its key where the id cannot be read."""
+    """Return a run's id, with invalid bytes replaced; its key if the id cannot be read."""
     try:
         return _text(connection.scalar(select(_RAW_ID).where(RUN.c.id == key)))
     except DatabaseError as error:

@@ -1,4 +1,4 @@
-"""Writing while a run goes on: one thread writes for the whole process, and a run only puts events into its queue."""
+"""Recording of runs in progress: a run queues its events, and one thread writes them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BATCH = 1000
-"""Rows in one transaction at most."""
+"""Most rows in one transaction."""
 PAUSE = 0.05
-"""Seconds for which rows gather before they are written: the thread wakes at most 20 times a second."""
+"""Seconds in which rows are collected, so that the thread wakes 20 times a second at most."""
 
 _recording: set[str] = set()
+"""Ids of the runs that this process records."""
 
 
 class Recorder:
-    """Takes the events of one run. `add` only queues; what the database says comes back at the next call."""
+    """Records the events of one run. `add` only queues; a later call raises its error."""
 
     def __init__(self, writer: Writer, key: int, run_id: str) -> None:
         self.run_id = run_id
@@ -59,7 +60,7 @@ class Recorder:
         self._put((self, event))
 
     def close(self) -> None:
-        """Wait until every event is stored. Without a footer, the run counts as incomplete from now on.
+        """Wait until every event is stored. A run without a footer is incomplete from now on.
 
         Raises:
             StoreError: An event could not be stored; those before it are.
@@ -77,11 +78,13 @@ class Recorder:
         try:
             self.close()
         except StoreError:
-            if kind is None:  # else what ended the run is the news
+            if kind is None:  # else the exception that ended the run matters more
                 raise
 
 
 class _Job:
+    """A change other than events, and its future result."""
+
     def __init__(self, work: Callable[[Connection], Any]) -> None:
         self.work = work
         self.result: Future[Any] = Future()
@@ -91,7 +94,7 @@ _Item: TypeAlias = "tuple[Recorder, Row | Footer] | _Job | None"
 
 
 class Writer:
-    """The thread that writes: events in batches, other changes (import, delete) in between, each a transaction."""
+    """The thread that writes batches of events and other changes, each in a transaction."""
 
     def __init__(self, engine: Engine, path: Path) -> None:
         self.queue: SimpleQueue[_Item] = SimpleQueue()
@@ -111,7 +114,7 @@ class Writer:
 
         def work(connection: Connection) -> int:
             key = insert_run(connection, header, **owner)
-            _recording.add(header.run_id)  # before anybody can read it
+            _recording.add(header.run_id)  # before the transaction ends and others can read the run
             return key
 
         recorder = Recorder(self, self.call(work), header.run_id)
@@ -128,10 +131,10 @@ class Writer:
                 _recording.discard(recorder.run_id)
 
     def call(self, work: Callable[[Connection], T]) -> T:
-        """Have a change made after everything queued so far; wait for its result.
+        """Make a change after all events queued so far, and return its result.
 
         Raises:
-            StoreError: The database refused it.
+            StoreError: The change failed.
         """
         job = _Job(work)
         with self._ending:
@@ -142,7 +145,7 @@ class Writer:
         return job.result.result()
 
     def close(self) -> None:
-        """Write what is queued and end the thread; recorders still open take no more."""
+        """Write all queued events and end the thread; open recorders fail from now on."""
         with self._ending:
             self._ended = True
             self.queue.put(None)
@@ -172,7 +175,7 @@ class Writer:
                 return
 
     def _gather(self) -> list[_Item]:
-        """Return the next items: at most BATCH, and nothing after a job or the end."""
+        """Return the next items, at most BATCH; a job or the end (None) is the last of them."""
         items: list[_Item] = [self.queue.get()]
         if isinstance(items[0], tuple) and self.queue.qsize() < BATCH:
             self._soon.wait(PAUSE)
@@ -190,12 +193,11 @@ class Writer:
             self._check_file()
         except SpecScopeError as error:
             recorder.error = StoreError(str(error))
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            # Whoever adds or closes next is told.
+        except Exception as error:  # noqa: BLE001 - the next `add` or `close` raises it
             recorder.error = explain(error, self._path)
 
     def _check_file(self) -> None:
-        """Raise StoreError when the file that this thread writes is no longer the one of its name."""
+        """Raise StoreError if the path no longer names the file that this thread writes."""
         if identity(self._path) != self._file:
             raise moved(self._path)
 
@@ -206,7 +208,7 @@ class Writer:
             self._check_file()
         except SpecScopeError as error:
             job.result.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             job.result.set_exception(explain(error, self._path))
         else:
             job.result.set_result(result)
@@ -222,7 +224,7 @@ def insert_run(connection: Connection, header: Header, **owner: Any) -> int:
 
 
 class _Insert:
-    """The insert of one kind of row, compiled once: a third of the time that SQLAlchemy takes for row by row."""
+    """The INSERT of one kind of row, compiled once: three times as fast as SQLAlchemy's own."""
 
     dialect = sqlite.dialect(json_serializer=schema.dump)
 
@@ -231,14 +233,14 @@ class _Insert:
         self.sql = str(insert(table).compile(dialect=self.dialect))
         self._values = attrgetter(*names)
         types = [table.c[name].type.dialect_impl(self.dialect) for name in names]
-        coders = [t.bind_processor(self.dialect) for t in types]
-        self._coders = [(place, code) for place, code in enumerate(coders, 2) if code is not None]
+        encoders = [t.bind_processor(self.dialect) for t in types]
+        self._encoders = [(column, encode) for column, encode in enumerate(encoders, 2) if encode]
 
     def row(self, run: int, number: int, event: Row) -> list[Any]:
-        """Return the values that the statement takes for an event."""
+        """Return the values of the statement for an event."""
         values = [run, number, *self._values(event)]
-        for place, code in self._coders:
-            values[place] = code(values[place])
+        for column, encode in self._encoders:
+            values[column] = encode(values[column])
         return values
 
 
@@ -248,7 +250,7 @@ _INSERTS = {kind: _Insert(kind) for kind in schema.ROWS}
 def insert_rows(
     connection: Connection, run: int, events: Iterable[Row | Footer], numbers: dict[type[Any], int]
 ) -> None:
-    """Store events of a run; `numbers` counts the rows of each kind that it has already."""
+    """Store events of a run; `numbers` counts the stored rows of each kind and is updated."""
     rows: dict[type[Any], list[Any]] = {}
     for event in events:
         kind = type(event)
@@ -262,13 +264,14 @@ def insert_rows(
 
 
 def is_recording(run_id: str, owner_pid: int | None, owner_start: float | None) -> bool:
-    """Return whether the process that began a run still records it."""
+    """Return whether the process that started a run still records it."""
     if owner_pid is None or owner_start is None:
         return False
     if owner_pid == os.getpid():
         return run_id in _recording
     try:
         started = psutil.Process(owner_pid).create_time()
-    except (psutil.Error, ValueError, OverflowError):  # gone, or no process id at all
+    except (psutil.Error, ValueError, OverflowError):  # ended, or not a process id
         return False
-    return abs(started - owner_start) < 10  # clocks are set by a few seconds; ids return after far longer
+    # A clock is corrected by seconds at most; a process id is reused much later.
+    return abs(started - owner_start) < 10

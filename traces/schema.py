@@ -1,9 +1,10 @@
-"""The tables of the trace database: one for runs, one for each kind of row, their columns named as in `events`.
+"""The tables of the trace database: one for runs, one for each kind of row.
 
-Every row's key is (run, number): rows lie together by run, in the order in which they were recorded. Times are
-integer nanoseconds. Texts of a closed set (kinds, outcomes, ...) are stored as their place in a tuple below. Those
-tuples only ever grow at the end, so that old files keep their meaning, and with a new revision, so that an older
-SpecScope refuses a file whose codes it does not know.
+Columns have the names of the events' fields. The key of a row is (run, number): the rows of a run
+are stored together, in the order recorded. Times are integer nanoseconds. Texts of a closed set
+(kinds, outcomes, ...) are stored as their index in a tuple below. The tuples only grow at the end,
+so that old files keep their meaning, and only with a new revision, so that an older SpecScope
+refuses a file with codes that it does not know.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sqlmodel import Field, SQLModel
 from engine.trace import events
 
 APPLICATION_ID = 0x53505343
-"""Stands in the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
+"""In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
 REVISION = "0007"
 """The newest revision in `migrations/versions`."""
 NAMING_CONVENTION = {
@@ -45,7 +46,7 @@ class _Codes(dict[str | None, int | None]):
 
 
 class Code(TypeDecorator[str]):
-    """A text of a closed set, stored as its place in it."""
+    """A text of a closed set, stored as its index in the set."""
 
     impl = SmallInteger
     cache_ok = True
@@ -55,18 +56,18 @@ class Code(TypeDecorator[str]):
         self.names = names
 
     def bind_processor(self, dialect: Any) -> Any:  # noqa: ARG002
-        """Return what turns a text into its place; it raises ValueError for a text that is not in the set."""
+        """Return the function text -> index, which raises ValueError for an unknown text."""
         codes = _Codes({name: code for code, name in enumerate(self.names)})
         codes[None] = None
         return codes.__getitem__
 
     def result_processor(self, dialect: Any, coltype: Any) -> Any:  # noqa: ARG002
-        """Return what turns a place into its text: a plain look-up, as it runs for every row of a long trace."""
+        """Return the function index -> text: a plain look-up, as it runs for every row."""
         return {None: None, **dict(enumerate(self.names))}.__getitem__
 
 
 class Frozen(TypeDecorator[Any]):
-    """JSON whose lists come back as tuples, as events hold them; mappings are left as they are."""
+    """JSON whose lists are read as tuples, as events hold them; mappings stay mappings."""
 
     impl = JSON(none_as_null=True)
     cache_ok = True
@@ -81,7 +82,7 @@ def _tuples(value: Any) -> Any:
 
 
 def dump(value: Any) -> str:
-    """Return the JSON form in which the database keeps values: compact, and readable to a text search."""
+    """Return compact JSON without escapes, so that text searches find words in it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -93,19 +94,19 @@ def _code(*names: str, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(Code(*names), nullable=nullable))
 
 
-def _time() -> Any:
+def _big() -> Any:
     return Field(sa_type=BigInteger)
 
 
 class Base(SQLModel):
-    """Keeps these tables in a metadata of their own."""
+    """Base of the tables, with separate metadata."""
 
-    # SQLModel's metaclass declares it, so the checker takes it for a variable of the class's instances.
+    # SQLModel's metaclass declares it, so pyright takes it for an instance variable.
     metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING_CONVENTION)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Run(Base, table=True):
-    """A run: its header, and its footer once it ended (status is null until then)."""
+    """A run: its header, and its footer once it has ended (status is null until then)."""
 
     __table_args__ = ({"sqlite_autoincrement": True},)
     id: int | None = Field(default=None, primary_key=True)
@@ -125,9 +126,9 @@ class Run(Base, table=True):
     drafter_path: str
     environment: dict[str, Any] = _json()
     group: str = Field(index=True)
-    lossless: bool = Field(sa_column_kwargs={"server_default": "1"})
+    lossless: bool
     version: int
-    """The trace format's schema."""
+    """`schema` of the header."""
     status: str | None = _code(*STATUSES, nullable=True)
     reasons: tuple[str, ...] | None = _json(nullable=True)
     texts: tuple[str, ...] | None = _json(nullable=True)
@@ -136,7 +137,7 @@ class Run(Base, table=True):
     owner_pid: int | None = None
     """The process that records it; null once imported."""
     owner_start: float | None = None
-    """When that process started, in seconds since 1970: process ids are used again."""
+    """When that process started, in seconds since 1970: process ids are reused."""
 
 
 class _Row(Base):
@@ -151,16 +152,16 @@ class Span(_Row, table=True):
     id: int
     device: str
     kind: str = _code(*KINDS)
-    start: int = _time()
-    end: int = _time()
+    start: int = _big()
+    end: int = _big()
     model: str = _code(*MODELS)
     step: int
     sequence: int
     rows: int
     context: int
     outcome: str = _code(*SPAN_OUTCOMES)
-    cells: int = Field(sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
-    rank: int = Field(sa_column_kwargs={"server_default": "0"})
+    cells: int = _big()
+    rank: int
 
 
 class Part(_Row, table=True):
@@ -170,12 +171,12 @@ class Part(_Row, table=True):
     span: int
     kind: str = _code(*PARTS)
     layer: int
-    start: int = _time()
-    end: int = _time()
+    start: int = _big()
+    end: int = _big()
 
 
 class Round(_Row, table=True):
-    """What a verification decided."""
+    """A verification and its commit."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
@@ -184,7 +185,7 @@ class Round(_Row, table=True):
     drafted: int
     accepted: int
     emitted: int
-    time: int = _time()
+    time: int = _big()
     span: int
 
 
@@ -210,7 +211,7 @@ class Decision(_Row, table=True):
 
 
 class Token(_Row, table=True):
-    """One token of the output: `events.Commit`, a name that SQL keeps for itself."""
+    """One token of the output: `events.Commit` (COMMIT is a word of SQL)."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
@@ -219,11 +220,11 @@ class Token(_Row, table=True):
     token: int
     origin: str = _code(*OUTCOMES)
     text: str
-    time: int = _time()
+    time: int = _big()
 
 
 class Document(_Row, table=True):
-    """A reference document that drafts are copied from."""
+    """A reference text that drafts are copied from."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     document: int
@@ -231,7 +232,7 @@ class Document(_Row, table=True):
 
 
 class Copied(_Row, table=True):
-    """Where a round's draft was copied from."""
+    """The source of a copied draft."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
@@ -243,7 +244,7 @@ class Copied(_Row, table=True):
 
 
 class Pooled(_Row, table=True):
-    """What a round did with a pool of n-grams."""
+    """A round's use of a pool of n-grams."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
@@ -256,7 +257,7 @@ class Pooled(_Row, table=True):
 
 
 class Piece(_Row, table=True):
-    """How a token id reads."""
+    """The text of a token id."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     token: int
@@ -264,13 +265,13 @@ class Piece(_Row, table=True):
 
 
 class Occupancy(_Row, table=True):
-    """A measured sample of a device."""
+    """A measured sample of a device's load."""
 
     __table_args__ = ({"sqlite_with_rowid": False},)
     device: str
-    time: int = _time()
+    time: int = _big()
     busy: float
-    memory: int = _time()
+    memory: int = _big()
     power: float | None
 
 
@@ -293,6 +294,6 @@ ROWS: dict[type[Any], Table] = {
     events.Pooled: _table(Pooled),
     events.Occupancy: _table(Occupancy),
 }
-"""The table of each kind of row; its columns are those of the event, after `run` and `number`."""
+"""The table of each kind of event; its columns are `run`, `number`, and the event's fields."""
 FIELDS: dict[type[Any], tuple[str, ...]] = {event: tuple(table.c.keys()[2:]) for event, table in ROWS.items()}
-"""The columns of an event, in the order of its fields."""
+"""The columns of each kind of event, in the order of its fields."""

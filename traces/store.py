@@ -1,4 +1,4 @@
-"""The trace database: an SQLite file that one thread of this process writes and anybody may read meanwhile."""
+"""The trace database: an SQLite file, written by one thread, read by any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import delete
 from engine.errors import StoreError, UsageError
 from traces import database, queries
 from traces.database import default_path
-from traces.queries import SpanBin, SpanWindow, Summary
+from traces.queries import Summary
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
 from traces.schema import RUN
 
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from engine.trace.events import Header
     from engine.trace.trace import Trace
 
-__all__ = ["Recorder", "SpanBin", "SpanWindow", "Store", "Summary", "default_path"]
+__all__ = ["Recorder", "Store", "Summary", "default_path"]
 
 
 class Store:
-    """A trace database, open. A context manager; any thread may use it."""
+    """An open trace database; a context manager, safe to use from several threads."""
 
     def __init__(self, path: str | Path | None = None, *, readonly: bool = False) -> None:
-        """Open the file, or create it with its folder.
+        """Open the file, or make it and its folder.
 
         Args:
             path: The database file; `default_path()` unless given.
             readonly: Open an existing file and never write to it.
 
         Raises:
-            StoreError: It is missing, locked, read-only, not a SpecScope database, or of a newer version.
+            StoreError: It is missing, locked, read-only, not a SpecScope database, or of another
+                version.
         """
         self.path = Path(path) if path is not None else default_path()
         self._engine = database.open_engine(self.path, readonly=readonly)
@@ -50,13 +51,13 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Store what is queued and close the file."""
+        """Store all queued events and close the file."""
         if self._writer is not None:
             self._writer.close()
         self._engine.dispose()
 
     def record(self, header: Header) -> Recorder:
-        """Store a header now and return the recorder for the events that follow.
+        """Store a header now and return the recorder for the run's events.
 
         Raises:
             StoreError: The database cannot be written, or holds a run of this id.
@@ -64,7 +65,7 @@ class Store:
         return self._writing().record(header)
 
     def insert(self, trace: Trace) -> None:
-        """Store a whole trace, all of it or nothing. Its id stays, and a stored run is never replaced.
+        """Store a whole trace in one transaction, under its own id. A stored run is never replaced.
 
         Raises:
             StoreError: The database cannot be written, or holds a run of this id.
@@ -77,10 +78,10 @@ class Store:
         self._writing().call(work)
 
     def delete(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with all their rows; return how many there were.
+        """Delete runs with all their rows; return the number of deleted runs.
 
         Raises:
-            UsageError: One of them is still being recorded; then none is deleted.
+            UsageError: One of them is being recorded; then none is deleted.
             StoreError: The database cannot be written.
         """
         wanted = set(run_ids)
@@ -90,30 +91,31 @@ class Store:
                 raise UsageError(
                     f"run {', '.join(sorted(running))} is still running; stop it before deleting it"
                 )
-            gone = [connection.execute(delete(RUN).where(RUN.c.run_id == run_id)) for run_id in wanted]
-            return sum(result.rowcount for result in gone)
+            results = [connection.execute(delete(RUN).where(RUN.c.run_id == run_id)) for run_id in wanted]
+            return sum(result.rowcount for result in results)
 
         return self._writing().call(work)
 
     def runs(
         self, query: str = "", method: str = "", status: str = "", offset: int = 0, limit: int = 50
     ) -> tuple[list[Summary], int]:
-        """Return a page of the stored runs, newest first, and how many match in all.
+        """Return a page of the stored runs, newest first, and the number of all matching runs.
 
         Args:
-            query: What the id, the title, the method, a prompt or the output must contain, in upper or lower case.
+            query: A text in the id, the title, the method, a prompt or the output; upper and lower
+                case are equal.
             method: A method's key.
             status: running, done, cancelled, failed or incomplete.
             offset: Runs to skip.
-            limit: Runs to return at most.
+            limit: Most runs to return.
         """
         with self._reading() as connection:
             return queries.page(connection, query, method, status, offset, limit)
 
     def load(self, run_id: str) -> Trace:
-        """Return the trace of a run; of one that still runs, what is stored of it so far.
+        """Return the trace of a run; of a run in progress, the rows stored so far.
 
-        A run that ended without a footer gets one with the status `incomplete`.
+        A run that ended without a footer gets one with status `incomplete`.
 
         Raises:
             UsageError: There is no such run.
@@ -123,26 +125,13 @@ class Store:
             return queries.load(connection, run_id)
 
     def group(self, run_id: str) -> list[str]:
-        """Return the ids of the runs compared with this one, in the order they were made; at least its own.
+        """Return the ids of the runs compared with this one, its own included, oldest first.
 
         Raises:
             UsageError: There is no such run.
         """
         with self._reading() as connection:
             return queries.group(connection, run_id)
-
-    def spans_window(self, run_id: str, start: int, end: int, bins: int = 1500) -> SpanWindow:
-        """Return the spans that overlap [start, end) ns, or their sums in equal bins when they are more than `bins`.
-
-        Raises:
-            UsageError: There is no such run, or the window is empty.
-        """
-        if end <= start or bins < 1:
-            raise UsageError(
-                f"the window is {start} to {end} ns in {bins} bins; it needs an end after its start"
-            )
-        with self._reading() as connection:
-            return queries.spans_window(connection, run_id, start, end, bins)
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -151,7 +140,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Generator[Connection]:
-        """Give a connection that sees one state of the file throughout, whatever is written meanwhile."""
+        """Return a connection in one read transaction: it sees one state of the file."""
         with database.explained(self.path), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
             yield connection

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.waiting import DownloadBar
-from engine.errors import StoreMissing, StoreOutdated, UsageError, shown
+from engine.errors import StoreMissing, UsageError, shown
 from engine.files import parse_json, read_text
 from engine.types import Limits, Sampling, check_range, check_text
 
@@ -40,7 +40,7 @@ def open_store(args: argparse.Namespace) -> Store:
 
 
 def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
-    """Open the trace database for reading stored runs; one of an older version is brought up to date first.
+    """Open the trace database for reading stored runs.
 
     Raises:
         UsageError: There is no database, so there are no such runs.
@@ -53,9 +53,6 @@ def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
         return Store(path, readonly=True)
     except StoreMissing as error:
         raise UsageError(f"there is no run {', '.join(map(shown, runs[:3]))}: {error}") from None
-    except StoreOutdated:
-        Store(path).close()
-        return Store(path, readonly=True)
 
 
 def check_output(path: Path) -> None:

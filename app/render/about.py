@@ -8,7 +8,7 @@ from typing import Any
 from app.render.html import table, text
 from engine.methods import METHODS, Method
 from engine.simulate.profile import Profile, profiles
-from traces.figures import figure_rows
+from traces.view.figures import figure_rows
 
 LIMITS = (
     "Measured times are those of this machine with the load it had: the browser that draws the page takes part of it.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.render.html import badge, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
-from traces.view import config_text
+from traces.view.settings import config_text
 
 if TYPE_CHECKING:
     from engine.trace.events import Header

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from traces.figures import LOSSY
+from traces.view.figures import LOSSY
 
 if TYPE_CHECKING:
     from engine.trace.events import Header

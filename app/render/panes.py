@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.render.html import badge, clock, lossy, text
 from engine.methods import METHODS
 from engine.trace.events import Commit, Header
-from traces.view import config_text
+from traces.view.settings import config_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

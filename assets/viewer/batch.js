@@ -1,4 +1,4 @@
-// Runs of several sequences: which one the timeline follows, and what a round's forward computed of padding.
+// Runs of several sequences: the one whose tokens the timeline shows, and the padding of each round's forward.
 
 const BATCH = { row: 5, least: 9, most: 26, gap: 3, left: 96, right: 150 };
 INSETS.push((viewer) => new Packings(viewer));
@@ -8,7 +8,7 @@ const chosenSequence = (run) => (run.sequences.includes(run.chosen) ? run.chosen
 
 const ofChosen = (run, rows) => (run.sequences.length > 1 ? rows.filter((row) => row.sequence === chosenSequence(run)) : rows);
 
-/** The fold that holds one sequence's text, in a run of several; its head says what it is and how far it got. */
+/** The fold with one sequence's text; its head shows the prompt and the number of tokens. */
 function sequenceFold(run, sequence, open) {
   return el("details", { class: "ss-sequence ss-fold", "data-sequence": sequence, open }, el("summary", {}));
 }
@@ -21,7 +21,7 @@ function sequenceHead(run, sequence) {
     el("span", { class: "ss-note" }, ` ${number(tokens, 0)} tokens${ended}`)];
 }
 
-/** A choice of the sequence that the timeline follows; nothing for a run of one. */
+/** The choice of the sequence that the timeline shows; nothing for a run of one sequence. */
 function sequenceChoice(run, choose) {
   if (run.sequences.length < 2) return [];
   const options = run.sequences.map((i) => el("option", { value: i, selected: i === chosenSequence(run) }, `sequence ${i + 1} of ${run.sequences.length}`));
@@ -50,7 +50,7 @@ class Packings {
     this.cards.forEach((card) => card.at(t));
   }
 
-  /** A span that is pointed at shows its round. */
+  /** Pointing at a span shows its round. */
   highlight(run, spans) {
     for (const card of this.cards.values()) {
       const at = card.run === run ? run.packings.findIndex((packing) => spans.has(packing.span)) : -1;
@@ -63,30 +63,30 @@ class Packings {
   }
 }
 
-/** Padded against ragged cells of one round: a block per sequence, as high as its new rows, as wide as the rows they attend to. */
+/** Padded and own cells of one round: a block per sequence, as high as its new rows, as wide as the rows they attend to. */
 class Packing {
   constructor() {
     this.head = el("div", { class: "ss-gantt-title" });
     this.slider = el("input", { type: "range", min: 0, class: "ss-packing-round", "aria-label": "Round", oninput: () => this.show(Number(this.slider.value)) });
-    this.says = el("p", { class: "ss-detail", role: "status" });
+    this.status = el("p", { class: "ss-detail", role: "status" });
     this.svg = drawn("svg", { role: "list" });
-    this.node = el("section", { class: "ss-card ss-packing" }, this.head, el("div", { class: "ss-packing-bar" }, this.slider, this.says), this.svg, packingLegend());
+    this.node = el("section", { class: "ss-card ss-packing" }, this.head, el("div", { class: "ss-packing-bar" }, this.slider, this.status), this.svg, packingLegend());
   }
 
   update(run) {
     const follows = !this.run || this.index >= this.run.packings.length - 1;
     this.run = run;
-    this.node.setAttribute("aria-label", `Padded against ragged cells, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Padded against ragged cells · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
+    this.node.setAttribute("aria-label", `Padded and own cells, ${runName(run)}`);
+    this.head.replaceChildren(el("h3", {}, `Padded and own cells · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
       el("span", { class: "ss-note" }, wholeRun(run)));
     this.slider.max = run.packings.length - 1;
     this.show(follows ? run.packings.length - 1 : this.index);
   }
 
-  /** Follow the replay: the last round that has begun by t. */
+  /** Follow the replay: show the last round that has ended by t. */
   at(t) {
-    const begun = this.run.packings.filter((packing) => packing.t <= t).length;
-    this.show(Math.max(0, begun - 1));
+    const ended = this.run.packings.filter((packing) => packing.t <= t).length;
+    this.show(Math.max(0, ended - 1));
   }
 
   show(index) {
@@ -100,8 +100,8 @@ class Packing {
     const width = this.svg.clientWidth;
     if (!packing || !width) return;
     const sums = cellsOf([packing]);
-    this.says.textContent = `Round ${packing.step}: ${number(packing.shares.length, 0)} sequences, ${cellsText(sums)}`;
-    this.slider.setAttribute("aria-valuetext", this.says.textContent);
+    this.status.textContent = `Round ${packing.step}: ${number(packing.shares.length, 0)} sequences, ${cellsText(sums)}`;
+    this.slider.setAttribute("aria-valuetext", this.status.textContent);
     const most = Math.max(...packing.shares.map((share) => share.padded_cached + share.padded_rows));
     const x = (keys) => (keys / most) * Math.max(60, width - BATCH.left - BATCH.right);
     let top = 0;
@@ -110,18 +110,18 @@ class Packing {
       top += height + BATCH.gap;
       return shareBlock(share, top - height - BATCH.gap, height, x);
     });
-    setProps(this.svg, { height: top, "aria-label": this.says.textContent });
+    setProps(this.svg, { height: top, "aria-label": this.status.textContent });
     this.svg.replaceChildren(drawn("defs", {}, drawn("pattern", { id: "ss-packing-hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
       drawn("rect", { width: 1.6, height: 5, class: "ss-packing-line" }))), ...blocks);
   }
 }
 
-/** A sequence's block: hatched what is padding, filled what is its own; its new rows' own keys are darker. */
+/** A sequence's block: its padding is hatched, its own cells are filled, darker for the new rows' own keys. */
 function shareBlock(share, y, height, x) {
   const { sequence, rows, cached, padded_rows, padded_cached } = share;
   const own = height * (rows / padded_rows);
   const rect = (from, to, tall, name) => drawn("rect", { x: BATCH.left + x(from), y, width: Math.max(0, x(to) - x(from)), height: tall, class: name });
-  const padding = [...(padded_rows > rows ? [`${padded_rows - rows} of padding`] : []), ...(padded_cached > cached ? [`${padded_cached - cached} cached rows of padding`] : [])];
+  const padding = [...(padded_rows > rows ? [`${padded_rows - rows} rows of padding`] : []), ...(padded_cached > cached ? [`${padded_cached - cached} cached rows of padding`] : [])];
   const label = `sequence ${sequence + 1}: ${rows} new rows after ${cached} cached ones${padding.length ? `; ${padding.join(", ")}` : ""}`;
   const cells = padded_rows * (padded_cached + padded_rows);
   return drawn("g", { role: "listitem", "aria-label": label }, drawn("title", {}, label),
@@ -143,8 +143,8 @@ function cellsOf(packings) {
 }
 
 function cellsText({ own, all }) {
-  return all === own ? `${number(all, 0)} cells, none of padding`
-    : `${number(all, 0)} cells, of which ${number(100 * (1 - own / all), 0)} % are padding`;
+  return all === own ? `${number(all, 0)} cells, no padding`
+    : `${number(all, 0)} cells, ${number(100 * (1 - own / all), 0)} % of them padding`;
 }
 
 const wholeRun = (run) => `all rounds: ${cellsText(cellsOf(run.packings))}`;
@@ -152,5 +152,5 @@ const wholeRun = (run) => `all rounds: ${cellsText(cellsOf(run.packings))}`;
 function packingLegend() {
   const key = (name, text) => el("span", { class: "ss-key" }, el("i", { class: `ss-packing-key ${name}` }), text);
   return el("p", { class: "ss-packing-keys ss-note" }, key("ss-packing-key-cached", "cached rows"), key("ss-packing-key-new", "new rows: last token and drafts"),
-    key("ss-packing-key-padding", "padding: computed, then hidden"), el("span", {}, "Height: new rows. Width: the rows they attend to."));
+    key("ss-packing-key-padding", "padding: computed, then masked"), el("span", {}, "Height: new rows. Width: the rows they attend to."));
 }

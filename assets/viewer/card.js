@@ -1,4 +1,4 @@
-// The card that explains a token, a span or a wait, in plain words.
+// The card that explains a token, a span or a wait.
 
 const RULES = {
   ratio: "ratio, min(1, p/q)",
@@ -14,19 +14,19 @@ const WAITS = {
   host: "waits for the host",
 };
 const FATES = {
-  rejected: "Its token was rejected: this work came to nothing.",
-  discarded: "Its token was thrown away untested: this work came to nothing.",
-  cancelled: "The forward was called off: this work came to nothing.",
+  rejected: "Its token was rejected: the work was wasted.",
+  discarded: "Its token was discarded untested: the work was wasted.",
+  cancelled: "The forward was cancelled: the work was wasted.",
   open: "Its token is not decided yet.",
 };
 const BANDS = {
   both: "both busy",
   draft: "only the drafter works",
   target: "only the target works",
-  none: "nobody works",
+  none: "neither works",
 };
 
-/** What happened to a token, as a sentence. */
+/** A sentence that explains the outcome of a token. */
 function story(run, row) {
   const p = probability(row.p);
   const proposed = copyOf(run, row) ? "It was copied" : "The drafter proposed it";
@@ -36,7 +36,7 @@ function story(run, row) {
     : "";
   switch (row.outcome) {
     case "accepted":
-      if (row.rule === "typical") return `${proposed}, and the target finds it probable enough: p is more than min(ε, δ·exp(−H)). No draw was made, so the text does not follow p.`;
+      if (row.rule === "typical") return `${proposed}, and the target finds it probable enough: p is more than min(ε, δ·exp(−H)). Nothing was drawn, so the text does not follow p.`;
       if (tested) return `${tested}, and the draw u = ${probability(row.u)} fell below it.`;
       return run.greedy
         ? `${proposed} and it is the target's most probable token, so it is kept.`
@@ -49,15 +49,15 @@ function story(run, row) {
         : `${proposed}, but the target's own draw at this place was another token.`;
     case "discarded":
       if (row.rule === "typical") return "The target finds it probable enough, but another path of such tokens is longer, or as long and likelier: it takes this one's place.";
-      return "It was drafted ahead, but a token before it did not stay, another one was kept in its place, or the text ended: thrown away without a test.";
+      return "It was drafted ahead, but a token before it was rejected, another token was kept in its place, or the text ended: it was discarded untested.";
     case "corrected":
       if (row.rule === "typical") return "No draft was probable enough here; the token that the target itself drew from p takes its place.";
       if (run.greedy) return "A draft was rejected here; the target's most probable token takes its place.";
       return row.rule === "ratio"
-        ? "A draft was rejected here; this token was drawn from what p has more than q, norm(max(0, p − q))."
+        ? "A draft was rejected here; this token was drawn from the residual distribution norm(max(0, p − q))."
         : "A draft was rejected here; the token that the target itself drew takes its place.";
     case "bonus":
-      return "Every draft was accepted, and the same target forward gave this token on top.";
+      return "Every draft was accepted, and the same target forward gave this token, too.";
     default:
       return "No draft was tested here: one target forward, one token of its own.";
   }
@@ -69,7 +69,7 @@ function facts(pairs) {
       .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
-/** The acceptance test as a gauge: filled up to the chance, a tick at the draw u. */
+/** The acceptance test as a gauge: filled up to the probability of acceptance, with a tick at the draw u. */
 function gauge(row) {
   if (row.chance === null || row.chance === undefined || row.u === null || row.u === undefined) return null;
   if (row.rule !== "ratio") return null;
@@ -92,8 +92,8 @@ function topList(run, name, list, chosen) {
 }
 
 function deviceOf(run, row) {
-  const found = row.verify >= 0 ? findSpan(run, row.verify) : null;
-  return found ? found.track.label : "";
+  const place = row.verify >= 0 ? findSpan(run, row.verify) : null;
+  return place ? place.track.label : "";
 }
 
 function tokenCard(run, row) {
@@ -115,7 +115,7 @@ function tokenCard(run, row) {
       ["token id", row.id],
       ["position", row.position],
       ["step", row.step],
-      ["draft slot", row.node >= 0 ? row.node + 1 : ""],
+      ["place in the draft", row.node >= 0 ? row.node + 1 : ""],
       ["time", ms(row.t)],
       ["since last commit", ghost || row.gap === undefined ? "" : ms(row.gap)],
     ]),
@@ -135,7 +135,7 @@ function spanCard(run, { track, index }) {
     FATES[fate] && spans.kind[index] === "draft" || fate === "cancelled" ? el("p", {}, FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
-      ["takes", ms(spans.end[index] - spans.start[index])],
+      ["duration", ms(spans.end[index] - spans.start[index])],
       ["from", ms(spans.start[index])],
       ["to", ms(spans.end[index])],
       ["step", spans.step[index] || "prefill"],
@@ -154,14 +154,14 @@ function spanCard(run, { track, index }) {
 function waitCard(track, [from, to, reason]) {
   return [
     el("h4", {}, swatch(`wait-${reason}`), WAITS[reason] ?? reason, el("span", { class: "ss-chip" }, track.label)),
-    facts([["takes", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
+    facts([["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
   ];
 }
 
 function bandCard([kind, from, to]) {
   return [
     el("h4", {}, swatch(`band-${kind}`), BANDS[kind] ?? kind),
-    facts([["takes", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
+    facts([["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
   ];
 }
 
@@ -182,7 +182,7 @@ class Card {
   show(content, box, pinned) {
     this.node.replaceChildren(...content.filter(Boolean));
     this.node.classList.toggle("ss-pinned", pinned);
-    if (pinned) this.node.append(el("p", { class: "ss-hint" }, "pinned · Esc lets go"));
+    if (pinned) this.node.append(el("p", { class: "ss-hint" }, "pinned · Esc closes it"));
     this.node.hidden = false;
     const frame = this.root.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.node;

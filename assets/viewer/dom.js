@@ -1,6 +1,6 @@
-// Small helpers for the document. Text always goes in as text, never as markup.
+// Helpers that make elements. Text is always inserted as text, never as markup.
 
-/** el("button", {class: "ss-x", onclick: f}, "text", child, ...) */
+/** Make an element: el("button", {class: "ss-x", onclick: f}, "text", child, ...) */
 function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   setProps(node, props);
@@ -16,7 +16,7 @@ function setProps(node, props) {
   }
 }
 
-/** An icon of one path in a 16 x 16 box. */
+/** An icon: one path in a box of 16 x 16. */
 function icon(path) {
   const ns = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(ns, "svg");
@@ -46,7 +46,7 @@ function probability(value) {
   return value !== 0 && value < 0.001 ? value.toExponential(1).replace("-", "−") : value.toFixed(3);
 }
 
-/** A token's text between quotes, with its invisible characters made visible. */
+/** A token's text in quotes, with visible signs for spaces, tabs and line breaks. */
 function quoted(text) {
   const shown = text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣");
   return text === "" ? "(no text)" : `“${shown}”`;
@@ -54,7 +54,7 @@ function quoted(text) {
 
 const runName = (run) => (run.config ? `${run.title} · ${run.config}` : run.title);
 
-/** A function that runs at most once per `wait` ms, the last call always. */
+/** A function that runs `action` at most once per `wait` ms, and always after the last call. */
 function throttled(action, wait) {
   let timer = 0;
   let next = 0;

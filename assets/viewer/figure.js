@@ -1,11 +1,11 @@
-// The timeline as data: where everything lies (in pixels) and the plotly figure for one window. Pure functions.
+// The timeline as data: the geometry in pixels, and the plotly figure of one window. Pure functions.
 
 const MOST_BARS = 5000;
-const BIN = 6; // pixels: an occupancy strip has one value for that much time
-const AVERAGE = 1 / 14; // of the run: the time over which a value of the strip is averaged
+const BIN = 6; // pixels per value of an occupancy strip
+const AVERAGE = 1 / 14; // share of the run over which a value of the strip is averaged
 const SIZE = { head: 62, band: 10, lane: 26, strip: 9, tokens: 18, axis: 24, gap: 9, between: 12, foot: 8 };
 
-/** Where each run's card, and each row in it, lies: {cards: [{top, height, body, rows}], height}. */
+/** The place of each run's card and of its rows: {cards: [{top, height, body, rows}], height}. */
 function geometry(model) {
   let top = 0;
   const cards = model.runs.map((run) => {
@@ -31,7 +31,7 @@ function geometry(model) {
 
 const drafted = (run) => run.headline.some((part) => part.kind === "both");
 
-/** The window that shows everything; a prefill much longer than decoding is left to panning. */
+/** The window that shows everything; of a long prefill only the end. */
 function fitWindow(model) {
   const { min, max } = model.axis;
   const decode = Math.max(max, 1e-6);
@@ -59,7 +59,7 @@ function figure(model, place, [from, to], colours, width) {
   return { traces, layout, detail };
 }
 
-/** Put the bars to draw into every row; where they are too many, shares of bins. Return how many, and a bin's ms. */
+/** Put the bars to draw into every row, shares of bins if they are too many. Return their number, and a bin's ms. */
 function gatherBars(place, from, to) {
   const rows = place.cards.flatMap((card) => card.rows.filter((row) => row.type === "track" || row.type === "band")
     .map((row) => Object.assign(row, { looks: row.type === "band" ? bandIn(card.run.band, from, to) : barsIn(row.track, from, to) })));
@@ -149,7 +149,7 @@ const MARKS = {
   bonus: ["circle-open", "bonus"],
 };
 
-/** Measured shares as steps inside a window: a sample tells of the time since the one before it. */
+/** Measured shares as steps inside a window: a sample holds for the time since the one before it. */
 function sampleSteps(samples, from, to) {
   const usual = samples.length > 1 ? samples[1][0] - samples[0][0] : 0;
   return samples.map(([t, share], i) => ({ start: Math.max(from, i ? samples[i - 1][0] : t - usual), end: Math.min(to, t), share }))
@@ -157,13 +157,13 @@ function sampleSteps(samples, from, to) {
 }
 
 function waitTraces(row, { from, to, colours, pixel }) {
-  const seen = row.track.waits.filter(([a, b]) => b >= from && a <= to && b - a >= pixel);
+  const visible = row.track.waits.filter(([a, b]) => b >= from && a <= to && b - a >= pixel);
   const box = { y: row.y + row.height / 2, height: row.height - 2 };
   const hatch = { shape: "/", size: 7, solidity: 0.18, fgcolor: colours.hatch, bgcolor: "rgba(0,0,0,0)", fillmode: "replace" };
-  const traces = seen.length
-    ? [bars(seen.map(([start, end]) => ({ start, end, ...box })), { color: colours.hatch, pattern: hatch, line: { width: 0 } })]
+  const traces = visible.length
+    ? [bars(visible.map(([start, end]) => ({ start, end, ...box })), { color: colours.hatch, pattern: hatch, line: { width: 0 } })]
     : [];
-  const firsts = waitStarts(seen, pixel);
+  const firsts = waitStarts(visible, pixel);
   for (const reason of new Set(firsts.map((wait) => wait[2]))) {
     const edges = firsts.filter((wait) => wait[2] === reason).map(([start]) => ({ start, end: start + 3 * pixel, ...box }));
     traces.push(bars(edges, { color: colours[`wait-${reason}`], line: { width: 0 } }));
@@ -171,7 +171,7 @@ function waitTraces(row, { from, to, colours, pixel }) {
   return traces;
 }
 
-/** The waits that get an edge: where the reason changes. Host gaps inside a longer wait do not interrupt it. */
+/** The waits that get an edge: those where the reason changes. Host gaps inside a longer wait do not count. */
 function waitStarts(waits, pixel) {
   let reached = -Infinity;
   let current = "";
@@ -196,7 +196,7 @@ function spanTraces(row, { colours, pixel }) {
   });
 }
 
-/** A bar's rectangle in its lane; a bar of shares takes only its part of the height. */
+/** A bar's rectangle in its lane; a bar of shares has only its part of the height. */
 function inLane({ start, end, low = 0, high = 1 }, top, height) {
   return { start, end, y: top + height * (1 - (low + high) / 2), height: height * (high - low) };
 }
@@ -208,7 +208,7 @@ function patternOf(kind, lost, cancelled, colours) {
   return kind === "pre-verify" ? { ...base, shape: "|", size: 5, solidity: 0.3 } : undefined;
 }
 
-/** One mark per token and rejected draft; those of one commit stand side by side, ending at its time. */
+/** One mark per token and rejected draft; the marks of one commit are side by side and end at its time. */
 function tokenMarks(run, pixel) {
   const groups = new Map();
   const lost = run.ghosts.filter((ghost) => ghost.outcome === "rejected");
@@ -217,15 +217,15 @@ function tokenMarks(run, pixel) {
     groups.get(row.t).push(row);
   }
   const times = [...groups.keys()].sort((a, b) => a - b);
-  const rooms = times.map((t, i) => (i ? (t - times[i - 1]) / pixel / groups.get(t).length : 8));
-  const room = Math.max(5, Math.min(8, rooms.sort((a, b) => a - b)[rooms.length >> 2] ?? 8));
+  const widths = times.map((t, i) => (i ? (t - times[i - 1]) / pixel / groups.get(t).length : 8));
+  const size = Math.max(5, Math.min(8, widths.sort((a, b) => a - b)[widths.length >> 2] ?? 8));
   return times.flatMap((t) => {
     const rows = groups.get(t).sort((a, b) => a.position - b.position || (a.outcome === "rejected" ? -1 : 1));
-    return rows.map((row, i) => ({ row, size: room - 1.5, x: t - ((rows.length - 1 - i) * room + room / 2) * pixel }));
+    return rows.map((row, i) => ({ row, size: size - 1.5, x: t - ((rows.length - 1 - i) * size + size / 2) * pixel }));
   });
 }
 
-/** Of too many marks keep one of each outcome per 3 pixels. */
+/** If there are too many marks, keep one of each outcome per 3 pixels. */
 function thinned(marks, pixel) {
   if (marks.length < 1500) return marks;
   return [...new Map(marks.map((mark) => [`${mark.row.outcome} ${Math.floor(mark.x / (3 * pixel))}`, mark])).values()];

@@ -1,4 +1,4 @@
-// The mutual-waiting timeline: plotly draws the bars; labels, cursor, veil and highlights are elements above it.
+// The timeline of work and waiting. Plotly draws the bars; labels, cursor, veil and highlights are elements above it.
 
 const COLOURS = [
   "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus",
@@ -9,16 +9,16 @@ const COLOURS = [
 ];
 const CONFIG = { displayModeBar: false, doubleClick: false, scrollZoom: false, responsive: false, showTips: false };
 
-/** The resolved value of every colour, for plotly, which knows no CSS variables. */
+/** The resolved value of every colour: plotly does not read CSS variables. */
 function coloursOf(root) {
   const probe = el("span", { hidden: true });
   root.append(probe);
-  const found = COLOURS.map((name) => {
+  const values = COLOURS.map((name) => {
     probe.style.color = `var(--ss-${name})`;
     return [name, getComputedStyle(probe).color];
   });
   probe.remove();
-  return Object.fromEntries(found);
+  return Object.fromEntries(values);
 }
 
 class Gantt {
@@ -30,7 +30,7 @@ class Gantt {
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.box = el("div", {
       class: "ss-gantt", tabindex: "0", role: "group",
-      "aria-label": "Timeline of all runs. Full stop and comma step through spans, question mark lists all keys; the same data is in the table below.",
+      "aria-label": "Timeline of all runs. Full stop and comma step through spans, question mark lists all keys. The table below has the same data.",
     }, this.under, this.plot, this.over);
     this.node = el("div", {}, this.box, this.note);
     this.settle = throttled(() => this.draw(), 120);
@@ -53,7 +53,7 @@ class Gantt {
     this.draw();
   }
 
-  /** Cards, titles and labels below and beside the plot. */
+  /** Place the cards, titles and labels below and beside the plot. */
   frame() {
     const put = (node, top, height) => {
       node.style.top = `${top}px`;
@@ -71,7 +71,7 @@ class Gantt {
     this.over.replaceChildren(...this.veils, this.lights);
   }
 
-  /** Draw the window; one react at a time, the last one wins. */
+  /** Draw the window: one call of plotly at a time, and one more if something changed meanwhile. */
   draw() {
     if (!this.plotly || this.drawing || !this.model?.runs.length || !this.plot.clientWidth) {
       this.again = Boolean(this.drawing);
@@ -82,7 +82,7 @@ class Gantt {
     const { traces, layout, detail } = figure(this.model, this.place, this.range, this.colours, this.width);
     layout.width = this.width;
     this.note.textContent = detail.bin
-      ? `${number(detail.count, 0)} bars are too many for one view: merged into shares of every ${ms(detail.bin)}. Zoom in to see single ones.` : "";
+      ? `${number(detail.count, 0)} bars are too many for one view: they are merged into shares of every ${ms(detail.bin)}. Zoom in to see single bars.` : "";
     const first = !this.plot.classList.contains("js-plotly-plot");
     this.drawing = this.plotly.react(this.plot, traces, layout, CONFIG).then(() => {
       this.drawing = null;
@@ -94,7 +94,7 @@ class Gantt {
     });
   }
 
-  /** Listen to plotly's own zoom and pan. */
+  /** Listen to the zoom and pan of plotly. */
   wire() {
     this.plot.on("plotly_relayouting", (change) => this.moved(change));
     this.plot.on("plotly_relayout", (change) => this.moved(change) && this.settle());
@@ -157,7 +157,7 @@ class Gantt {
     this.overlay();
   }
 
-  /** Place the veils, whose left edge is the cursor, and the highlights: element positions only, so that it costs a frame. */
+  /** Place the veils, whose left edge is the cursor, and the highlights. Only elements move, so this is fast. */
   overlay() {
     if (!this.width || !this.veils) return;
     const x = Math.max(0, Math.min(this.width, this.x(this.t)));
@@ -181,18 +181,18 @@ class Gantt {
   }
 
   boxOf(run, span, strong) {
-    const found = findSpan(run, span);
+    const place = findSpan(run, span);
     const card = this.place.cards.find((c) => c.run.id === run.id);
-    const row = found && card?.rows.find((r) => r.type === "track" && r.track.device === found.track.device);
+    const row = place && card?.rows.find((r) => r.type === "track" && r.track.device === place.track.device);
     if (!row) return null;
-    const { start, end, lane } = found.track.spans;
-    const [low, high] = [this.x(start[found.index]), this.x(end[found.index])];
+    const { start, end, lane } = place.track.spans;
+    const [low, high] = [this.x(start[place.index]), this.x(end[place.index])];
     if (high < 0 || low > this.width) return null;
     const box = el("div", { class: strong ? "ss-light ss-light-strong" : "ss-light" });
     const left = Math.max(-2, low - 1);
     box.style.left = `${left}px`;
     box.style.width = `${Math.max(4, Math.min(high + 1, this.width + 2) - left)}px`;
-    box.style.top = `${card.body + row.y + SIZE.lane * lane[found.index] - 1}px`;
+    box.style.top = `${card.body + row.y + SIZE.lane * lane[place.index] - 1}px`;
     box.style.height = `${SIZE.lane + 1}px`;
     return box;
   }
@@ -219,14 +219,14 @@ function labelOf(run, row) {
   if (row.type === "strip" || row.type === "measured") return stripLabel(run, row);
   const share = row.track && !row.track.measured ? run.metrics.occupancy[row.track.device] : undefined;
   return el("div", { class: "ss-row-label", title: row.label }, el("span", {}, row.label),
-    share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which it works" }, `${Math.round(100 * share)} % busy`));
+    share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which the device works" }, `${Math.round(100 * share)} % busy`));
 }
 
-/** Where the share in a strip comes from, where a device has both: its spans, or what it says of itself. */
+/** The label of a strip: the busy share from the spans, or the measured load. */
 function stripLabel(run, row) {
   const spans = row.type === "strip";
   const share = spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy;
-  const title = spans ? "share of decoding in which it works" : "mean load of the whole device while decoding, whoever used it";
+  const title = spans ? "share of decoding in which the device works" : "mean load of the whole device while decoding, other programs included";
   return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)}\u202f%`}`);
 }
 

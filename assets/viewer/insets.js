@@ -1,12 +1,12 @@
-// Insets: views below the timeline that come only with a trace that holds what they show, whatever its method.
+// Insets: views below the timeline, shown for the runs whose document has their section.
 
 /**
- * Their makers, in the order shown; each takes the viewer. An inset has a `node` and update(model); where it needs them
- * at(t), range() when the timeline's window changed, highlight(run, spans) and destroy().
+ * Functions that make an inset for a viewer, in the order shown. An inset has a `node` and update(model), and may have
+ * at(t), range() for a new window of the timeline, highlight(run, spans) and destroy().
  */
 const INSETS = [];
 
-/** Tell all insets that know what to do with it. */
-function tellInsets(insets, what, ...more) {
-  for (const inset of insets ?? []) inset[what]?.(...more);
+/** Call a method of all insets that have it. */
+function callInsets(insets, method, ...args) {
+  for (const inset of insets ?? []) inset[method]?.(...args);
 }

@@ -1,10 +1,10 @@
-// Keys work only while the focus is inside the viewer, and never while a person types.
+// Keys work while the focus is inside the viewer, but not in a text field.
 
 const KEYS = [
-  ["w s", "zoom in, out"], ["a d", "pan left, right"], ["f", "fit everything"], [". ,", "next, previous span"],
+  ["w s", "zoom in, out"], ["a d", "pan left, right"], ["f", "show everything"], [". ,", "next, previous span"],
   ["↑ ↓", "track above, below (timeline)"], ["n p", "next, previous rejection"], ["[ ]", "previous, next commit"],
   ["space", "play, pause"], ["r", "show rejected drafts"], ["← →", "move through tokens (text)"],
-  ["Enter", "pin the card"], ["Esc", "let go"], ["?", "this help"],
+  ["Enter", "pin the card"], ["Esc", "close the card"], ["?", "this help"],
 ];
 
 /** The keys' actions on a viewer. */
@@ -38,7 +38,7 @@ function keyListener(viewer) {
 
 function helpDialog() {
   return el("dialog", { class: "ss-help", "aria-label": "Keys" }, el("h3", {}, "Keys"),
-    el("dl", {}, KEYS.map(([keys, what]) => el("div", {},
-      el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, key))), el("dd", {}, what)))),
+    el("dl", {}, KEYS.map(([keys, effect]) => el("div", {},
+      el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, key))), el("dd", {}, effect)))),
     el("form", { method: "dialog" }, el("button", { class: "ss-button ss-wide-button" }, "Close")));
 }

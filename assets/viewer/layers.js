@@ -1,4 +1,4 @@
-// Layer groups and calibration: of a round's fuzzy draft, which device computed the attention of which layer when.
+// Layer groups and calibration: when each device computed which attention layer of a fuzzy draft.
 
 const LAYERS = { row: 24, gap: 14, axis: 22 };
 INSETS.push((viewer) => new Layers(viewer));
@@ -37,7 +37,7 @@ class Layers {
   }
 }
 
-/** The chart of one run: the round that replay has reached, or whose work is pointed at. */
+/** The chart of one run: the round that replay has reached, or the one pointed at. */
 class LayersChart {
   constructor() {
     this.t = Infinity;
@@ -81,10 +81,10 @@ class LayersChart {
     const { devices } = this.run.layers;
     const top = LAYERS.row + LAYERS.gap;
     const height = top + devices.length * LAYERS.row;
-    setProps(this.svg, { height: height + LAYERS.axis, "aria-label": layersSays(this.run.layers, round) });
+    setProps(this.svg, { height: height + LAYERS.axis, "aria-label": layersSentence(this.run.layers, round) });
     this.svg.replaceChildren(...draftRow(round, width), ...devices.map((label, rank) => deviceRow(round, label, rank, top, width)),
       ...zoomLines(round, width, top), layersAxis(round, width, height));
-    this.note.textContent = layersSays(this.run.layers, round);
+    this.note.textContent = layersSentence(this.run.layers, round);
   }
 }
 
@@ -97,7 +97,7 @@ function layersBar(x, width, y, look, text, title) {
     wide > 6.5 * text.length + 4 ? layersText(x + wide / 2, y + LAYERS.row / 2 + 2, "middle", text) : null);
 }
 
-/** From a time of the draft to a place, and the same for its shown forward. */
+/** The scales time -> x of the whole draft and of its shown forward. */
 function layersScales({ spans, shown }, width) {
   const [from, to] = [spans.start[0], spans.end.at(-1)];
   const i = spans.id.indexOf(shown);
@@ -115,7 +115,7 @@ function draftRow(round, width) {
   })];
 }
 
-/** What one device did in the shown forward. */
+/** The work of one device in the shown forward. */
 function deviceRow(round, label, rank, top, width) {
   const { forward } = layersScales(round, width);
   const { parts } = round;
@@ -123,15 +123,15 @@ function deviceRow(round, label, rank, top, width) {
   const bars = parts.rank.map((own, i) => {
     if (own !== rank) return null;
     const text = parts.kind[i] === "attention" ? `${parts.layer[i]}` : "";
-    const says = parts.kind[i] === "attention" ? `attention of layer ${parts.layer[i]}` : "exchange";
+    const work = parts.kind[i] === "attention" ? `attention of layer ${parts.layer[i]}` : "exchange";
     const [x, end] = [forward(parts.start[i]), forward(parts.end[i])];
-    return layersBar(x, end - x - 0.5, y, `ss-layers-${parts.kind[i]}`, text, `${says}: ${ms(parts.end[i] - parts.start[i])}`);
+    return layersBar(x, end - x - 0.5, y, `ss-layers-${parts.kind[i]}`, text, `${work}: ${ms(parts.end[i] - parts.start[i])}`);
   });
   return drawn("g", {}, drawn("line", { x1: 0, x2: width, y1: y + LAYERS.row / 2 - 1, y2: y + LAYERS.row / 2 - 1, class: "ss-pool-grid" }),
     layersText(-8, y + LAYERS.row / 2 + 3, "end", label.split(" · ")[0], "ss-layers-name"), bars);
 }
 
-/** From the shown forward in the draft to its devices below. */
+/** Lines from the shown forward in the draft to its devices below. */
 function zoomLines(round, width, top) {
   const { draft, i } = layersScales(round, width);
   const { start, end } = round.spans;
@@ -148,22 +148,22 @@ function layersAxis(round, width, height) {
 
 function layersNote({ groups, devices }) {
   const named = groups.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
-  return devices.length > 1 ? `${devices.length} devices; groups of layers ${named}; all other layers alone` : "one device computes all layers of a group";
+  return devices.length > 1 ? `${devices.length} devices; groups of layers ${named}; every other layer is computed alone` : "one device computes all layers of a group";
 }
 
 function layersLegend({ devices, rounds }) {
   const item = (kind, label) => el("li", {}, swatch(kind), label);
   return el("ul", { class: "ss-legend", "aria-label": "Legend of the layers" },
     rounds.some((round) => round.spans.kind[0] === "calibrate") ? item("calibrate", "exact forward (calibration)") : null,
-    item("draft", "fuzzy forward; below: attention of a layer"),
+    item("draft", "fuzzy forward; in the rows below: attention of a layer"),
     devices.length > 1 ? item("communicate", "outputs are exchanged") : null);
 }
 
-/** A round in words. */
-function layersSays({ devices }, { step, spans, shown }) {
+/** A sentence about a round. */
+function layersSentence({ devices }, { step, spans, shown }) {
   const i = spans.id.indexOf(shown);
   const fuzzy = spans.kind.filter((kind) => kind === "draft").length;
   const calibrated = spans.kind[0] === "calibrate" ? `an exact forward of ${spans.rows[0]} row${spans.rows[0] === 1 ? "" : "s"}, then ` : "";
   return `Step ${step}: ${calibrated}${fuzzy} fuzzy forward${fuzzy === 1 ? "" : "s"}. Below: the first fuzzy one, `
-    + `${ms(spans.end[i] - spans.start[i])} on ${devices.length} device${devices.length === 1 ? "" : "s"}; between the bars all devices run the MLPs alike.`;
+    + `${ms(spans.end[i] - spans.start[i])} on ${devices.length} device${devices.length === 1 ? "" : "s"}; between the bars every device runs the MLPs.`;
 }

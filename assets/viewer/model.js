@@ -1,62 +1,25 @@
-// Pure functions on the viewer's model. No document, no clock: the same answers everywhere.
+// Pure functions on the viewer's document, whose fields traces/view describes.
 
-/** The run's state t ms after decoding began; traces/replay.py computes the same from the trace. */
-function stateAt(run, t) {
-  const running = [];
-  const doing = {};
-  let ended = 0;
-  for (const track of run.tracks) {
-    const { id, kind, start, end } = track.spans;
-    const wait = track.waits.find(([from, to]) => from <= t && t < to);
-    doing[track.device] = wait ? `waits: ${wait[2]}` : "";
-    let latest = -1;
-    for (let i = 0; i < id.length; i++) {
-      if (end[i] <= t) ended += 1;
-      else if (start[i] <= t) {
-        running.push(id[i]);
-        if (id[i] > latest) {
-          latest = id[i];
-          doing[track.device] = kind[i];
-        }
-      }
-    }
-  }
-  const tokens = run.tokens.filter((token) => token.t <= t);
-  const texts = run.sequences.map((s) => tokens.filter((k) => k.sequence === s).map((k) => k.text).join(""));
-  return {
-    texts,
-    tokens: tokens.length,
-    lost: run.ghosts.filter((ghost) => ghost.t <= t).length,
-    step: stepAt(run, t),
-    copies: copiesAt(run, t),
-    tree: treeAt(run.trees, t)?.step ?? 0,
-    ngrams: ngramsAt(run, t)?.step ?? 0,
-    running: running.sort((a, b) => a - b),
-    ended,
-    doing,
-  };
-}
-
-/** The last round at time t; 0 before the first. */
+/** The step of the last round that has ended at time t; 0 before the first. */
 function stepAt(run, t) {
   return run.rounds.reduce((last, r) => (r.t <= t ? Math.max(last, r.step) : last), 0);
 }
 
-/** The copies that this round judged. */
+/** The copies judged by the last round that has ended at time t. */
 function copiesAt(run, t) {
   const step = run.copies.length ? stepAt(run, t) : 0;
   return run.copies.filter((copy) => copy.step === step);
 }
 
-/** The last round at time t that used a pool of n-grams, or undefined. */
+/** The last round that has ended at time t and used a pool of n-grams, or undefined. */
 function ngramsAt(run, t) {
   return run.ngrams.findLast((row) => row.t <= t);
 }
 
 /** The distinct times of all runs' `commits` or `rejections`, ascending. */
-function moments(model, what) {
+function moments(model, kind) {
   const times = model.runs.flatMap((run) =>
-    what === "commits"
+    kind === "commits"
       ? run.tokens.map((token) => token.t)
       : run.ghosts.filter((ghost) => ghost.outcome === "rejected").map((ghost) => ghost.t));
   return [...new Set(times)].sort((a, b) => a - b);
@@ -79,7 +42,7 @@ function upperBound(list, t) {
   return low;
 }
 
-/** Where a span stands: {track, index}, or null. */
+/** The track of a span and its index there: {track, index}, or null. */
 function findSpan(run, id) {
   for (const track of run.tracks) {
     const index = track.spans.id.indexOf(id);
@@ -88,19 +51,19 @@ function findSpan(run, id) {
   return null;
 }
 
-/** The copy that a token's round judged, or undefined. */
+/** The copy judged by a token's round, or undefined. */
 function copyOf(run, row) {
   return run.copies.find((copy) => copy.sequence === row.sequence && copy.step === row.step);
 }
 
-/** The text that a copy was taken from, or undefined where it is left out. A sequence's holds its prompt alone. */
+/** The source of a copy, or undefined if redacted. The source of a sequence has the texts of its prompt only. */
 function sourceOf(run, copy) {
   return run.sources.find((source) => source.document === copy.document && (copy.document >= 0 || source.sequence === copy.sequence));
 }
 
 /**
- * Where a copy stands in its source: [from, start) matched, [start, end) was copied. `exact` is the place of one of
- * its drafted tokens, else -1: past the end of the sequence a copy goes on with what it has copied.
+ * The indices of a copy in its source: [from, start) matched, [start, end) was copied. `exact` is the index of the
+ * drafted token `row`, else -1. A copy that reaches the end of the sequence continues with its own first token.
  */
 function copiedPlaces(copy, row) {
   const limit = copy.document < 0 ? copy.position : Infinity;
@@ -109,14 +72,14 @@ function copiedPlaces(copy, row) {
   return { from: copy.start - copy.match, start: copy.start, end: Math.min(limit, copy.start + copy.length), exact };
 }
 
-/** The texts at [from, to) of what a copy was taken from: the source's own tokens, then the output's. */
+/** The texts at [from, to) of a copy's source: its own tokens, then those of the output. */
 function sourceTexts(run, copy, from, to) {
   const texts = sourceOf(run, copy)?.texts ?? [];
   const output = new Map(copy.document < 0 ? run.tokens.filter((t) => t.sequence === copy.sequence).map((t) => [t.position, t.text]) : []);
   return Array.from({ length: to - from }, (_, i) => texts[from + i] ?? output.get(from + i) ?? "").join("");
 }
 
-/** What belongs together with a token, a ghost or a span: the spans and tokens to highlight, and the copies they came with. */
+/** The tokens, spans and copies to highlight with a token, a ghost or a span. */
 function linked(run, item) {
   const rows = item.span === undefined
     ? [item.token]
@@ -127,7 +90,7 @@ function linked(run, item) {
   return { rows: new Set(rows), spans, copies };
 }
 
-/** A track's spans that touch the window, apart by look: [{kind, lost, cancelled, bars: [{start, end, lane}]}]. */
+/** A track's spans that touch the window, grouped by look: [{kind, lost, cancelled, bars: [{start, end, lane}]}]. */
 function barsIn(track, from, to) {
   const looks = new Map();
   const { kind, start, end, lane, fate } = track.spans;
@@ -153,8 +116,8 @@ function bandIn(band, from, to) {
 const isLost = (fate) => fate !== "kept" && fate !== "open";
 
 /**
- * Level of detail: instead of single bars, how much of every bin of the window each look fills, stacked from below.
- * Bars get `low` and `high`, shares of the lane's height; equal neighbours are one bar.
+ * Level of detail: instead of single bars, the share of each bin that each look fills, stacked from below. Bars get
+ * `low` and `high`, shares of the lane's height; equal neighbours are merged.
  */
 function shareBars(looks, from, to, bins) {
   const width = (to - from) / bins;
@@ -183,7 +146,7 @@ function shareBars(looks, from, to, bins) {
   });
 }
 
-/** Call back with every bin that [low, high) touches, and the share of the bin that it fills. */
+/** Call `take` with every bin that [low, high) touches, and the share of the bin that it fills. */
 function eachBin(low, high, from, width, bins, take) {
   for (let bin = Math.max(0, Math.floor((low - from) / width)); bin < bins && from + bin * width < high; bin++) {
     const part = Math.min(high, from + (bin + 1) * width) - Math.max(low, from + bin * width);
@@ -191,7 +154,7 @@ function eachBin(low, high, from, width, bins, take) {
   }
 }
 
-/** Neighbours of one lane that lie less than `gap` apart, as one: the contour of bars too thin for their own. */
+/** Bars of one lane less than `gap` apart, merged: the outline of bars that are too thin for one each. */
 function joined(bars, gap) {
   const last = new Map();
   const groups = [];

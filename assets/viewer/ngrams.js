@@ -1,4 +1,4 @@
-// Look-ahead window and pool of n-grams: of one round, the window, the n-grams it tried and those it learnt.
+// Look-ahead window and pool of n-grams: the window of one round, the n-grams that it tried, and those that it gained.
 
 const MOST_GRAMS = 24;
 INSETS.push(() => new Ngrams());
@@ -27,7 +27,7 @@ class Ngrams {
   }
 }
 
-/** Window and pool of one run, at the round that replay has reached or whose work is pointed at. */
+/** Window and pool of one run: the round that replay has reached, or the one pointed at. */
 class NgramsView {
   constructor() {
     this.t = Infinity;
@@ -62,31 +62,31 @@ class NgramsView {
     const row = this.pointed ?? ngramsAt(this.run, this.t) ?? this.run.ngrams[0];
     if (row === this.shown) return;
     this.shown = row;
-    this.note.textContent = ngramsSay(row);
+    this.note.textContent = ngramsSentence(row);
     this.body.replaceChildren(windowTable(this.run, row), triedList(this.run, row), gainedList(this.run, row));
   }
 }
 
-/** A round in words. */
-function ngramsSay({ step, tried, gained, size }) {
+/** A sentence about a round. */
+function ngramsSentence({ step, tried, gained, size }) {
   const best = Math.max(0, ...tried.map(({ accepted }) => accepted));
   const some = (n) => `${n} n-gram${n === 1 ? "" : "s"}`;
   const outcome = tried.length ? `, of the best one ${best} token${best === 1 ? "" : "s"} accepted` : "";
-  return `Step ${step}: ${some(tried.length)} tried${outcome}; ${some(gained.length)} learnt, ${number(size, 0)} in the pool.`;
+  return `Step ${step}: ${some(tried.length)} tried${outcome}; ${some(gained.length)} gained, ${number(size, 0)} in the pool.`;
 }
 
 const gramText = (run, id) => run.pieces[id] ?? `#${id}`;
 
-/** A token as a small box; its text as it reads, with invisible characters shown. */
+/** A token as a small box; invisible characters are shown as signs. */
 function gramToken(run, id, look = "") {
   const text = gramText(run, id);
   return el("span", { class: `ss-gram-token ${look}`, title: quoted(text) }, text.trim() ? text.trim() : quoted(text));
 }
 
-/** The window, a row per level, and what the model said below it: once it is full, each column is an n-gram. */
+/** The window: a row per level, then the model's predictions. In a full window each column is an n-gram. */
 function windowTable(run, { window }) {
-  if (!window.length) return el("div", {}, el("h4", {}, "Look-ahead window"), el("p", { class: "ss-hint" }, "It has no columns left: the output ends here."));
-  const name = (level) => (level === window.length - 1 ? "said" : `level ${level + 1}`);
+  if (!window.length) return el("div", {}, el("h4", {}, "Look-ahead window"), el("p", { class: "ss-hint" }, "No columns are left: the output ends here."));
+  const name = (level) => (level === window.length - 1 ? "predicted" : `level ${level + 1}`);
   return el("div", { class: "ss-grams-window" }, el("h4", {}, "Look-ahead window"),
     el("div", { class: "ss-wide", tabindex: "0", role: "group", "aria-label": "Look-ahead window" }, el("table", {},
       el("caption", { class: "ss-sr" }, `Look-ahead window, ${window.length} levels and ${window[0].length} columns`),
@@ -94,19 +94,19 @@ function windowTable(run, { window }) {
         row.map((id) => el("td", {}, gramToken(run, id)))))))));
 }
 
-/** The n-grams tried: the token they came after, then what was accepted of them and what was not. */
+/** The n-grams tried: the token before them, then their accepted and their lost tokens. */
 function triedList(run, { tried }) {
   const look = (i, accepted) => (i === 0 ? "ss-gram-first" : i <= accepted ? "ss-gram-accepted" : "ss-gram-lost");
-  const says = ({ ids, accepted }) => `after ${quoted(gramText(run, ids[0]))}: ${ids.slice(1).map((id) => quoted(gramText(run, id))).join(" ")}, ${accepted} accepted`;
-  return gramList("Tried from the pool", "no n-gram of the pool began there", tried.map((gram) =>
-    el("li", { "aria-label": says(gram) }, gram.ids.map((id, i) => gramToken(run, id, look(i, gram.accepted))))));
+  const label = ({ ids, accepted }) => `after ${quoted(gramText(run, ids[0]))}: ${ids.slice(1).map((id) => quoted(gramText(run, id))).join(" ")}, ${accepted} accepted`;
+  return gramList("Tried from the pool", "no n-gram of the pool begins with that token", tried.map((gram) =>
+    el("li", { "aria-label": label(gram) }, gram.ids.map((id, i) => gramToken(run, id, look(i, gram.accepted))))));
 }
 
 function gainedList(run, { gained }) {
   const more = gained.length - MOST_GRAMS;
   const items = gained.slice(-MOST_GRAMS).reverse().map((ids) => el("li", {}, ids.map((id, i) => gramToken(run, id, i ? "" : "ss-gram-first"))));
   if (more > 0) items.push(el("li", { class: "ss-hint" }, `and ${more} more`));
-  return gramList("Learnt, the latest first", "none in this round", items);
+  return gramList("Gained, the latest first", "none in this round", items);
 }
 
 function gramList(title, none, items) {

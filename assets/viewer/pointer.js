@@ -1,4 +1,4 @@
-// Pointing into the timeline: which span, wait, token mark or band lies under the mouse.
+// Pointing at the timeline: the span, wait, token mark or stretch of the band under the mouse.
 
 Gantt.prototype.listen = function () {
   const gantt = this;
@@ -22,7 +22,7 @@ Gantt.prototype.listen = function () {
   window.addEventListener("pointerup", this.released, true);
 };
 
-/** What is under a pointer event: {run, span | wait | band | token, track}, or null. */
+/** The target of a pointer event: {run, card, row, span | wait | band | token}, or null. */
 Gantt.prototype.hit = function (event) {
   if (!this.width || !this.place) return null;
   const frame = this.plot.getBoundingClientRect();
@@ -58,7 +58,7 @@ function hitTrack(place, t, lane, reach) {
   return wait ? { ...place, wait } : null;
 }
 
-/** The rectangle in the viewport beside which the card of a hit goes. */
+/** The rectangle of the viewport beside which the card is shown. */
 Gantt.prototype.boxAt = function (event, { card, row }) {
   const top = this.plot.getBoundingClientRect().top + card.body + row.y;
   return { left: event.clientX + 12, top, bottom: top + row.height };

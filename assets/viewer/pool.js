@@ -1,4 +1,4 @@
-// The pool of target servers: which of them scored which positions of the output when, and which forwards were preempted.
+// The pool of target servers: the time, the positions and the outcome of each forward.
 
 const POOL = { row: 14, least: 110, most: 420, axis: 24, bars: 1500, colours: 8 };
 INSETS.push((viewer) => new Pool(viewer));
@@ -85,14 +85,14 @@ class PoolChart {
     all[Math.max(0, Math.min(all.length - 1, all.indexOf(event.target) + step))]?.focus();
   }
 
-  /** Zoom the timeline, and this chart with it, into what the pointer was drawn across. */
+  /** Zoom the timeline, and this chart with it, to the part that the pointer was dragged across. */
   zoom(a, b) {
     const { left, width } = this.svg.getBoundingClientRect();
     const [from, to] = this.window();
     if (Math.abs(a - b) > 8) this.viewer.gantt.zoomTo(...[a, b].sort((p, q) => p - q).map((x) => from + ((x - left) / width) * (to - from)));
   }
 
-  /** Make one bar the one that Tab reaches: the focused one, else the first. */
+  /** Let Tab reach one bar: the focused one, else the first. */
   rove() {
     const all = [...this.svg.querySelectorAll(".ss-pool-bar")];
     const chosen = all.find((bar) => Number(bar.dataset.span) === this.focused) ?? all[0];
@@ -133,22 +133,22 @@ class PoolChart {
     this.at(this.t ?? Infinity);
   }
 
-  /** The timeline's window; while it shows everything, this run alone. */
+  /** The timeline's window; if that shows everything, the extent of this run. */
   window() {
     const { gantt } = this.viewer;
     return gantt.follow ? [-0.01 * this.run.to, 1.01 * this.run.to] : gantt.range;
   }
 
-  /** What is in the window: its bars, and where a time and a position lie. Positions are fitted to what the window holds. */
+  /** The bars in the window, and the scales of time and position. The positions fit the bars in the window. */
   scene(width) {
     const [from, to] = this.window();
     const { forwards, drafts } = this.run.pool;
     const bars = forwards.id.map((_, i) => i).filter((i) => forwards.end[i] >= from && forwards.start[i] <= to);
     const prompt = this.run.tokens[0]?.position ?? 0;
     const ticks = drafts.filter(([t]) => t >= from && t <= to);
-    const seen = [...bars.flatMap((i) => [forwards.first[i], forwards.last[i]]), ...ticks.map(([, position]) => position)];
-    const low = seen.reduce((a, b) => Math.min(a, b), Infinity);
-    const [bottom, top] = seen.length ? [low, seen.reduce((a, b) => Math.max(a, b), 0) + 1] : [0, 1];
+    const positions = [...bars.flatMap((i) => [forwards.first[i], forwards.last[i]]), ...ticks.map(([, position]) => position)];
+    const low = positions.reduce((a, b) => Math.min(a, b), Infinity);
+    const [bottom, top] = positions.length ? [low, positions.reduce((a, b) => Math.max(a, b), 0) + 1] : [0, 1];
     const height = Math.max(POOL.least, Math.min(POOL.most, POOL.row * (top - bottom)));
     const x = (t) => ((t - from) / (to - from)) * width;
     const y = (position) => height * (1 - (position - bottom) / (top - bottom));
@@ -166,7 +166,7 @@ class PoolChart {
     return drawn("rect", { x: left, width: Math.max(1, right - left), y: y(high) + 0.5, height: Math.max(1, y(low) - y(high) - 1), ...props });
   }
 
-  /** The positions that a forward scores again: below all bars, since others are there to see. */
+  /** The positions that a forward scores again; drawn below all bars, so that it hides none. */
   again(scene, i) {
     const { first, own } = this.run.pool.forwards;
     const look = this.look(i);
@@ -182,7 +182,7 @@ class PoolChart {
     const solid = f.outcome[i] === "decided" || f.outcome[i] === "rejected";
     const fits = solid && x(f.end[i]) - x(f.start[i]) > 6 * label.length + 4 && height >= 10;
     const hatched = f.outcome[i] === "preempted" || f.outcome[i] === "stopped";
-    return drawn("g", { ...look, class: `ss-pool-bar ${look.class}`, role: "option", tabindex: "-1", "aria-label": poolSays(this.run, i) },
+    return drawn("g", { ...look, class: `ss-pool-bar ${look.class}`, role: "option", tabindex: "-1", "aria-label": poolSentence(this.run, i) },
       this.rect(scene, i, f.own[i], f.last[i] + 1, { class: "ss-pool-own", rx: 1.5, ...(hatched ? { style: `fill: url(#${this.id}-${f.server[i]})` } : {}) }),
       fits ? drawn("text", { x: Math.max(0, x(f.start[i])) + 3, y: (y(f.own[i]) + y(f.last[i] + 1)) / 2 + 3.5, "aria-hidden": "true" }, label) : null);
   }
@@ -201,7 +201,7 @@ class PoolChart {
   }
 }
 
-/** An element of a drawing. */
+/** Make an SVG element. */
 function drawn(tag, props, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   setProps(node, props);
@@ -209,7 +209,7 @@ function drawn(tag, props, ...children) {
   return node;
 }
 
-/** A hatching in each server's colour, and the frame of the plot. */
+/** Hatching in each server's colour, and the frame of the plot. */
 function patterns(id, servers, { width, height }) {
   const frame = drawn("clipPath", { id: `${id}-frame` }, drawn("rect", { x: 0, y: -4, width, height: height + 5 }));
   return drawn("defs", {}, frame, Array.from({ length: servers }, (_, i) =>
@@ -236,7 +236,7 @@ function poolGrid({ from, to, bottom, top, width, height, x, y }) {
     line(0, height, width, height, "ss-pool-edge"), text(-8, height + 16, "end", "ms"));
 }
 
-/** What lies above the bars: drafts as they come, wrong ones where they were found, and the committed text as a staircase. */
+/** Lines above the bars: drafted tokens, crosses where drafts were rejected, and the committed text as a staircase. */
 function poolLines({ x, y, row, bars, ticks, prompt, from, to }, run, id) {
   const half = Math.min(4, row / 2);
   const tick = ([t, position, fate]) => {

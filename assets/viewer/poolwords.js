@@ -1,38 +1,38 @@
-// What the pool says in words: cards, legend, table.
+// The texts of the pool: cards, legend, table.
 
 const POOL_OUTCOMES = {
   decided: "decided tokens",
-  rejected: "found a wrong draft",
+  rejected: "rejected a draft",
   preempted: "preempted",
   stopped: "stopped with the run",
   unused: "not needed",
   open: "not judged yet",
 };
 
-/** A forward's positions in words, counted from 1 as people do. */
+/** The positions of a forward in words, counted from 1. */
 function poolPositions({ first, own, last }, i) {
   const some = (a, b) => (a === b ? `token ${a + 1}` : `tokens ${a + 1} to ${b + 1}`);
   return some(first[i], last[i]) + (own[i] > first[i] ? `, new: ${some(own[i], last[i])}` : "");
 }
 
-function poolSays(run, i) {
+function poolSentence(run, i) {
   const { forwards: f, servers } = run.pool;
   return `${servers[f.server[i]].label}: ${poolPositions(f, i)}, ${POOL_OUTCOMES[f.outcome[i]]}, ${ms(f.start[i])} to ${ms(f.end[i])}`;
 }
 
-/** What the card of a span says when it is a forward of a pool. */
+/** Facts for the card of a span that is a forward of a pool. */
 function poolFacts(run, span) {
   const i = run.pool ? run.pool.forwards.id.indexOf(span) : -1;
   if (i < 0) return [];
   const { forwards: f } = run.pool;
-  return [["scores", poolPositions(f, i)], ["outcome", POOL_OUTCOMES[f.outcome[i]]], ["brought", f.emitted[i] ? `${f.emitted[i]} token${f.emitted[i] === 1 ? "" : "s"}` : ""]];
+  return [["scores", poolPositions(f, i)], ["outcome", POOL_OUTCOMES[f.outcome[i]]], ["committed", f.emitted[i] ? `${f.emitted[i]} token${f.emitted[i] === 1 ? "" : "s"}` : ""]];
 }
 
 function poolNote(run) {
   const { forwards: f } = run.pool;
   const preempted = f.outcome.filter((outcome) => outcome === "preempted").length;
   const most = run.metrics.sp_degree;
-  return `${f.id.length} verifications, ${preempted} preempted, ${most} at once at most`;
+  return `${f.id.length} verifications, ${preempted} preempted, at most ${most} at once`;
 }
 
 function poolLegend(run) {
@@ -42,13 +42,13 @@ function poolLegend(run) {
   return el("ul", { class: "ss-legend", "aria-label": "Legend of the pool" },
     run.pool.servers.map(({ label }, i) => item(`ss-pool-key ss-s${i % POOL.colours}`, label.split(" · ")[0])),
     outcomes.has("preempted") || outcomes.has("stopped") ? item("ss-pool-key-off", outcomes.has("preempted") ? "preempted" : "stopped") : null,
-    again ? item("ss-pool-key-again", "scored by another before") : null,
+    again ? item("ss-pool-key-again", "scored again") : null,
     run.pool.drafts.length ? item("ss-pool-key-draft", "drafted") : null,
-    outcomes.has("rejected") ? el("li", {}, el("b", { class: "ss-pool-key-wrong", "aria-hidden": "true" }, "×"), "wrong draft found") : null,
+    outcomes.has("rejected") ? el("li", {}, el("b", { class: "ss-pool-key-wrong", "aria-hidden": "true" }, "×"), "rejected draft") : null,
     item("ss-pool-key-text", "committed text"));
 }
 
-/** The pool as a table: what each server did. */
+/** The pool as a table: the work of each server. */
 function poolTable(run) {
   if (!run.pool) return [];
   const { servers, forwards: f } = run.pool;
@@ -59,5 +59,5 @@ function poolTable(run) {
     const off = count("preempted", "stopped");
     return [label, mine.length, count("decided").length, count("rejected").length, off.length, count("unused", "open").length, time(mine), time(off)];
   });
-  return [table(`Pool, ${runName(run)}`, ["server", "verifications", "decided tokens", "found a wrong draft", "preempted", "not needed", "time", "of it preempted"], rows)];
+  return [table(`Pool, ${runName(run)}`, ["server", "verifications", "decided tokens", "rejected a draft", "preempted", "not needed", "time", "preempted time"], rows)];
 }

@@ -1,4 +1,4 @@
-// Replay: one clock for all runs, driven by the slider, the buttons or the play loop.
+// Replay: one time for all runs, set by the slider, the buttons or the play loop.
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 5, 10];
 const ICONS = {
@@ -10,7 +10,7 @@ const ICONS = {
 };
 
 class Replay {
-  /** `seek(t)` hears of every new time. */
+  /** `seek(t)` is called with every new time. */
   constructor(seek) {
     this.seek = seek;
     this.t = 0;
@@ -48,9 +48,9 @@ class Replay {
     this.seek(this.t);
   }
 
-  step(what, direction) {
+  step(kind, direction) {
     this.play(false);
-    const t = neighbour(moments(this.model, what), this.t, direction);
+    const t = neighbour(moments(this.model, kind), this.t, direction);
     if (t !== undefined) this.to(t);
     else if (direction < 0) this.to(0);
   }

@@ -1,6 +1,6 @@
-// Copied drafts: where their tokens stood before, marked in the prompt, in the reference texts and in the output.
+// Copied drafts: their sources, marked in the prompt, in the reference texts and in the output.
 
-/** What a copy was taken from, in words. */
+/** The name of a copy's source. */
 function sourceName(run, copy) {
   if (copy.document >= 0) {
     const documents = run.sources.filter((source) => source.document >= 0).length;
@@ -10,18 +10,18 @@ function sourceName(run, copy) {
   return first && copy.start >= first.position ? "the output" : "the prompt";
 }
 
-/** A copy as a sentence and as the text around it. */
+/** A sentence about a copy, and the text of its source. */
 function copyNote(run, copy, row) {
   const { from, start, end, exact } = copiedPlaces(copy, row);
   const text = (low, high) => sourceTexts(run, copy, low, high).replace(/\s+/g, " ");
   const marked = exact < 0 ? [text(start, end)] : [text(start, exact), el("b", {}, text(exact, exact + 1)), text(exact + 1, end)];
   const known = text(from, end).trim() !== "";
   return el("div", { class: "ss-from" },
-    el("p", {}, `Copied from ${sourceName(run, copy)}, token ${start + 1} on, after ${copy.match} matching token${copy.match === 1 ? "" : "s"}.`),
+    el("p", {}, `Copied from ${sourceName(run, copy)}, from token ${start + 1} on, after ${copy.match} matching token${copy.match === 1 ? "" : "s"}.`),
     known ? el("p", { class: "ss-quote" }, "… ", el("span", { class: "ss-match" }, text(from, start)), el("span", { class: "ss-source" }, marked), " …") : null);
 }
 
-/** The prompts and reference texts of a pane. They scroll by themselves, so that a mark is in view wherever the output stands. */
+/** The prompts and reference texts of a pane. Each scrolls separately, to bring its mark into view. */
 class Sources {
   constructor() {
     this.root = el("div", { class: "ss-sources", hidden: true });
@@ -44,32 +44,32 @@ class Sources {
     const documents = this.run.sources.filter(({ document }) => document >= 0).length;
     const name = source.document < 0 ? (several ? `Prompt ${source.sequence + 1}` : "Prompt")
       : documents > 1 ? `Reference ${source.document + 1}` : "Reference";
-    const says = el("span", { class: "ss-hint" });
+    const status = el("span", { class: "ss-hint" });
     const text = el("div", { class: "ss-source-text", tabindex: "0", role: "group", "aria-label": name }, source.texts.join(""));
-    return { source, says, text, node: el("section", {}, el("header", {}, el("h4", {}, name), says), text) };
+    return { source, status, text, node: el("section", {}, el("header", {}, el("h4", {}, name), status), text) };
   }
 
-  /** Mark where these copies were taken from; with the drafted token that is pointed at, its own place too. */
+  /** Mark the sources of these copies and, if a drafted token is pointed at, the token it was copied from. */
   mark(copies, row) {
-    for (const { source, says, text } of this.blocks) {
+    for (const { source, status, text } of this.blocks) {
       const copy = copies.find((c) => sourceOf(this.run, c) === source);
       const places = copy && copiedPlaces(copy, row);
-      const here = places && places.from < source.texts.length;
-      says.textContent = here ? this.says(copy) : "";
-      text.replaceChildren(...(here ? marked(source.texts, places) : [source.texts.join("")]));
+      const inSource = places && places.from < source.texts.length;
+      status.textContent = inSource ? this.statusOf(copy) : "";
+      text.replaceChildren(...(inSource ? marked(source.texts, places) : [source.texts.join("")]));
       const mark = text.querySelector("mark");
       if (mark) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 3;
     }
   }
 
-  says(copy) {
+  statusOf(copy) {
     const round = this.run.rounds.find((r) => r.step === copy.step && r.sequence === copy.sequence);
     const accepted = round ? `, ${round.accepted} accepted` : "";
     return `step ${copy.step}: ${copy.match} match, ${copy.length} copied${accepted}`;
   }
 }
 
-/** A text as pieces, its marked places in elements of their own. */
+/** A text as nodes, with elements for its marked parts. */
 function marked(texts, { from, start, end, exact }) {
   const part = (low, high) => texts.slice(Math.max(low, 0), Math.max(high, 0)).join("");
   const mark = (kind, low, high) => (low < Math.min(high, texts.length) ? el("mark", { class: kind }, part(low, high)) : "");

@@ -1,4 +1,4 @@
-// The tables: figures with their definitions, and the timeline's twin for those who cannot see or use the chart.
+// The tables: figures with their definitions, and the data of the timeline for readers who cannot use the chart.
 
 const MOST_ROUNDS = 500;
 
@@ -19,16 +19,16 @@ function comparedOf(run) {
   return run.greedy || run.lossy ? `differs at ${run.identity.at + 1}` : "other draws";
 }
 
-/** The short table (a row per run), and all figures with their definitions behind a fold. */
+/** The short table (a row per run), and a fold with all figures and their definitions. */
 function figureTables(model) {
   const main = model.figures.filter((figure) => figure.main);
   const best = bestOf(model.runs);
   const short = table("Figures of all runs", ["method", ...main.map((f) => ({ label: f.label, title: f.definition })), "output"],
     model.runs.map((run) => [runName(run), ...main.map((f) =>
       (f.key === "speedup" && run === best ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
-  const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "what it is"],
+  const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "definition"],
     model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
-  return [short, el("details", { class: "ss-fold" }, el("summary", {}, "All figures, and what they mean"), el("div", { class: "ss-wide" }, all))];
+  return [short, el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
 }
 
 function bestOf(runs) {
@@ -37,7 +37,7 @@ function bestOf(runs) {
   return fast.reduce((best, run) => (!best || speed(run) > speed(best) ? run : best), null);
 }
 
-/** The timeline as tables, built when it is opened first. */
+/** The timeline as tables, made when the fold is first opened. */
 function timelineTable(model) {
   const body = el("div", { class: "ss-wide" });
   const fold = el("details", { class: "ss-fold" }, el("summary", {}, "The timeline as a table"), body);
@@ -58,12 +58,12 @@ function runTables(run) {
   const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t),
     ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : [])]);
   const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : []),
-    ...(run.ngrams.length ? ["n-grams tried", "n-grams learnt", "in the pool"] : [])];
+    ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : [])];
   const more = run.rounds.length - rounds.length;
   return [
     el("h4", {}, runName(run)),
     el("p", { class: "ss-headline" }, run.headline.map((part) => el("span", {}, `${part.label} ${part.percent} %`))),
-    table(`Work and waiting per device, ${runName(run)}`, ["device", "what", "times", "total", "mean", "longest"], work),
+    table(`Work and waiting per device, ${runName(run)}`, ["device", "work or wait", "count", "total", "mean", "longest"], work),
     ...loadTable(run),
     ...poolTable(run),
     el("details", { class: "ss-fold" }, el("summary", {}, `${run.rounds.length} rounds`),
@@ -72,7 +72,7 @@ function runTables(run) {
   ];
 }
 
-/** What the devices said of themselves; nothing where none was asked. */
+/** The measured load of the devices; nothing without samples. */
 function loadTable(run) {
   const tracks = run.tracks.filter((track) => track.measured);
   if (!tracks.length) return [];
@@ -81,9 +81,9 @@ function loadTable(run) {
       `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]))];
 }
 
-function summary(label, what, lengths) {
+function summary(label, name, lengths) {
   const total = lengths.reduce((sum, length) => sum + length, 0);
-  return [label, what, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(Math.max(...lengths))];
+  return [label, name, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(Math.max(...lengths))];
 }
 
 function grouped(keys, lengths) {
@@ -102,7 +102,7 @@ function waitsOf({ label, waits }) {
     .map(([name, lengths]) => summary(label, name, lengths));
 }
 
-/** What the colours and lines mean; only what the runs contain. */
+/** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
   const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);
   const tracks = model.runs.flatMap((run) => run.tracks);

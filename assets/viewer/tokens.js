@@ -1,20 +1,20 @@
-// The token panes: one card per run, its text as it stood at time t.
+// The token panes: one card per run, with its text at time t.
 
 const OUTCOMES = {
   accepted: "accepted draft",
   corrected: "corrected by the target",
   bonus: "bonus of the target",
-  plain: "the target's own",
+  plain: "target's own token",
   rejected: "rejected draft",
   discarded: "discarded draft",
 };
 
 const outcomeOf = (row) => `${OUTCOMES[row.outcome] ?? row.outcome}${row.rule === "typical" ? ", typical" : ""}`;
 
-/** The mark of a run whose text is not drawn as the target alone would draw it, and of its tokens. */
+/** The badge of a lossy run and of its lossy tokens. */
 const lossyBadge = (run) => el("span", { class: "ss-badge ss-warn", title: run.lossy }, "lossy");
 
-/** One pane. `bus` hears of hovered and picked tokens. */
+/** A pane. It calls `bus` for hovered and picked tokens. */
 class Pane {
   constructor(bus) {
     this.bus = bus;
@@ -60,13 +60,13 @@ class Pane {
     all[at]?.focus();
   }
 
-  /** Make this token the one that Tab reaches. */
+  /** Let Tab reach this token. */
   rove(node) {
     this.text.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
     node.setAttribute("tabindex", "0");
   }
 
-  /** Show a run; tokens that are there already stay. */
+  /** Show a run; tokens that are shown already stay. */
   update(run, clocks) {
     const grows = this.run?.id === run.id && run.tokens.length >= this.nodes.size;
     if (!grows) this.clear();
@@ -94,7 +94,7 @@ class Pane {
 
   say(run) {
     const text = run.error
-      || (run.status === "cancelled" && "Stopped on request; what was decoded until then is shown.")
+      || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
       || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : "No token was decoded."))
       || "";
     this.message.textContent = text;
@@ -112,17 +112,17 @@ class Pane {
     }
   }
 
-  /** The element that holds one sequence's text. */
+  /** The element with one sequence's text. */
   home(sequence) {
-    const found = this.text.querySelector(`[data-sequence="${Number(sequence)}"]`);
-    if (found) return found;
+    const known = this.text.querySelector(`[data-sequence="${Number(sequence)}"]`);
+    if (known) return known;
     const several = this.run.sequences.length > 1;
     const home = several ? sequenceFold(this.run, sequence, sequence === chosenSequence(this.run)) : el("div", { class: "ss-sequence", "data-sequence": sequence });
     this.text.append(home);
     return home;
   }
 
-  /** Put drafts that did not make it in front of the token at whose place they stood. */
+  /** Put lost drafts in front of the token at which their branch left the text. */
   haunt(run) {
     const fresh = run.ghosts.slice(this.ghosts || 0);
     if (!fresh.length) return;
@@ -144,7 +144,7 @@ class Pane {
     if (some && !this.text.querySelector('[tabindex="0"]')) this.nodes.get(0)?.setAttribute("tabindex", "0");
   }
 
-  /** Show the text at time t, and while it grows (not `over`) where the last round's draft was copied from. */
+  /** Show the text at time t and, unless replay is `over`, the source of the last round's copy. */
   at(t, over) {
     for (const [node, row] of this.rows) node.classList.toggle("ss-future", row.t > t);
     this.now = over ? [] : copiesAt(this.run, t);
@@ -159,7 +159,7 @@ class Pane {
     this.tree.show(treeAt(ofChosen(this.run, this.run.trees), this.time));
   }
 
-  /** Light tokens up, and where these copies were taken from. */
+  /** Highlight tokens, and the sources of these copies. */
   highlight(rows, copies) {
     this.pointed = true;
     for (const [node, row] of this.rows) node.classList.toggle("ss-lit", rows.has(row));
@@ -168,12 +168,12 @@ class Pane {
     this.tree.show(ofChosen(this.run, trees)[0] ?? trees[0] ?? this.tree.shown, rows);
   }
 
-  /** Nothing is pointed at. */
+  /** Nothing is pointed at: remove the highlights. */
   rest() {
     this.pointed = false;
     for (const node of this.rows.keys()) node.classList.remove("ss-lit");
     this.mark(this.now ?? []);
-    this.tree.show(this.tree.shown); // it stays, so that one can go there from a token
+    this.tree.show(this.tree.shown); // the tree stays, so that the pointer can move from a token into it
   }
 
   mark(copies, row) {
@@ -238,6 +238,6 @@ function identityMark(run) {
     : run.greedy
       ? "At temperature 0 the output should equal the baseline's; ties between two tokens may differ by rounding."
       : run.lossy ? `${run.lossy} Another text is expected.`
-      : "Sampled: other draws give another text of the same distribution.";
+      : "Sampled: other draws give another text from the same distribution.";
   return el("span", { class: `ss-badge ${same ? "ss-good" : run.greedy ? "ss-warn" : ""}`, title: why }, text);
 }

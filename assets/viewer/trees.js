@@ -1,22 +1,22 @@
-// Drafts that are trees: the nodes of one round, level by level, as the target found them.
+// Tree drafts: the nodes of one round, level by level, with their outcomes.
 
-const MASK = 4; // pixels of a cell
+const MASK = 4; // pixels of a cell of the mask
 
 const LEAF = { width: 110, height: 36, gap: 22, root: 16 };
 
-/** The last of these trees judged at time t, or undefined. */
+/** The last of these trees that is judged at time t, or undefined. */
 function treeAt(trees, t) {
   return trees.findLast((tree) => tree.t <= t);
 }
 
-/** The tree that a token's round judged, or undefined. */
+/** The tree judged by a token's round, or undefined. */
 function treeOf(run, row) {
   return run.trees.find((tree) => tree.sequence === row.sequence && tree.step === row.step);
 }
 
 /**
- * Where each node goes, in pixels: {places: [{x, y}], width, height}. The output runs along the top; children stand in
- * the order of their parents, so no two edges cross.
+ * The place of each node in pixels: {places: [{x, y}], width, height}. The output is the top row; children have the
+ * order of their parents, so no two edges cross.
  */
 function treeLayout({ parent, level, outcome }) {
   const levels = [];
@@ -34,16 +34,16 @@ function treeLayout({ parent, level, outcome }) {
   };
 }
 
-/** The tree of a round, below the text of its pane. It always stands there, so that pointing moves nothing. */
+/** The tree of a round, below the text of its pane. It is always shown, so that pointing moves nothing. */
 class TreeInset {
   constructor(bus) {
     this.bus = bus;
     this.leaves = [];
-    this.says = el("span", { class: "ss-hint" });
+    this.status = el("span", { class: "ss-hint" });
     this.body = el("div", { class: "ss-tree-body", role: "group", "aria-label": "Tree of a round" });
     this.mask = el("div", { class: "ss-tree-mask" });
     this.root = el("section", { class: "ss-tree", hidden: true },
-      el("header", {}, el("h4", {}, "Draft tree"), this.says), this.body,
+      el("header", {}, el("h4", {}, "Draft tree"), this.status), this.body,
       el("details", {}, el("summary", {}, "Attention mask"), this.mask));
     const over = (event) => {
       const node = event.target.closest(".ss-leaf");
@@ -55,7 +55,7 @@ class TreeInset {
     this.body.addEventListener("click", (e) => { if (over(e)) this.bus.pinSpan(...over(e)); });
   }
 
-  /** Take another state of the run; what was shown of it is shown again. */
+  /** Show another state of the run, with the same tree as before. */
   update(run) {
     const before = this.shown;
     this.run = run;
@@ -66,7 +66,7 @@ class TreeInset {
     this.show(before && treeOf(run, before));
   }
 
-  /** Show a round's tree, or none, and light up the nodes of these token rows. */
+  /** Show a round's tree, or none, and highlight the nodes of these token rows. */
   show(tree, rows = new Set()) {
     if (tree !== this.shown || !tree) this.draw(tree);
     if (!tree) return;
@@ -77,14 +77,14 @@ class TreeInset {
   draw(tree) {
     this.shown = tree;
     this.leaves = [];
-    this.says.textContent = "no round yet";
+    this.status.textContent = "no round yet";
     this.body.replaceChildren();
     this.mask.replaceChildren();
     if (!tree) return;
     const { nodes } = tree;
     const { places, width, height } = treeLayout(nodes);
     const whose = this.run.sequences.length > 1 ? `sequence ${tree.sequence + 1}, ` : "";
-    this.says.textContent = `${whose}step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted`;
+    this.status.textContent = `${whose}step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted`;
     this.leaves = nodes.text.map((_, i) => leaf(nodes, i, places[i]));
     const canvas = el("div", { class: "ss-tree-canvas" }, edges(nodes, places, width, height), ...this.leaves);
     canvas.style.width = `${width}px`;
@@ -93,15 +93,15 @@ class TreeInset {
     this.mask.append(maskOf(nodes));
   }
 
-  /** The token row of a drawn node: committed, or lost. */
+  /** The token or ghost of a drawn node. */
   rowOf(node) {
     const i = this.leaves.indexOf(node);
     if (i < 0) return null;
-    const here = (row) => row.sequence === this.shown.sequence && row.step === this.shown.step;
-    return [...this.run.tokens, ...this.run.ghosts].find((row) => here(row) && this.indexOf(row) === i) ?? null;
+    const inTree = (row) => row.sequence === this.shown.sequence && row.step === this.shown.step;
+    return [...this.run.tokens, ...this.run.ghosts].find((row) => inTree(row) && this.indexOf(row) === i) ?? null;
   }
 
-  /** The place of a token row among the nodes of its tree; the target's own token is the last one. */
+  /** The index of a token or ghost among the nodes of its tree; the target's own token is the last one. */
   indexOf(row) {
     if (row.node >= 0) return row.node;
     return isLostDraft(row.outcome) ? -1 : this.shown.nodes.text.length - 1;
@@ -114,8 +114,8 @@ function leaf(nodes, i, { x, y }) {
   const [text, outcome, q, p] = [nodes.text[i], nodes.outcome[i], nodes.q[i], nodes.p[i]];
   const share = (name, value) => (value === null ? "" : `${name} ${probability(value)}`);
   const shares = [share("q", q), share("p", p)].filter(Boolean).join(", ");
-  const says = [`level ${nodes.level[i] + 1}: ${quoted(text)}`, OUTCOMES[outcome], shares].filter(Boolean).join(", ");
-  const node = el("div", { class: `ss-leaf ss-leaf-${outcome}`, role: "img", title: says, "aria-label": says },
+  const label = [`level ${nodes.level[i] + 1}: ${quoted(text)}`, OUTCOMES[outcome], shares].filter(Boolean).join(", ");
+  const node = el("div", { class: `ss-leaf ss-leaf-${outcome}`, role: "img", title: label, "aria-label": label },
     el("span", { class: `ss-leaf-text ss-${outcome}` }, el("span", { class: "ss-ink" }, text.trim() ? text.trim() : quoted(text))),
     el("span", { class: "ss-leaf-share" }, el("span", {}, share("q", q)), el("span", {}, share("p", p))));
   node.style.left = `${x}px`;
@@ -123,7 +123,7 @@ function leaf(nodes, i, { x, y }) {
   return node;
 }
 
-/** The lines from parents to children; those of the output are drawn last and stand out. */
+/** The edges from parents to children; those of the output are drawn last, in a stronger line. */
 function edges(nodes, places, width, height) {
   const middle = (LEAF.height - 6) / 2;
   const lines = nodes.parent.map((parent, i) => {
@@ -134,25 +134,25 @@ function edges(nodes, places, width, height) {
     const d = `M ${from.x} ${from.y} C ${from.x + half} ${from.y} ${x - half} ${y} ${x} ${y}`;
     return shape("path", { d, class: `ss-tree-edge${kind}` });
   });
-  const stands = (line) => line.classList.length > 1;
+  const strong = (line) => line.classList.length > 1;
   const dot = shape("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
   const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  svg.append(...lines.filter((line) => !stands(line)), ...lines.filter(stands), dot);
+  svg.append(...lines.filter((line) => !strong(line)), ...lines.filter(strong), dot);
   return svg;
 }
 
-/** What each row of the target's forward sees: the prefix (the bar on the left), its own ancestors and itself. */
+/** The attention mask of the target's forward: a row sees the prefix (left bar), its ancestors and itself. */
 function maskOf({ parent, outcome }) {
   const rows = parent.flatMap((_, i) => (outcome[i] === "accepted" || isLostDraft(outcome[i]) ? [i] : []));
   const cells = { "ss-mask-cell": "", "ss-mask-path": "" };
   for (const i of rows) {
-    for (let seen = i; seen >= 0; seen = parent[seen]) {
-      cells[outcome[i] === "accepted" ? "ss-mask-path" : "ss-mask-cell"] += `M ${(seen + 2) * MASK} ${i * MASK} h ${MASK - 1} v ${MASK - 1} h ${1 - MASK} z `;
+    for (let column = i; column >= 0; column = parent[column]) {
+      cells[outcome[i] === "accepted" ? "ss-mask-path" : "ss-mask-cell"] += `M ${(column + 2) * MASK} ${i * MASK} h ${MASK - 1} v ${MASK - 1} h ${1 - MASK} z `;
     }
   }
   const [width, height] = [(rows.length + 2) * MASK, rows.length * MASK];
-  const says = `Attention mask of ${rows.length} drafted rows: each sees the prefix, its ancestors and itself`;
-  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": says });
+  const label = `Attention mask of ${rows.length} drafted rows: each sees the prefix, its ancestors and itself`;
+  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   svg.append(shape("rect", { width: MASK - 1, height, class: "ss-mask-cell" }),
     ...Object.entries(cells).map(([kind, d]) => shape("path", { d, class: kind })));
   return svg;

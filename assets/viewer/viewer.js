@@ -1,6 +1,6 @@
-// The viewer: puts the parts together, and is the only thing the page sees.
+// The viewer: it puts the parts together. The page uses `SpecScope` only.
 
-const MODEL = 1;
+const VERSION = 1; // of the document
 
 class Viewer {
   constructor(root, model, options) {
@@ -39,10 +39,10 @@ class Viewer {
     this.card = new Card(this.root);
   }
 
-  /** Show another state of the model; the same runs grow in place. */
+  /** Show another state of the document; runs that are shown already grow in place. */
   update(model) {
-    if (model.model !== MODEL) {
-      this.fail(`This trace view has version ${model.model}, the viewer reads ${MODEL}; please reload the page.`);
+    if (model.model !== VERSION) {
+      this.fail(`This run's document has version ${model.model}, but the viewer reads version ${VERSION}; reload the page.`);
       return;
     }
     const shown = this.shown;
@@ -61,7 +61,7 @@ class Viewer {
     this.bar.hidden = this.tables.hidden = !model.runs.length;
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
     this.gantt.update(model);
-    tellInsets(this.insets, "update", model);
+    callInsets(this.insets, "update", model);
     this.replay.update(model);
     this.refreshTables(model);
     this.empty.hidden = model.runs.length > 0;
@@ -70,7 +70,7 @@ class Viewer {
     if (shown) this.showAgain(shown);
   }
 
-  /** After an update: the card that was open, on the new rows. */
+  /** After an update, show the card that was open. */
   showAgain({ run, item, box, pinned }) {
     const next = this.model.runs.find((other) => other.id === run.id);
     if (!next) return;
@@ -87,7 +87,7 @@ class Viewer {
     this.head.replaceChildren(
       el("span", { class: "ss-prompt", title: prompt ?? "" }, prompt ?? ""),
       ...model.clocks.map((clock) => el("span", { class: "ss-badge ss-clock-badge" }, clock)),
-      model.clocks.length > 1 ? el("span", { class: "ss-badge ss-warn" }, "different clocks: speeds do not compare") : "");
+      model.clocks.length > 1 ? el("span", { class: "ss-badge ss-warn" }, "different clocks: do not compare speeds") : "");
   }
 
   refreshTables(model) {
@@ -108,11 +108,11 @@ class Viewer {
     const over = this.model.state === "ready" && t >= this.model.axis.max;
     for (const pane of this.panes) pane.at(this.model.state === "live" ? Infinity : t, over);
     this.gantt.at(this.model.state === "live" ? Infinity : t);
-    tellInsets(this.insets, "at", this.model.state === "live" ? Infinity : t);
+    callInsets(this.insets, "at", this.model.state === "live" ? Infinity : t);
     this.root.dataset.time = String(t);
   }
 
-  /** Let the timeline show the tokens of this sequence of a run, and unfold its text. */
+  /** Show the tokens of this sequence in the timeline, and open its text. */
   follow(run, sequence) {
     this.followed.set(run.id, sequence);
     run.chosen = sequence;
@@ -128,14 +128,14 @@ class Viewer {
     this.root.classList.toggle("ss-show-rejected", on);
   }
 
-  /** The timeline shows another window. */
+  /** The timeline's window has changed. */
   ranged() {
-    tellInsets(this.insets, "range");
+    callInsets(this.insets, "range");
   }
 
-  // -- what is pointed at ---------------------------------------------------------------------------------------
+  // -- pointing -------------------------------------------------------------------------------------------------
 
-  /** A token is hovered or focused; null for nothing. */
+  /** Show the card of a hovered or focused token; run null: of nothing. */
   hover(run, item) {
     if (this.pinned) return;
     if (!run) return this.clear();
@@ -172,7 +172,7 @@ class Viewer {
       else pane.rest();
     }
     this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })));
-    tellInsets(this.insets, "highlight", run, spans);
+    callInsets(this.insets, "highlight", run, spans);
     this.card.show(this.content(run, item), box, pinned);
     if (item.token) this.describe(run, item.token);
   }
@@ -194,7 +194,7 @@ class Viewer {
     this.shown = null;
     this.card.hide();
     this.gantt.highlight([]);
-    tellInsets(this.insets, "highlight", null, new Set());
+    callInsets(this.insets, "highlight", null, new Set());
     for (const pane of this.panes) pane.rest();
   }
 
@@ -208,18 +208,18 @@ class Viewer {
   stepSpan(direction) {
     const now = this.pinned?.item.span !== undefined ? this.pinned : null;
     const run = now?.run ?? this.model.runs[0];
-    const found = now ? findSpan(run, now.item.span) : null;
-    const track = found?.track ?? run.tracks[0];
-    const at = found ? found.index + direction : upperBound(track.spans.start, Math.min(this.replay.t, this.gantt.range[0]));
+    const place = now ? findSpan(run, now.item.span) : null;
+    const track = place?.track ?? run.tracks[0];
+    const at = place ? place.index + direction : upperBound(track.spans.start, Math.min(this.replay.t, this.gantt.range[0]));
     this.pickSpan(run, track, Math.max(0, Math.min(track.spans.id.length - 1, at)));
   }
 
   stepTrack(direction) {
     const tracks = this.model.runs.flatMap((run) => run.tracks.map((track) => ({ run, track })));
-    const found = this.pinned?.item.span !== undefined ? findSpan(this.pinned.run, this.pinned.item.span) : null;
-    const at = found ? tracks.findIndex(({ track }) => track === found.track) + direction : 0;
+    const place = this.pinned?.item.span !== undefined ? findSpan(this.pinned.run, this.pinned.item.span) : null;
+    const at = place ? tracks.findIndex(({ track }) => track === place.track) + direction : 0;
     const next = tracks[Math.max(0, Math.min(tracks.length - 1, at))];
-    const t = found ? found.track.spans.start[found.index] : this.gantt.range[0];
+    const t = place ? place.track.spans.start[place.index] : this.gantt.range[0];
     if (next?.track.spans.id.length) this.pickSpan(next.run, next.track, Math.max(0, upperBound(next.track.spans.start, t) - 1));
   }
 
@@ -242,7 +242,7 @@ class Viewer {
     else this.dialog.close();
   }
 
-  /** Plotly knows no CSS variables: read the colours again when the theme changes. */
+  /** Resolve the colours again when the theme changes: plotly does not read CSS variables. */
   watchTheme() {
     this.media = matchMedia("(prefers-color-scheme: dark)");
     this.recolour = () => this.gantt.recolour();
@@ -258,18 +258,18 @@ class Viewer {
     this.media.removeEventListener("change", this.recolour);
     this.classes.disconnect();
     this.gantt.destroy();
-    tellInsets(this.insets, "destroy");
+    callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
     this.root.replaceChildren();
-    this.root.classList.remove("specscope");
+    this.root.classList.remove("specscope", "ss-show-rejected");
   }
 }
 
 /**
- * Show a model in an element.
+ * Show a document in an element.
  *
- * options: `plotly` (or a promise of it; default window.Plotly), `theme` ("auto" follows the system and a .dark ancestor, "class" the
- * ancestor only), `header` (false leaves prompt and clock out).
+ * options: `plotly` (or a promise of it; default window.Plotly), `theme` ("auto" follows the system and a .dark
+ * ancestor, "class" the ancestor only), `header` (false leaves out prompt and clock).
  */
 function mount(root, model, options = {}) {
   const viewer = new Viewer(root, model, options);
@@ -280,4 +280,4 @@ function mount(root, model, options = {}) {
   };
 }
 
-window.SpecScope = { mount, stateAt, moments, neighbour, shareBars, occupancyBins, linked, story };
+window.SpecScope = { mount, shareBars };

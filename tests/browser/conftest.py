@@ -20,6 +20,11 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium, else Playwright's own."""
+    yield from launched()
+
+
+def launched() -> Iterator[Browser]:
+    """Yield a browser, and close it afterwards."""
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)

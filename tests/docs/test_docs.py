@@ -26,7 +26,8 @@ from engine.trace.jsonl import read_jsonl
 from engine.training.data import SOURCES
 from tests.traces.samples import sample_trace
 from traces import schema, waiting
-from traces.metrics import DEFINITIONS, Metrics
+from traces.definitions import DEFINITIONS
+from traces.metrics import Metrics
 from traces.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Attacks on the importer: files that are no trace, wrong types, and mutations of a valid one."""
+"""Attacks on the importer: files that are not traces, wrong types, mutations of a valid file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.traces.samples import sample_trace
 from traces.export.jsonl import read_file
 from traces.export.perfetto import to_perfetto
 from traces.store import Store
-from traces.view import view_model
+from traces.view.document import view_model
 
 LINES = tuple(to_json(event) for event in sample_trace("llma").events())
 EVENTS = (
@@ -97,7 +97,7 @@ def test_a_field_of_the_wrong_type_is_named(imported, event, field, value, foote
     ("event", "field"),
     [("span", "model"), ("span", "outcome"), ("round", "mode"), ("decision", "rule"), ("commit", "origin")],
 )
-def test_a_text_outside_its_closed_set_is_bad_input_and_no_failure_of_the_database(imported, event, field):
+def test_a_text_outside_its_closed_set_is_bad_input(imported, event, field):
     done = imported("\n".join(changed(event, **{field: "dance"})).encode())
     assert done.failed(2, f"{field} of a {event} is 'dance'; it must be one of ")
 
@@ -123,11 +123,11 @@ def test_a_text_outside_its_closed_set_is_bad_input_and_no_failure_of_the_databa
     ],
     ids=range(15),
 )
-def test_a_file_that_is_no_trace_is_one_line(imported, content):
+def test_a_file_that_is_not_a_trace_is_one_line(imported, content):
     assert imported(content).failed(2, "is not a SpecScope trace: ")
 
 
-def test_nesting_deeper_than_a_page_can_show_is_refused(imported):
+def test_deep_nesting_is_refused(imported):
     deep: object = 1
     for _ in range(40):
         deep = {"a": deep}
@@ -205,7 +205,7 @@ def place(tmp_path_factory):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(attacks())
-def test_any_change_of_a_valid_file_is_refused_in_one_line_or_stored_whole(place, content):
+def test_a_changed_file_is_refused_in_one_line_or_stored_completely(place, content):
     file, store = place
     file.write_bytes(content)
     trace, refusal = taken(file, store)
@@ -224,7 +224,7 @@ def test_any_change_of_a_valid_file_is_refused_in_one_line_or_stored_whole(place
     assert [row.header.run_id for row in store.runs()[0]] == ["sample-pearl"]
 
 
-def test_a_trace_of_many_prompts_without_a_footer_is_read_in_a_moment(tmp_path):
+def test_a_trace_of_many_prompts_without_a_footer_is_read_fast(tmp_path):
     trace = sample_trace("autoregressive")
     many = 50_000
     header = replace(trace.header, prompts=("",) * many, prompt_ids=((),) * many)

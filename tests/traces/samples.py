@@ -1,7 +1,7 @@
-"""Small traces made by hand, as a run would leave them: `sample_trace("speculative")`.
+"""Small simulated traces: `sample_trace("speculative")`.
 
-The times follow from a few constants (a target forward takes 10 ms and 0.2 ms a row, a drafter forward 3 ms, the
-host 0.05 ms between jobs) and the fates of the drafted tokens from a seed, so a sample is the same every time.
+A target forward takes 10 ms and 0.2 ms per row, a drafter forward 3 ms, the host 0.05 ms between
+jobs. The outcomes of drafts follow from a seed, so a sample is the same every time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TITLES = {
 
 
 class _Draft:
-    """A drafted token, its span (-1 when it was copied), and whether the target will accept it."""
+    """A drafted token, its span (-1 for a copy), and whether the target will accept it."""
 
     def __init__(self, token: int, span: int, good: bool, q: float) -> None:
         self.token, self.span, self.good, self.q = token, span, good, q
@@ -140,7 +140,7 @@ class _Simulation:
             self.now = max(self.now, drafter.end)
 
     def draft(self, start: int) -> tuple[list[_Draft], int]:
-        """Draft gamma tokens from `start`; return them and when they are there."""
+        """Draft gamma tokens from time `start`; return them and the time of the last one."""
         drafted: list[_Draft] = []
         for _ in range(self.gamma):
             span = self.work("draft", start, 3 * MS, 1)
@@ -156,7 +156,7 @@ class _Simulation:
     def judge(
         self, drafted: list[_Draft], unjudged: list[_Draft], span: Span, mode: str, bonus: bool
     ) -> bool:
-        """Decide drafted tokens at the present time and commit; return whether all were accepted."""
+        """Decide drafted tokens now, and commit; return whether all were accepted."""
         accepted = next((i for i, d in enumerate(drafted) if not d.good), len(drafted))
         for node, d in enumerate(drafted):
             fate = "accepted" if node < accepted else "rejected" if node == accepted else "discarded"
@@ -256,11 +256,11 @@ class _Simulation:
             span = self.verify(self.now, len(pending) + 1, "verify" if pending else "pre-verify")
             self.now = max(ready, span.end) + MS // 20
             mode = "post-verify" if pending else "pre-verify"
-            every = self.judge([*pending, *ahead[:1]], ahead[1:], span, mode, False)
-            pending = ahead[1:] if every else []
+            all_accepted = self.judge([*pending, *ahead[:1]], ahead[1:], span, mode, False)
+            pending = ahead[1:] if all_accepted else []
 
     def tree(self) -> None:
-        """Draft the same shape each time, and go down it: of siblings the first good one is accepted."""
+        """Draft trees of one shape; of siblings, the first good one is accepted."""
         while not self.done:
             levels = [range(3), range(3, 6), range(6, 9)]
             drafted, ready = list[_Draft](), self.now
@@ -303,7 +303,7 @@ class _Simulation:
         self.now += MS // 20
 
     def llma(self) -> None:
-        """Copy from the prompt, the output and a document; a token matches where one like it stands."""
+        """Copy from the prompt, the output and a document, after one matching token."""
         for token in (*PROMPT, *DOCUMENT):
             self.name(token)
         self.events.append(Document(0, DOCUMENT))
@@ -319,7 +319,7 @@ class _Simulation:
             self.judge(drafted, [], span, "verify" if drafted else "plain", True)
 
     def measure(self) -> None:
-        """Add what a device would report of itself every 20 ms; the second one has a power sensor."""
+        """Add a load sample of every device each 20 ms; the second device has a power sensor."""
         for time in range(0, self.now, 20 * MS):
             for device in self.devices:
                 share = round(self.random.random(), 3)
@@ -337,7 +337,7 @@ class _Simulation:
 def sample_events(
     kind: str = "speculative", tokens: int = 24, gamma: int = 4, acceptance: float = 0.75, group: str = ""
 ) -> list[Event]:
-    """Return the events of a sample in the order in which a run tells them: header first, footer last."""
+    """Return the events of a sample in a run's order: header first, footer last."""
     simulation = _Simulation(kind, tokens, gamma, acceptance, group)
     simulation.prefill()
     getattr(simulation, simulation.method)()

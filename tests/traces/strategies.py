@@ -1,4 +1,4 @@
-"""Hypothesis strategies: `traces`, with any value that the format allows, and `work`, whose rows alone vary."""
+"""Hypothesis strategies: `traces` with any valid values, and `work` with varying rows only."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from engine.trace.events import (
 from engine.trace.trace import Trace
 from traces import schema
 
-few = examples(max_examples=30, deadline=None)
+few = examples(max_examples=20, deadline=None)
 """For tests on `traces`, which are large."""
-many = examples(max_examples=150, deadline=None)
+many = examples(max_examples=80, deadline=None)
 """For tests on `work`."""
 
 texts = st.text(max_size=12)
@@ -72,10 +72,10 @@ def headers(draw: st.DrawFn, sequences: int) -> Header:
 
 @st.composite
 def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
-    found: list[Span] = []
+    rows: list[Span] = []
     for i in range(draw(st.integers(0, 8))):
         start = draw(times)
-        found.append(
+        rows.append(
             Span(
                 id=i,
                 device=draw(st.sampled_from(DEVICES)),
@@ -92,7 +92,7 @@ def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
                 rank=draw(st.integers(0, 7)),
             )
         )
-    return draw(st.permutations(found))
+    return draw(st.permutations(rows))
 
 
 def rows(sequences: int) -> st.SearchStrategy[object]:
@@ -130,7 +130,7 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
 
 @st.composite
 def traces(draw: st.DrawFn, ended: bool | None = True) -> Trace:
-    """Return a trace with any values; with a footer, without (False), or either (None)."""
+    """Return a trace with any valid values; with a footer, without (False), or either (None)."""
     sequences = draw(st.integers(1, 3))
     trace = Trace(draw(headers(sequences)), spans=draw(spans(sequences)))
     for span in draw(st.lists(st.sampled_from(trace.spans), max_size=4)) if trace.spans else ():
@@ -141,9 +141,9 @@ def traces(draw: st.DrawFn, ended: bool | None = True) -> Trace:
     for row in draw(st.lists(rows(sequences), max_size=10)):
         trace.add(row)
     if ended or (ended is None and draw(st.booleans())):
-        each = st.lists(texts, min_size=sequences, max_size=sequences).map(tuple)
+        per_sequence = st.lists(texts, min_size=sequences, max_size=sequences).map(tuple)
         status = st.sampled_from(schema.STATUSES)
-        trace.footer = draw(st.builds(Footer, status, each, each, times, texts))
+        trace.footer = draw(st.builds(Footer, status, per_sequence, per_sequence, times, texts))
     return trace
 
 
@@ -174,7 +174,7 @@ _decisions = st.tuples(
 
 @st.composite
 def work(draw: st.DrawFn) -> Trace:
-    """Return a trace of small times, so that spans meet, overlap and are empty; only what figures need varies."""
+    """Return a trace of small times, with spans that touch, overlap or are empty."""
     trace = Trace(_FIXED)
     for i, (device, kind, start, length, model, step, outcome) in enumerate(
         draw(st.lists(_spans, max_size=12))

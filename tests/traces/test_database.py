@@ -3,7 +3,8 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from engine.errors import StoreError
+from engine.errors import StoreError, StoreOutdated
 from engine.trace.events import SpanKind, Status
 from engine.types import Rule
 from tests.traces.samples import sample_trace
@@ -33,7 +34,7 @@ def impatient(monkeypatch):
 
 @contextmanager
 def nobody():
-    """Do what is inside without the rights of the administrator, whom no permission stops."""
+    """Run the block without root's rights: permissions do not stop root."""
     if os.geteuid() != 0:
         yield
         return
@@ -51,7 +52,7 @@ def structure(path):
     return {(kind, name): "".join(sql.split()) for kind, name, sql in ours}
 
 
-def test_the_migrations_make_the_tables_of_the_schema(path, tmp_path):
+def test_the_revisions_make_the_tables_of_the_schema(path, tmp_path):
     with Store(path):
         pass
     engine = create_engine(f"sqlite:///{path}")
@@ -73,13 +74,13 @@ def test_the_schemas_revision_is_the_newest():
     assert ScriptDirectory.from_config(migrations.config()).get_current_head() == schema.REVISION
 
 
-def test_the_stored_sets_of_texts_are_those_of_the_events():
+def test_closed_sets_have_the_texts_of_the_events():
     assert set(schema.KINDS) == set(get_args(SpanKind))
     assert set(schema.STATUSES) == set(get_args(Status))
     assert set(schema.RULES) == {"", *get_args(Rule)}
 
 
-def test_a_new_file_is_ours_and_in_wal_mode(path):
+def test_a_new_file_has_our_application_id_and_wal_mode(path):
     with Store(path):
         pass
     connection = sqlite3.connect(path)
@@ -95,7 +96,7 @@ def test_an_empty_file_becomes_a_database(path):
         assert store.runs() == ([], 0)
 
 
-def test_several_openers_of_a_new_file_migrate_it_once(path):
+def test_several_openers_of_a_new_file_make_its_tables_once(path):
     errors = []
 
     def opening():
@@ -113,7 +114,7 @@ def test_several_openers_of_a_new_file_migrate_it_once(path):
     assert errors == []
 
 
-def test_an_interrupted_migration_leaves_an_empty_file(path, monkeypatch):
+def test_an_interrupted_upgrade_leaves_an_empty_file(path, monkeypatch):
     def upgrade(connection):
         connection.exec_driver_sql("CREATE TABLE half (x)")
         raise OSError(28, "No space left on device")
@@ -137,7 +138,7 @@ def test_the_default_path(monkeypatch):
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_a_file_that_is_no_database(path, readonly):
+def test_a_text_file_is_not_a_database(path, readonly):
     path.parent.mkdir()
     path.write_text("dear diary, " * 100)
     with pytest.raises(StoreError, match="is not a SpecScope database; move it away") as caught:
@@ -157,16 +158,50 @@ def test_the_database_of_another_program(path, readonly):
     assert path.read_bytes() == before
 
 
-def test_a_newer_database(path):
-    with Store(path):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreError, match=r"newer SpecScope.*9999.*update SpecScope"):
-        Store(path)
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize(
+    ("revision", "error", "message"),
+    [
+        ("9999", StoreError, r"newer SpecScope.*9999.*update SpecScope"),
+        ("0006", StoreOutdated, r"older SpecScope.*0006.*export its runs with that version"),
+    ],
+)
+def test_a_database_of_another_revision_is_refused_and_kept(path, revision, error, message, readonly):
+    with Store(path) as store:
+        store.insert(sample_trace())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    before = path.read_bytes()
+    with pytest.raises(error, match=message) as caught:
+        Store(path, readonly=readonly)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
 
 
-def test_a_missing_database_is_not_made_by_a_reader(path):
+def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):
+    """Earlier revisions added columns at the end of a table, with a default."""
+    added = {
+        "run": ["lossless BOOLEAN DEFAULT 1 NOT NULL"],
+        "span": ["cells BIGINT DEFAULT 0 NOT NULL", "rank INTEGER DEFAULT 0 NOT NULL"],
+        "occupancy": ["power FLOAT"],
+    }
+    trace = sample_trace()
+    with Store(path) as store:
+        store.insert(trace)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for table, columns in added.items():
+            for column in columns:
+                connection.execute(f"ALTER TABLE {table} DROP COLUMN {column.split()[0]}")
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    trace.occupancy = [replace(sample, power=None) for sample in trace.occupancy]
+    other = sample_trace("pearl")
+    with Store(path) as store:
+        assert store.load(trace.header.run_id) == trace
+        store.insert(other)
+        assert store.load(other.header.run_id) == other
+
+
+def test_a_reader_does_not_make_a_missing_database(path):
     with pytest.raises(StoreError, match="there is no trace database at"):
         Store(path, readonly=True)
     assert not path.exists()

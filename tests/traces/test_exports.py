@@ -104,7 +104,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
 @pytest.mark.parametrize(
     "content", [b"", b"hello", b"\xff\xfe\x00", b"[" * 100_000, b'{"event":"span"}', b"null", b"7" * 5000]
 )
-def test_what_is_no_trace_at_all(tmp_path, content):
+def test_files_that_are_not_traces(tmp_path, content):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="is not a SpecScope trace"):
@@ -141,7 +141,7 @@ def test_tables_hold_every_row():
     assert float(accepted["p"]) > 0
 
 
-def test_the_table_of_copies_tells_what_became_of_each():
+def test_the_table_of_copies_has_the_accepted_tokens_of_each():
     trace = sample_trace("llma")
     rows = table(trace, "copies")
     assert [int(r["start"]) for r in rows] == [c.start for c in trace.copies]
@@ -151,7 +151,7 @@ def test_the_table_of_copies_tells_what_became_of_each():
     assert rows[0]["text"] == "".join(trace.pieces[d.token] for d in first)
 
 
-def test_a_table_of_nothing_has_its_header_line():
+def test_an_empty_table_has_its_header_line():
     text = io.StringIO()
     write_csv(Trace(sample_trace().header), "tokens", text)
     assert text.getvalue().startswith("step,sequence,position,token,origin,text,time,p,q,u,rule\n")

@@ -1,4 +1,4 @@
-"""Layer groups and calibration: what the viewer is told of fuzzy drafts."""
+"""Layer groups and calibration: the viewer's section of fuzzy drafts."""
 
 import pytest
 
@@ -6,11 +6,10 @@ import engine
 from engine.types import Limits
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
-from traces.layers import layers
-from traces.pool import sp_degree
-from traces.tokens import span_fates
-from traces.view import view_model
-from traces.waiting import wasted
+from traces.spans import sp_degree, wasted
+from traces.view.document import view_model
+from traces.view.layers import layers
+from traces.view.tracks import span_fates
 
 PROMPT = [1, 2, 3]
 
@@ -31,11 +30,11 @@ def columns(table):
 
 def test_every_round_has_its_draft_and_the_parts_of_its_first_fuzzy_forward():
     trace = easyspec(gamma=3)
-    found = layers(trace)
-    assert found["devices"] == [f"GPU {i} · drafter{' and target' if i < 2 else ''}" for i in range(3)]
-    assert found["groups"] == [[1, 3]]
-    assert [r["step"] for r in found["rounds"]] == [r.step for r in trace.rounds]
-    for i, told in enumerate(found["rounds"]):
+    view = layers(trace)
+    assert view["devices"] == [f"GPU {i} · drafter{' and target' if i < 2 else ''}" for i in range(3)]
+    assert view["groups"] == [[1, 3]]
+    assert [r["step"] for r in view["rounds"]] == [r.step for r in trace.rounds]
+    for i, told in enumerate(view["rounds"]):
         start = 1.5 * i - 0.05 * i
         spans = [
             (kind, round(a - start, 3), round(b - start, 3), rows)
@@ -62,12 +61,12 @@ def test_only_a_run_with_fuzzy_forwards_has_the_view():
     assert view_model([easyspec(), sample_trace("pearl")])["runs"][1]["layers"] is None
 
 
-def test_one_device_has_no_groups_to_tell_from_exchanges():
+def test_one_device_has_no_exchanges_and_no_groups():
     with engine.open(runtime="local-thread", device="cpu") as cluster:
         trace = cluster.run("easyspec", "Hi", config={"devices": 1}, limits=Limits(8))
-    found = layers(trace)
-    assert (len(found["devices"]), found["groups"]) == (1, [])
-    assert set(found["rounds"][0]["parts"]["kind"]) == {"attention"}
+    view = layers(trace)
+    assert (len(view["devices"]), view["groups"]) == (1, [])
+    assert set(view["rounds"][0]["parts"]["kind"]) == {"attention"}
 
 
 def test_a_forward_of_several_devices_is_one_forward_with_one_fate():
@@ -82,7 +81,7 @@ def test_a_forward_of_several_devices_is_one_forward_with_one_fate():
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_growing_trace_tells_what_there_is(steps):
+def test_a_growing_trace_has_the_drafts_so_far(steps):
     trace = easyspec(gamma=3)
     trace.spans = [s for s in trace.spans if s.step <= steps]
     trace.footer = None

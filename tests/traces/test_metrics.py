@@ -9,13 +9,14 @@ from engine.trace.events import Commit, Decision, Device, Footer, Header, Occupa
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces.metrics import DEFINITIONS, Metrics, Slot, measure, speedup
+from traces.definitions import DEFINITIONS
+from traces.metrics import Metrics, Slot, measure, speedup
 
 MS = 1_000_000
 
 
 def hand_made():
-    """Two rounds of speculative decoding with gamma 2: one token accepted and one corrected, then both and a bonus."""
+    """Return two rounds with gamma 2: one token accepted and one corrected; both and a bonus."""
     devices = (Device("d", "drafter", "D", "virtual"), Device("t", "target", "T", "virtual"))
     trace = Trace(Header("r", "", "m", "M", {}, ("",), ((1, 2, 3),), {}, {}, "virtual", "p", devices, "", ""))
     work = [("t", "prefill", 0, 10, "target", 0), ("d", "prefill", 0, 4, "drafter", 0)]
@@ -46,7 +47,7 @@ def hand_made():
     return trace
 
 
-def test_every_figure_by_hand():
+def test_every_metric_by_hand():
     m = measure(hand_made())
     expected = {
         "tokens": 5,
@@ -104,7 +105,7 @@ def test_measured_occupancy_is_the_mean_of_the_samples_while_decoding():
     assert measure(trace).occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
 
 
-def test_a_run_of_accepted_tokens_goes_on_over_verifications():
+def test_a_run_of_accepted_tokens_spans_verifications():
     trace = hand_made()
     for i, d in enumerate(trace.decisions):
         if d.outcome == "bonus":
@@ -143,7 +144,7 @@ def test_speedup_compares_decoding():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_agree_with_the_rows_of_a_sample(kind):
+def test_metrics_agree_with_the_rows_of_a_sample(kind):
     trace = sample_trace(kind)
     m = measure(trace)
     assert m.tokens == sum(r.emitted for r in trace.rounds) == len(trace.token_ids())
@@ -154,7 +155,7 @@ def test_figures_agree_with_the_rows_of_a_sample(kind):
     assert sum(s.drafted for s in m.per_position) == m.drafted
 
 
-def test_every_figure_has_its_definition():
+def test_every_metric_has_its_definition():
     assert list(DEFINITIONS) == [f.name for f in fields(Metrics)]
     assert all(text.endswith(".") for text in DEFINITIONS.values())
 

@@ -1,7 +1,6 @@
-"""Pools of n-grams and look-ahead windows: what the view tells of a round, and how the rows are kept."""
+"""Pools of n-grams and look-ahead windows: the viewer's section, and the stored rows."""
 
 import json
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -14,13 +13,11 @@ from engine.trace.trace import Trace
 from tests.engine.workers.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces import migrations
 from traces.export.jsonl import read_file
-from traces.ngrams import ngrams
-from traces.replay import state_at
 from traces.store import Store
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.ngrams import ngrams
 
 
 def counts_up(path) -> int:
@@ -40,12 +37,12 @@ def trace(request):
     return ahead(request.param)
 
 
-def test_a_row_tells_how_much_of_every_ngram_was_accepted(trace):
+def test_a_row_counts_the_accepted_tokens_of_every_ngram(trace):
     rows, clock = ngrams(trace), decoding_clock(trace)
     assert [r["step"] for r in rows] == [r.step for r in trace.rounds]
     best = set[int]()
-    for row, told, pooled in zip(rows, trace.rounds, trace.pooled, strict=True):
-        assert row["t"] == clock(told.time)
+    for row, round_, pooled in zip(rows, trace.rounds, trace.pooled, strict=True):
+        assert row["t"] == clock(round_.time)
         assert (row["size"], row["gained"]) == (pooled.size, [list(gram) for gram in pooled.gained])
         decided = [d for d in trace.decisions if d.step == row["step"] and d.node >= 0]
         chain = max((d.node for d in decided if d.draft_span >= 0), default=-1) + 1
@@ -60,13 +57,13 @@ def test_a_row_tells_how_much_of_every_ngram_was_accepted(trace):
     assert {0, 3} <= best or best == {3}, "whole n-grams are accepted"
 
 
-def test_columns_of_a_full_window_are_what_lookahead_learns():
+def test_lookahead_gains_the_columns_of_a_full_window():
     for row in ngrams(ahead()):
         if len(row["window"]) == 4:
             assert row["gained"] == [list(column) for column in zip(*row["window"], strict=True)]
 
 
-def test_the_view_has_the_text_of_every_token(trace):
+def test_pieces_have_the_text_of_every_token(trace):
     (run,) = view_model([trace])["runs"]
     ids = {i for row in run["ngrams"] for gram in (*row["window"], *row["gained"]) for i in gram}
     ids |= {i for row in run["ngrams"] for tried in row["tried"] for i in tried["ids"]}
@@ -74,7 +71,7 @@ def test_the_view_has_the_text_of_every_token(trace):
     json.dumps(run["ngrams"], allow_nan=False)
 
 
-def test_a_redacted_view_has_no_window(trace):
+def test_a_redacted_document_has_no_window(trace):
     (run,) = view_model([trace], redact_prompt=True)["runs"]
     assert run["ngrams"] == []
 
@@ -84,19 +81,12 @@ def test_runs_without_a_pool_have_none(kind):
     assert ngrams(sample_trace(kind)) == []
 
 
-def test_while_a_run_goes_on_rounds_that_are_not_complete_are_left_out(trace):
+def test_incomplete_rounds_of_a_run_in_progress_are_left_out(trace):
     events = [trace.header, *trace.rows()]
     last = trace.rounds[-1]
     young = Trace.of([e for e in events if e != last and not isinstance(e, Footer)])
     assert isinstance(last, Round)
     assert len(ngrams(young)) == len(trace.rounds) - 1
-
-
-def test_replay_tells_the_last_round_that_used_the_pool(trace):
-    clock = decoding_clock(trace)
-    assert state_at(trace, -1e9)["ngrams"] == 0
-    for r in trace.rounds:
-        assert state_at(trace, clock(r.time))["ngrams"] == r.step
 
 
 @strategies.few
@@ -125,28 +115,10 @@ def test_rows_are_written_and_read_again(tmp_path, trace):
         ({"tried": ((),)}, "an n-gram without tokens"),
     ],
 )
-def test_a_row_that_cannot_be_is_refused(tmp_path, trace, fields, message):
+def test_an_invalid_row_is_refused(tmp_path, trace, fields, message):
     wrong = Trace.of(trace.events())
     wrong.pooled = [replace(trace.pooled[0], **fields)]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(to_json(e) for e in wrong.events()))
     with pytest.raises(UsageError, match=message):
         read_file(path)
-
-
-def test_a_database_of_revision_5_is_migrated_and_keeps_its_runs(tmp_path):
-    path, old = tmp_path / "traces.db", sample_trace("tree")
-    old.header = replace(old.header, schema=2)
-    with Store(path) as store:
-        store.insert(old)
-    with sqlite3.connect(path) as connection:  # as revision 0005 left it
-        connection.execute("DROP TABLE pooled")
-        connection.execute("ALTER TABLE run DROP COLUMN lossless")
-        connection.execute("UPDATE alembic_version SET version_num = '0005'")
-    connection.close()
-    assert migrations.known("0005")
-    new = ahead(new=12)
-    with Store(path) as store:
-        assert store.load("sample-tree") == old
-        store.insert(new)
-        assert store.load(new.header.run_id) == new

@@ -28,7 +28,7 @@ def span(number):
 def wait_until(true, seconds=20):
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, "the condition never became true"
         time.sleep(0.01)
 
 
@@ -48,7 +48,7 @@ def test_adding_never_waits_for_the_database(path, monkeypatch):
         assert store.load(header.run_id) == sample_trace()
 
 
-def test_rows_are_stored_while_the_run_goes_on(path):
+def test_rows_are_stored_while_the_run_is_in_progress(path):
     with (
         Store(path) as store,
         Store(path, readonly=True) as reader,
@@ -85,7 +85,7 @@ def test_a_locked_database_fails_the_run_and_not_the_app(path, monkeypatch):
         assert store.load("sample-pearl") == sample_trace("pearl")
 
 
-def test_a_full_disk_fails_the_run_and_keeps_what_is_stored(path, monkeypatch):
+def test_a_full_disk_fails_the_run_and_keeps_the_stored_rows(path, monkeypatch):
     with Store(path):
         pass
     real = database._open
@@ -155,7 +155,7 @@ def test_nothing_can_be_added_after_the_end(path):
             recording.add(span(0))
 
 
-def test_what_ended_a_run_is_not_hidden_by_its_store(path):
+def test_an_error_of_the_store_does_not_hide_the_error_of_the_run(path):
     with Store(path) as store:
 
         def run():
@@ -213,7 +213,7 @@ def test_a_killed_process_leaves_a_readable_file(path, recording_process):
     connection.close()
 
 
-def test_a_process_id_used_again_does_not_revive_a_run(monkeypatch):
+def test_a_reused_process_id_does_not_revive_a_run(monkeypatch):
     start = recorder.psutil.Process(os.getppid()).create_time()
     assert recorder.is_recording("r", os.getppid(), start)
     assert not recorder.is_recording("r", os.getppid(), start - 3600)
@@ -221,7 +221,7 @@ def test_a_process_id_used_again_does_not_revive_a_run(monkeypatch):
     assert not recorder.is_recording("not ours", os.getpid(), start)
 
 
-def test_readers_see_one_state_while_the_writer_goes_on(path):
+def test_readers_see_one_state_while_the_writer_writes(path):
     header, *events = sample_events("pearl", tokens=80)
     wrong, counts = [], []
 

@@ -14,7 +14,7 @@ from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
 from traces.export.assets import FOLDER, SCRIPTS, plotly_script, viewer_script
 from traces.export.report import inline_json, render_report
-from traces.view import view_model
+from traces.view.document import view_model
 
 ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
 
@@ -70,19 +70,21 @@ def page():
     return render_report([sample_trace("autoregressive"), sample_trace("pearl")])
 
 
-def test_the_report_holds_the_model_and_the_viewer_and_asks_for_nothing(page):
-    found = Page(page)
+def test_the_report_has_the_document_and_the_viewer_and_makes_no_requests(page):
+    parsed = Page(page)
     model = view_model([sample_trace("autoregressive"), sample_trace("pearl")])
-    assert json.loads(found.model) == json.loads(json.dumps(model))
+    assert json.loads(parsed.model) == json.loads(json.dumps(model))
     assert page.count(plotly_script()) == 1
     assert viewer_script() in page
-    policy = next(a["content"] for t, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for t, a in parsed.elements if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.startswith("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'")
-    for tag, attributes in found.elements:
+    for tag, attributes in parsed.elements:
         assert not {"src", "href", "action", "data"} & set(attributes), tag
 
 
-def test_the_summary_comes_before_the_scripts_and_says_everything(page):
+def test_the_summary_precedes_the_scripts_and_is_complete(page):
     first = page.index("<script")
     text = Page(page[:first]).text
     trace = sample_trace("pearl")
@@ -102,22 +104,22 @@ def test_the_summary_comes_before_the_scripts_and_says_everything(page):
 
 def test_texts_of_a_run_never_become_markup():
     source = render_report([hostile()])
-    found = Page(source)
+    parsed = Page(source)
     plain = Page(render_report([sample_trace("speculative", tokens=8)]))
-    assert [t for t, _ in found.elements if t in ("img", "b", "script")] == ["script"] * 4
-    assert {t for t, _ in found.elements} <= {t for t, _ in plain.elements}
-    assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
-    assert "onerror=alert(1)" in found.text, "the words are still to be read"
-    model = json.loads(found.model)
+    assert [t for t, _ in parsed.elements if t in ("img", "b", "script")] == ["script"] * 4
+    assert {t for t, _ in parsed.elements} <= {t for t, _ in plain.elements}
+    assert not any(name.startswith("on") for _, attributes in parsed.elements for name in attributes)
+    assert "onerror=alert(1)" in parsed.text, "the words are still to be read"
+    model = json.loads(parsed.model)
     assert model["runs"][0]["prompts"] == [ATTACK]
-    assert not re.search("[<>&\u2028\u2029]", found.model)
+    assert not re.search("[<>&\u2028\u2029]", parsed.model)
     source.encode("utf-8")
 
 
 @few
 @given(st.lists(traces(ended=None), min_size=1, max_size=2))
-def test_any_trace_makes_a_report(found):
-    source = render_report(found)
+def test_any_trace_makes_a_report(runs):
+    source = render_report(runs)
     source.encode("utf-8")
     assert [t for t, _ in Page(source).elements].count("script") == 4
 
@@ -138,7 +140,7 @@ def test_an_incomplete_run_can_be_reported():
     assert trace.text.split()[0] in Page(render_report([trace])).text
 
 
-def test_no_run_is_refused():
+def test_a_report_without_runs_is_refused():
     with pytest.raises(UsageError, match="at least one run"):
         render_report([])
 

@@ -1,5 +1,4 @@
 import json
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -8,14 +7,10 @@ from engine.errors import UsageError
 from engine.trace.events import SCHEMA, Copied, Document
 from engine.trace.jsonl import to_json
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
-from traces import migrations
 from traces.export.jsonl import read_file
 from traces.export.report import render_report
-from traces.replay import state_at
-from traces.sources import copies, sources
-from traces.store import Store
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.document import view_model
+from traces.view.sources import copies, sources
 
 
 @pytest.fixture
@@ -23,7 +18,7 @@ def trace():
     return sample_trace("llma", tokens=60, acceptance=0.7)
 
 
-def test_every_copied_token_stood_where_its_source_says(trace):
+def test_every_copied_token_is_in_its_source(trace):
     texts = {-1: [*PROMPT, *trace.token_ids()], 0: list(DOCUMENT)}
     drafted = {}
     for d in trace.decisions:
@@ -44,14 +39,14 @@ def test_every_copied_token_stood_where_its_source_says(trace):
     assert seen == {-1, 0}, "the sample copies from both"
 
 
-def test_sources_are_prompts_and_documents_as_their_tokens_read(trace):
+def test_sources_are_the_texts_of_prompts_and_documents(trace):
     assert sources(trace) == [
         {"sequence": 0, "document": -1, "texts": [WORDS[t] for t in PROMPT]},
         {"sequence": -1, "document": 0, "texts": [WORDS[t] for t in DOCUMENT]},
     ]
 
 
-def test_a_run_that_does_not_copy_has_no_sources():
+def test_a_run_without_copies_has_no_sources():
     assert sources(sample_trace("speculative")) == []
     (run,) = view_model([sample_trace("speculative")])["runs"]
     assert (run["copies"], run["sources"]) == ([], [])
@@ -62,22 +57,14 @@ def test_a_text_with_an_unknown_token_is_left_out(trace):
     assert [s["document"] for s in sources(trace)] == [-1, 0]
 
 
-def test_a_character_of_several_tokens_comes_with_the_last(trace):
+def test_a_character_of_several_tokens_is_the_text_of_the_last(trace):
     pieces = {50: " x", 51: r"\xe2\x80", 52: r"\x99", 53: "s", 54: r"\xff", 55: r"C:\new"}
     trace.pieces |= pieces
     trace.documents = [Document(0, tuple(pieces))]
     assert sources(trace)[1]["texts"] == [" x", "", "\u2019", "s", r"\xff", r"C:\new"]
 
 
-def test_replay_tells_the_copies_of_the_last_round(trace):
-    clock = decoding_clock(trace)
-    by_step = {c["step"]: [c] for c in copies(trace)}
-    assert state_at(trace, -1e9)["copies"] == []
-    for r in trace.rounds:
-        assert state_at(trace, clock(r.time))["copies"] == by_step.get(r.step, [])
-
-
-def test_a_redacted_view_tells_nothing_of_prompt_and_reference(trace):
+def test_a_redacted_document_has_no_text_of_prompt_and_reference(trace):
     header = replace(trace.header, config={"copy": 4, "reference": "my secret text"})
     trace.header = header
     (run,) = view_model([trace], redact_prompt=True)["runs"]
@@ -96,7 +83,7 @@ def test_a_long_text_among_the_settings_is_cut_in_the_heading(trace):
     assert run["config"] == "reference a long text a long text a long…"
 
 
-def test_without_a_drafter_nobody_waits_for_one(trace):
+def test_the_headline_without_a_drafter_names_the_target_only(trace):
     (run,) = view_model([trace])["runs"]
     assert [part["label"] for part in run["headline"]] == ["target busy", "target idle"]
     assert run["note"] == ""
@@ -113,7 +100,7 @@ def test_without_a_drafter_nobody_waits_for_one(trace):
         ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
     ],
 )
-def test_a_copy_that_cannot_be_is_refused(tmp_path, trace, fields, message):
+def test_an_invalid_copy_is_refused(tmp_path, trace, fields, message):
     values = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4, **fields}
     trace.copies = [Copied(**values)]
     path = tmp_path / "trace.jsonl"
@@ -129,27 +116,3 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     path.write_text("\n".join(to_json(e) for e in old.events()))
     assert read_file(path) == old
     assert SCHEMA == 4
-
-
-def test_a_database_of_revision_1_is_migrated_and_keeps_its_runs(tmp_path):
-    path, old = tmp_path / "traces.db", sample_trace("pearl")
-    old.header = replace(old.header, schema=1)
-    old.occupancy = [replace(sample, power=None) for sample in old.occupancy]
-    with Store(path) as store:
-        store.insert(old)
-    with sqlite3.connect(path) as connection:  # as revision 0001 left it
-        connection.execute("DROP TABLE document")
-        connection.execute("DROP TABLE copied")
-        connection.execute("ALTER TABLE occupancy DROP COLUMN power")
-        connection.execute("ALTER TABLE span DROP COLUMN cells")
-        connection.execute("ALTER TABLE span DROP COLUMN rank")
-        connection.execute("DROP TABLE part")
-        connection.execute("DROP TABLE pooled")
-        connection.execute("ALTER TABLE run DROP COLUMN lossless")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
-    connection.close()
-    assert migrations.known("0001")
-    with Store(path) as store:
-        assert store.load("sample-pearl") == old
-        store.insert(sample_trace("llma"))
-        assert store.load("sample-llma") == sample_trace("llma")

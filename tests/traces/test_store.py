@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from engine.errors import StoreError, UsageError
-from engine.trace.events import Footer, Header, Part, Pooled, Row, Span
-from engine.trace.trace import Trace
+from engine.trace.events import Footer, Header, Part, Pooled, Row
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.store import Store
@@ -119,7 +118,7 @@ def test_an_import_is_all_or_nothing(store):
     assert store.runs() == ([], 0)
 
 
-def test_summaries_tell_what_the_history_shows(store):
+def test_a_summary_has_the_facts_of_the_history(store):
     store.insert(sample_trace("pearl"))
     (summary,), total = store.runs()
     trace = sample_trace("pearl")
@@ -145,25 +144,25 @@ def test_search_and_filters(store):
     store.insert(first)
     store.insert(second)
 
-    def found(*args, **filters):
+    def matches(*args, **filters):
         runs, total = store.runs(*args, **filters)
         assert total == len(runs)
         return {s.header.run_id for s in runs}
 
     for text in ('"Héllo"', "say", "100%\nplease", "FIRST", "pearl"):
-        assert found(text) == {"first"}, text
+        assert matches(text) == {"first"}, text
     for text in ("a_b", "CAME out", "other"):
-        assert found(text) == {"second"}, text
-    assert found("%") == {"first"}
-    assert found("axb") == set()
-    assert found(method="pearl") == {"first"}
-    assert found(status="failed") == {"second"}
-    assert found("say", status="failed") == set()
-    assert found() == {"first", "second"}
+        assert matches(text) == {"second"}, text
+    assert matches("%") == {"first"}
+    assert matches("axb") == set()
+    assert matches(method="pearl") == {"first"}
+    assert matches(status="failed") == {"second"}
+    assert matches("say", status="failed") == set()
+    assert matches() == {"first", "second"}
     assert store.runs(status="failed")[0][0].error == "worker died"
 
 
-def test_delete_takes_all_rows_along(store):
+def test_delete_removes_all_rows(store):
     for kind in KINDS:
         store.insert(sample_trace(kind))
     assert store.delete(["sample-llma", "sample-pearl", "sample-shared", "never was"]) == 3
@@ -193,45 +192,13 @@ def test_a_comparison_is_found_from_any_of_its_runs(store):
     assert store.group("sample-autoregressive") == ["sample-autoregressive"]
 
 
-def test_unknown_runs_and_empty_windows(store):
-    for ask in (store.load, store.group, lambda run: store.spans_window(run, 0, 1)):
+def test_an_unknown_run_is_refused(store):
+    for read in (store.load, store.group):
         with pytest.raises(UsageError, match="there is no run 'nope'"):
-            ask("nope")
-    with pytest.raises(UsageError, match="the window is 5 to 5"):
-        store.spans_window("nope", 5, 5)
+            read("nope")
 
 
-def test_a_window_gives_the_spans_that_touch_it(store):
-    trace = sample_trace("pearl")
-    store.insert(trace)
-    start, end = 30_000_000, 60_000_000
-    window = store.spans_window("sample-pearl", start, end)
-    touching = [s for s in trace.spans if s.start < end and s.end > start]
-    assert window.spans == sorted(touching, key=lambda s: (s.start, s.id))
-    assert (window.total, window.bins) == (len(touching), [])
-
-
-def test_a_crowded_window_gives_sums(store):
-    header = sample_events()[0]
-    spans = [
-        Span(
-            i, f"gpu{i % 2}", ("draft", "verify")[i % 2], i * 100, i * 100 + 60, "target", 1, 0, 1, 0, "done"
-        )
-        for i in range(2000)
-    ]
-    store.insert(Trace(header, spans=spans))
-    window = store.spans_window(header.run_id, 0, 200_000, bins=50)
-    assert (window.total, window.spans) == (2000, [])
-    assert len(window.bins) == 2 * 50
-    assert sum(b.spans for b in window.bins) == 2000
-    assert sum(b.busy for b in window.bins) == 2000 * 60
-    first = window.bins[0]
-    assert (first.device, first.kind, first.start, first.end) == ("gpu0", "draft", 0, 38 * 100 + 60)
-    assert [b.start for b in window.bins] == sorted(b.start for b in window.bins)
-    assert store.spans_window(header.run_id, 0, 200_000, bins=2000).total == 2000
-
-
-def test_a_store_closed_takes_nothing_more(tmp_path):
+def test_a_closed_store_accepts_nothing(tmp_path):
     store = Store(tmp_path / "traces.db")
     header, event, *_ = sample_events()
     recorder = store.record(header)

@@ -8,11 +8,11 @@ from engine.trace.events import Footer, Round
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, SHAPE, WORDS, sample_events, sample_trace
-from traces.branches import by_branch
-from traces.replay import state_at
-from traces.tokens import decoding_clock, ghosts
-from traces.trees import trees
-from traces.view import view_model
+from traces.view.branches import by_branch
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.ghosts import ghosts
+from traces.view.trees import trees
 
 
 @pytest.fixture
@@ -53,19 +53,19 @@ def test_only_drafts_with_siblings_are_trees(kind):
     json.dumps(run["trees"], allow_nan=False)
 
 
-def test_while_a_run_goes_on_rounds_that_are_not_complete_have_no_tree():
+def test_incomplete_rounds_of_a_run_in_progress_have_no_tree():
     events = sample_events("tree")
     last = max(i for i, e in enumerate(events) if isinstance(e, Round))
     young = Trace.of([e for e in events[:last] if not isinstance(e, Footer)])
     assert len(trees(young)) == len(young.rounds) == len(trees(Trace.of(events))) - 1
 
 
-def test_lost_branches_stand_one_after_the_other_each_with_its_mark(trace):
+def test_lost_branches_follow_each_other_with_marks_between(trace):
     nodes = {(d.step, d.node): d for d in trace.decisions if d.node >= 0}
     lost = list(ghosts(trace))
     assert len(lost) == sum(d.outcome in ("rejected", "discarded") for d in nodes.values())
     marked = 0
-    lost.sort(key=lambda row: (row["step"], row["before"]))  # as they stand in the text
+    lost.sort(key=lambda row: (row["step"], row["before"]))  # in the order of the text
     for before, row in zip([None, *lost], lost, strict=False):
         d = nodes[row["step"], row["node"]]
         same = before is not None and (before["step"], before["before"]) == (row["step"], row["before"])
@@ -80,7 +80,7 @@ def test_lost_branches_stand_one_after_the_other_each_with_its_mark(trace):
 
 
 def test_the_first_lost_branches_of_the_sample():
-    """By hand: a b c under the prefix, d e under a, f under b; g h under d, i under e; a is accepted, e after it."""
+    """a b c under the prefix, d e under a, f under b, g h under d, i under e; a, e accepted."""
     trace = sample_trace("tree")
     outcomes = [
         "accepted",
@@ -126,11 +126,3 @@ def test_any_trace_has_its_trees(trace):
         assert {len(column) for column in tree["nodes"].values()} == {size}
         assert all(-1 <= p < size for p in tree["nodes"]["parent"])
     assert sorted(by_branch(trace.decisions), key=repr) == sorted(trace.decisions, key=repr)
-
-
-def test_replay_tells_the_last_tree_judged(trace):
-    clock = decoding_clock(trace)
-    assert state_at(trace, -1e9)["tree"] == 0
-    for r in trace.rounds:
-        assert state_at(trace, clock(r.time))["tree"] == r.step
-    assert state_at(sample_trace("speculative"), 1e9)["tree"] == 0

@@ -1,6 +1,7 @@
 import json
 import re
 from dataclasses import fields, replace
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,12 @@ from engine.trace.events import Commit, Footer, Occupancy, Span
 from engine.trace.trace import Trace
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
-from traces import metrics, waiting
+from traces import metrics, spans, waiting
 from traces.export.assets import viewer_style
-from traces.figures import FIGURES, figure_rows
-from traces.view import MODEL, config_text, view_model, whole_percent
+from traces.view.band import whole_percents
+from traces.view.document import VERSION, Document, view_model
+from traces.view.figures import FIGURES, figure_rows
+from traces.view.settings import config_text
 
 
 def run_of(trace, **options):
@@ -27,19 +30,46 @@ def ids(track, fate):
 
 @few
 @given(st.lists(traces(ended=None), max_size=3), st.booleans())
-def test_any_trace_has_a_model_of_plain_json(found, redact):
-    model = view_model(found, redact_prompt=redact)
+def test_any_trace_has_a_document_of_plain_json(runs, redact):
+    model = view_model(runs, redact_prompt=redact)
     text = json.dumps(model, allow_nan=False)
     assert json.dumps(json.loads(text)) == text
-    assert model["model"] == MODEL
+    assert model["model"] == VERSION
     for run in model["runs"]:
         assert sum(part["percent"] for part in run["headline"]) in (0, 100)
         assert run["from"] <= run["to"]
 
 
+def fits(value, kind):
+    """Return whether a value has a type, field by field."""
+    parts, origin = get_args(kind), get_origin(kind)
+    if is_typeddict(kind):
+        hints = get_type_hints(kind)
+        known = isinstance(value, dict) and kind.__required_keys__ <= value.keys() <= hints.keys()
+        return known and all(fits(v, hints[name]) for name, v in value.items())
+    if origin is list:
+        return isinstance(value, list) and all(fits(v, parts[0]) for v in value)
+    if origin is dict:
+        return all(fits(k, parts[0]) and fits(v, parts[1]) for k, v in value.items())
+    if origin is tuple:
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    if parts:  # a union
+        return any(fits(value, part) for part in parts)
+    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("redact", [False, True])
+def test_the_document_has_the_declared_fields_and_types(kind, redact):
+    model = view_model([sample_trace("autoregressive"), sample_trace(kind)], redact_prompt=redact)
+    assert fits(model, Document)
+    assert not fits({**model, "other": 1}, Document)
+    assert not fits({**model, "axis": {"min": 0.0}}, Document)
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6))
 def test_whole_percents_sum_to_100_and_stay_close(shares):
-    percent = whole_percent(shares)
+    percent = whole_percents(shares)
     if sum(shares) == 0:
         assert percent == [0] * len(shares)
     else:
@@ -74,7 +104,7 @@ def test_time_zero_is_where_decoding_begins():
     assert run["to"] == max(max(t["spans"]["end"]) for t in run["tracks"])
 
 
-def test_tokens_tell_the_text_and_why_each_token_is_there():
+def test_tokens_have_the_text_and_their_decisions():
     trace = sample_trace("speculative")
     run = run_of(trace)
     assert "".join(t["text"] for t in run["tokens"]) == trace.text
@@ -93,7 +123,7 @@ def test_tokens_tell_the_text_and_why_each_token_is_there():
 
 
 @pytest.mark.parametrize("kind", ["speculative", "pearl"])
-def test_lost_drafts_stand_where_their_branch_left_the_text(kind):
+def test_ghosts_are_where_their_branch_left_the_text(kind):
     trace = sample_trace(kind, tokens=40, acceptance=0.6)
     run = run_of(trace)
     lost = [d for d in trace.decisions if d.outcome in ("rejected", "discarded")]
@@ -108,7 +138,7 @@ def test_span_fates_agree_with_wasted_work(kind):
     trace = sample_trace(kind, tokens=40, acceptance=0.6)
     tracks = run_of(trace)["tracks"]
     lost = {i for t in tracks for fate in ("rejected", "discarded", "cancelled") for i in ids(t, fate)}
-    assert lost == {s.id for s in waiting.wasted(trace)}
+    assert lost == {s.id for s in spans.wasted(trace)}
 
 
 def test_cancelled_work_is_marked():
@@ -133,7 +163,7 @@ def test_overlapping_spans_of_one_device_get_lanes():
         taken[lane] = end
 
 
-def test_speed_up_and_identity_are_over_the_run_that_drafts_nothing():
+def test_speed_up_and_identity_compare_with_the_run_that_drafts_nothing():
     plain, pearl = sample_trace("autoregressive"), sample_trace("pearl")
     model = view_model([pearl, plain])
     first, second = model["runs"]
@@ -145,7 +175,7 @@ def test_speed_up_and_identity_are_over_the_run_that_drafts_nothing():
     assert view_model([pearl])["runs"][0]["figures"]["speedup"] == "–"
 
 
-def test_identity_says_where_two_texts_part():
+def test_identity_has_the_first_difference():
     plain, other = sample_trace("autoregressive"), sample_trace("speculative")
     other.commits = [replace(c, step=i + 1) for i, c in enumerate(plain.commits)]
     assert view_model([plain, other])["runs"][1]["identity"] == {
@@ -168,7 +198,7 @@ def test_identity_says_where_two_texts_part():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_has_a_model_at_every_moment(kind):
+def test_a_run_in_progress_has_a_document_at_every_event(kind):
     header, *rows = sample_events(kind, tokens=10)
     trace = Trace(header)
     for count, row in enumerate([None, *rows]):
@@ -192,7 +222,7 @@ def test_states():
     assert (run["status"], run["error"]) == ("failed", "worker cpu:1 died")
 
 
-def test_a_redacted_prompt_is_nowhere_in_the_model():
+def test_a_redacted_prompt_is_nowhere_in_the_document():
     trace = sample_trace("pearl")
     secret = trace.header.prompts[0]
     assert secret in json.dumps(view_model([trace]), ensure_ascii=False)
@@ -209,11 +239,11 @@ def test_a_redacted_prompt_is_nowhere_in_the_model():
         ("not known here", {"width": 3}, "width 3"),
     ],
 )
-def test_headings_show_gamma_and_what_is_not_at_its_default(method, config, text):
+def test_headings_show_gamma_and_settings_that_are_not_the_default(method, config, text):
     assert config_text(method, config) == text
 
 
-def test_a_run_without_drafts_says_why():
+def test_a_run_without_drafts_has_a_note_with_the_reason():
     plain = sample_trace("autoregressive")
     assert "the method has no drafter" in run_of(plain)["note"]
     assert "target busy" in [part["label"] for part in run_of(plain)["headline"]]
@@ -237,7 +267,7 @@ def test_a_device_that_only_prefilled_gets_no_track():
 @pytest.mark.parametrize(
     ("kind", "label"), [("cpu", "measured (psutil)"), ("cuda", "measured (NVML)"), ("virtual", "measured")]
 )
-def test_what_a_device_says_of_itself_is_labelled_with_who_asked(kind, label):
+def test_measured_load_is_labelled_with_its_meter(kind, label):
     trace = sample_trace("pearl")
     first, second = (replace(d, kind=kind) for d in trace.header.devices)
     trace.header = replace(trace.header, devices=(first, second))
@@ -252,9 +282,9 @@ def test_what_a_device_says_of_itself_is_labelled_with_who_asked(kind, label):
     assert run["tracks"][1]["measured"] == {
         "label": label,
         "samples": [
-            [-2.0, 1.0, 900, 90.0],
-            [1.0, 0.25, 700, 100.0],
-            [pytest.approx((end - start) / MS), 0.75, 800, 200.0],
+            (-2.0, 1.0, 900, 90.0),
+            (1.0, 0.25, 700, 100.0),
+            (pytest.approx((end - start) / MS), 0.75, 800, 200.0),
         ],
         "busy": 0.5,
         "memory": 900,

@@ -3,24 +3,23 @@ import random
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.trace.events import Commit, Decision, Device, Footer, Header, Span
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces import waiting
+from traces import spans, waiting
 from traces.waiting import Band, Wait
 
 DRAFTER = Device("d", "drafter", "D", "virtual")
 TARGET = Device("t", "target", "T", "virtual")
 
 
-def trace_of(*spans, devices=(DRAFTER, TARGET), end=None, commits=()):
+def trace_of(*work, devices=(DRAFTER, TARGET), end=None, commits=()):
     """A trace of (device, kind, start, end, model[, step[, outcome]])."""
     header = Header("r", "", "m", "M", {}, ("",), ((),), {}, {}, "virtual", "p", devices, "", "")
     rows = []
-    for i, (device, kind, start, stop, model, *rest) in enumerate(spans):
+    for i, (device, kind, start, stop, model, *rest) in enumerate(work):
         step, outcome = (*rest, *(1, "done")[len(rest) :])
         rows.append(Span(i, device, kind, start, stop, model, step, 0, 1, 0, outcome))
     footer = None if end is None else Footer("done", ("",), ("",), end)
@@ -49,7 +48,7 @@ def test_a_later_prefill_of_a_rebuilt_worker_belongs_to_decoding():
     assert waiting.decode_window(trace) == (30, 70)
 
 
-def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewhere():
+def test_a_device_queues_while_a_forward_it_has_a_stage_of_is_on_another_device():
     devices = tuple(Device(name, role, name, "virtual") for name, role in (("a", "drafter+target"), ("b", "target"), ("c", "drafter+target")))  # fmt: skip
     trace = trace_of(devices=devices, end=60)
     for rank, name in enumerate("abc"):
@@ -57,8 +56,8 @@ def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewh
     trace.add(Span(6, "c", "draft", 0, 15, "drafter", 1, 0, 1, 0, "done"))
     trace.add(Span(7, "a", "draft", 30, 45, "drafter", 1, 0, 1, 0, "done"))
     trace.add(Span(8, "c", "verify", 50, 60, "target", 2, 0, 1, 0, "done"))  # by that device alone
-    found = [(w.device, w.start, w.end, w.reason) for w in waiting.waits(trace)]
-    assert found == [
+    waits = [(w.device, w.start, w.end, w.reason) for w in waiting.waits(trace)]
+    assert waits == [
         ("a", 10, 30, "queue"),
         ("a", 45, 50, "host"),
         ("a", 50, 60, "verify"),
@@ -73,7 +72,7 @@ def test_a_device_waits_for_its_turn_while_a_forward_it_has_a_stage_of_is_elsewh
     ]
 
 
-def test_busy_merges_what_touches_and_leaves_out_empty_spans():
+def test_busy_merges_touching_spans_and_skips_empty_ones():
     trace = trace_of(
         ("d", "draft", 10, 20, "drafter"),
         ("d", "draft", 20, 30, "drafter"),
@@ -82,7 +81,7 @@ def test_busy_merges_what_touches_and_leaves_out_empty_spans():
         ("d", "draft", 40, 50, "drafter"),
         ("t", "verify", 0, 99, "target"),
     )
-    assert waiting.busy(trace, "d") == [(10, 30), (40, 50)]
+    assert spans.busy(trace, "d") == [(10, 30), (40, 50)]
 
 
 def test_a_speculative_round_by_hand():
@@ -119,7 +118,7 @@ def test_a_speculative_round_by_hand():
     assert sum(shares.values()) == 1
 
 
-def test_the_gap_between_two_forwards_of_one_draft_is_the_hosts_while_the_target_works():
+def test_gaps_between_the_forwards_of_one_draft_are_the_hosts():
     trace = trace_of(
         ("t", "verify", 0, 40, "target"),
         ("d", "draft", 0, 10, "drafter"),
@@ -129,7 +128,7 @@ def test_the_gap_between_two_forwards_of_one_draft_is_the_hosts_while_the_target
     assert waiting.waits(trace) == [Wait("d", 10, 12, "host"), Wait("d", 22, 30, "verify")]
 
 
-def test_work_at_once_on_two_devices_is_both_and_on_one_device_never():
+def test_only_two_devices_are_busy_for_both_sides():
     apart = trace_of(("d", "draft", 0, 10, "drafter"), ("t", "verify", 4, 14, "target"))
     assert waiting.band(apart) == [Band("draft", 0, 4), Band("both", 4, 10), Band("target", 10, 14)]
     both = Device("g", "drafter+target", "G", "virtual")
@@ -137,7 +136,7 @@ def test_work_at_once_on_two_devices_is_both_and_on_one_device_never():
     assert waiting.band(shared) == [Band("draft", 0, 10), Band("target", 10, 14)]
 
 
-def test_moving_data_and_working_devices_of_the_same_side_are_told_apart():
+def test_communication_and_queue_are_different_reasons():
     second = Device("t2", "target", "T2", "virtual")
     trace = trace_of(
         ("d", "communicate", 0, 10, "drafter"),
@@ -157,16 +156,16 @@ def test_an_empty_run_waits_for_nothing():
     trace = trace_of()
     assert waiting.waits(trace) == waiting.band(trace) == []
     assert waiting.overlap(trace) == {"both": 0.0, "draft": 0.0, "target": 0.0, "none": 1.0}
-    assert waiting.occupancy(trace, 2) == {"d": [0.0, 0.0], "t": [0.0, 0.0]}
+    assert waiting.occupancy(trace) == {"d": 0, "t": 0}
 
 
 def test_occupancy_by_hand():
-    trace = trace_of(("d", "draft", 0, 15, "drafter"), ("t", "verify", 15, 40, "target"))
-    assert waiting.occupancy(trace, 4) == {"d": [1.0, 0.5, 0.0, 0.0], "t": [0.0, 0.5, 1.0, 1.0]}
-    assert waiting.occupancy(trace, 1, (10, 30)) == {"d": [0.25], "t": [0.75]}
+    prefill = ("t", "prefill", 0, 10, "target", 0)
+    trace = trace_of(prefill, ("d", "draft", 0, 15, "drafter"), ("t", "verify", 15, 30, "target"))
+    assert waiting.occupancy(trace) == {"d": 0.25, "t": 0.75}
 
 
-def test_wasted_work_is_cancelled_or_drafted_in_vain():
+def test_wasted_work_is_cancelled_or_drafts_without_accepted_tokens():
     trace = trace_of(
         ("d", "draft", 0, 10, "drafter"),
         ("d", "draft", 10, 20, "drafter"),
@@ -176,9 +175,9 @@ def test_wasted_work_is_cancelled_or_drafted_in_vain():
     )
     for span, outcome in ((0, "accepted"), (1, "rejected"), (2, "discarded")):
         trace.add(Decision(1, 0, 0, -1, 0, 5, None, None, None, "", outcome, span, 4))
-    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
+    assert [s.id for s in spans.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
     trace.footer = Footer("done", ("",), ("",), 40)
-    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 3, 4]
+    assert [s.id for s in spans.wasted(trace)] == [1, 2, 3, 4]
 
 
 @strategies.many
@@ -192,7 +191,7 @@ def test_shares_sum_to_exactly_one_in_any_order(trace):
 
 @strategies.many
 @given(strategies.work())
-def test_bands_fill_the_window_and_waits_fill_what_a_device_leaves_idle(trace):
+def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
     start, end = waiting.decode_window(trace)
     bands = waiting.band(trace)
     edges = [start, *(b.end for b in bands)]
@@ -200,21 +199,20 @@ def test_bands_fill_the_window_and_waits_fill_what_a_device_leaves_idle(trace):
     assert [b.start for b in bands] == edges[:-1]
     for device in trace.header.devices:
         idle = [(w.start, w.end) for w in waiting.waits(trace) if w.device == device.name]
-        work = [(max(a, start), min(b, end)) for a, b in waiting.busy(trace, device.name)]
+        work = [(max(a, start), min(b, end)) for a, b in spans.busy(trace, device.name)]
         pieces = sorted(idle + [(a, b) for a, b in work if a < b])
         assert sum(b - a for a, b in pieces) == end - start
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
 
 
 @strategies.many
-@given(strategies.work(), st.integers(1, 7))
-def test_occupancy_holds_all_busy_time(trace, bins):
+@given(strategies.work())
+def test_occupancy_is_the_busy_time_of_the_window(trace):
     start, end = waiting.decode_window(trace)
-    for name, row in waiting.occupancy(trace, bins).items():
-        work = sum(max(0, min(b, end) - max(a, start)) for a, b in waiting.busy(trace, name))
-        assert len(row) == bins
-        assert all(0 <= share <= 1 for share in row)
-        assert sum(row) * (end - start) / bins == pytest.approx(work, rel=1e-6, abs=1e-3)
+    for device, share in waiting.occupancy(trace).items():
+        work = sum(max(0, min(b, end) - max(a, start)) for a, b in spans.busy(trace, device))
+        assert 0 <= share <= 1
+        assert share * (end - start) == pytest.approx(work, rel=1e-6, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The viewer's files as the app and the reports put them into a page: one script, one style sheet."""
+"""The viewer's files: one script, one style sheet, and the template of a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCRIPTS = (
     "keys.js",
     "viewer.js",
 )
-"""The viewer's parts, in the order in which they need each other."""
+"""The parts of the viewer's script; each uses only names of the parts before it while loading."""
 
 
 @cache
@@ -45,7 +45,7 @@ def viewer_style() -> str:
 
 @cache
 def report_template() -> str:
-    """Return the page of a report, with a name in double braces for each of its parts."""
+    """Return the page of a report, with the names of its parts in double braces."""
     return (FOLDER / "report.html").read_text(encoding="utf-8")
 
 

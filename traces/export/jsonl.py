@@ -1,4 +1,4 @@
-"""A trace as a JSONL file: one event a line, as `engine.trace.jsonl` writes it. A trace that is read is checked."""
+"""A trace as a JSONL file, as `engine.trace.jsonl` writes it. `read_file` checks the trace, too."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
 
 MAX_BYTES = 512 * 2**20
-"""Largest file that is read."""
+"""Size of the largest file that is read."""
 
 
 def write_file(trace: Trace, path: str | Path) -> None:
-    """Write the trace to a file, replacing it; a full disk leaves the old file.
+    """Write the trace to a file and replace an older one; if it fails, the older one stays.
 
     Raises:
         UsageError: The file cannot be written.
@@ -34,11 +34,11 @@ def write_file(trace: Trace, path: str | Path) -> None:
 
 
 def read_file(path: str | Path, max_bytes: int = MAX_BYTES) -> Trace:
-    """Read a trace; one without a footer gets one with the status `incomplete`.
+    """Read a trace; one without a footer gets one with status `incomplete`.
 
     Raises:
-        UsageError: The file cannot be read, is no regular file, is too large, or is not a trace: a value of the wrong
-            type, an unknown device or sequence, a time before the run's start or a span that ends before it starts.
+        UsageError: The file cannot be read, is no regular file, is too large, or is not a valid
+            trace.
     """
     content = read_bytes(Path(path), max_bytes)
     try:
@@ -50,7 +50,7 @@ def read_file(path: str | Path, max_bytes: int = MAX_BYTES) -> Trace:
 
 
 def _lines(content: bytes) -> Iterator[str]:
-    r"""Yield the lines of a file. Only \n ends a line: JSON texts may hold other line ends of Unicode."""
+    r"""Yield the lines of a file. Only \n ends a line: JSON may contain other line ends."""
     for number, line in enumerate(io.BytesIO(content), 1):
         try:
             yield line.decode("utf-8")

@@ -1,8 +1,8 @@
 """A trace in the Chrome JSON format, which ui.perfetto.dev and chrome://tracing open.
 
-A process is a device, a thread a lane of it: spans of one lane never overlap. Arrows lead from a draft to the
-verification that judged it. Counters show whether a device works, and what was measured of it. Times are in
-microseconds there; three decimals keep the nanoseconds.
+A process is a device, a thread a lane of it: spans of one lane never overlap. Arrows lead from a
+draft to the verification that judged it. Counters show whether a device works, and its measured
+load, memory and power. The format counts in microseconds; three decimals keep the nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import IO, TYPE_CHECKING, Any
 
-from traces import waiting
+from traces.spans import busy, lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +25,14 @@ def write_perfetto(trace: Trace, file: IO[str]) -> None:
 
 
 def to_perfetto(trace: Trace) -> dict[str, Any]:
-    """Return the object that the viewers read."""
+    """Return the trace as one JSON object of that format."""
     header = trace.header
     pids = {d.name: i for i, d in enumerate(header.devices, 1)}
-    lanes = _lanes(trace)
-    timed = [*_spans(trace, pids, lanes), *_flows(trace, pids, lanes), *_counters(trace, pids)]
+    tids = _threads(trace)
+    timed = [*_spans(trace, pids, tids), *_flows(trace, pids, tids), *_counters(trace, pids)]
     timed.sort(key=lambda e: (e["ts"], e["ph"] != "X"))
     return {
-        "traceEvents": [*_names(trace, pids, lanes), *timed],
+        "traceEvents": [*_names(trace, pids, tids), *timed],
         "displayTimeUnit": "ms",
         "otherData": {
             "run": header.run_id,
@@ -49,36 +49,36 @@ def _us(nanoseconds: int) -> float:
     return nanoseconds / 1000
 
 
-def _lanes(trace: Trace) -> dict[int, int]:
-    """Return the lane of each span, by id: the first of its device that is free."""
-    lanes: dict[int, int] = {}
-    free: dict[str, list[int]] = {}
+def _threads(trace: Trace) -> dict[int, int]:
+    """Return the thread of each span, by id: its lane, from 1."""
+    by_device: dict[str, list[Span]] = {}
     for span in sorted(trace.spans, key=lambda s: (s.start, s.id)):
-        ends = free.setdefault(span.device, [])
-        lane = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
-        ends[lane : lane + 1] = [span.end]
-        lanes[span.id] = lane + 1
-    return lanes
+        by_device.setdefault(span.device, []).append(span)
+    return {
+        span.id: lane + 1
+        for spans in by_device.values()
+        for span, lane in zip(spans, lanes(spans), strict=True)
+    }
 
 
-def _names(trace: Trace, pids: dict[str, int], lanes: dict[int, int]) -> Iterator[dict[str, Any]]:
+def _names(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:
     for device in trace.header.devices:
         pid = pids[device.name]
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": device.label}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        for lane in sorted({lanes[s.id] for s in trace.spans if s.device == device.name}):
-            name = device.role if lane == 1 else f"{device.role} (at the same time, {lane})"
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}}
+        for tid in sorted({tids[s.id] for s in trace.spans if s.device == device.name}):
+            name = device.role if tid == 1 else f"{device.role} (at the same time, {tid})"
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _spans(trace: Trace, pids: dict[str, int], lanes: dict[int, int]) -> Iterator[dict[str, Any]]:
+def _spans(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:
     for span in trace.spans:
         yield {
             "ph": "X",
             "name": span.kind if span.outcome == "done" else f"{span.kind} ({span.outcome})",
             "cat": span.kind,
             "pid": pids[span.device],
-            "tid": lanes[span.id],
+            "tid": tids[span.id],
             "ts": _us(span.start),
             "dur": _us(span.end - span.start),
             "args": {
@@ -94,11 +94,12 @@ def _spans(trace: Trace, pids: dict[str, int], lanes: dict[int, int]) -> Iterato
         }
 
 
-def _flows(trace: Trace, pids: dict[str, int], lanes: dict[int, int]) -> Iterator[dict[str, Any]]:
+def _flows(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:
     """Yield an arrow for each pair of a draft and the verification that judged it.
 
-    Both ends must lie inside their spans and in order. PEARL verifies a token while it is still being drafted, so the
-    arrow ends in the last nanosecond of the verification, when it is judged, and begins no later than that.
+    Both ends must lie inside their spans, the first one earlier. PEARL verifies a token while it is
+    being drafted, so the arrow ends in the last nanosecond of the verification, and begins no later
+    than that.
     """
     spans = {s.id: s for s in trace.spans}
     pairs = dict.fromkeys((d.draft_span, d.verify_span) for d in trace.decisions)
@@ -111,19 +112,19 @@ def _flows(trace: Trace, pids: dict[str, int], lanes: dict[int, int]) -> Iterato
         if begin < draft.start:
             continue
         flow = {"name": "judged by", "cat": "flow", "id": number}
-        yield {"ph": "s", **flow, **_place(draft, pids, lanes), "ts": _us(begin)}
-        yield {"ph": "f", "bp": "e", **flow, **_place(verify, pids, lanes), "ts": _us(finish)}
+        yield {"ph": "s", **flow, **_place(draft, pids, tids), "ts": _us(begin)}
+        yield {"ph": "f", "bp": "e", **flow, **_place(verify, pids, tids), "ts": _us(finish)}
 
 
-def _place(span: Span, pids: dict[str, int], lanes: dict[int, int]) -> dict[str, int]:
-    return {"pid": pids[span.device], "tid": lanes[span.id]}
+def _place(span: Span, pids: dict[str, int], tids: dict[int, int]) -> dict[str, int]:
+    return {"pid": pids[span.device], "tid": tids[span.id]}
 
 
 def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
     for device, pid in pids.items():
-        for start, end in waiting.busy(trace, device):
-            for time, busy in ((start, 1), (end, 0)):
-                yield {"ph": "C", "name": "works", "pid": pid, "ts": _us(time), "args": {"busy": busy}}
+        for start, end in busy(trace, device):
+            for time, works in ((start, 1), (end, 0)):
+                yield {"ph": "C", "name": "works", "pid": pid, "ts": _us(time), "args": {"busy": works}}
     for sample in trace.occupancy:
         at = {"pid": pids[sample.device], "ts": _us(sample.time)}
         yield {"ph": "C", "name": "measured load", **at, "args": {"share": sample.busy}}

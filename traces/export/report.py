@@ -1,7 +1,8 @@
-"""The report: runs, figures and the viewer in one HTML file that asks for nothing and opens from disk.
+"""The report: runs, figures and the viewer in one HTML file without outside requests.
 
-The summary comes first and needs no JavaScript. Everything that stems from a run is escaped: as HTML in the
-summary, as JSON without `<`, `>` and `&` in the viewer's data; and the page's policy forbids outside requests.
+The summary is at the top and needs no JavaScript. All texts of a run are escaped: as HTML in the
+summary, as JSON without `<`, `>` and `&` in the viewer's document. The page's content policy
+forbids outside requests.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from traces.export.assets import plotly_script, report_template, viewer_script, viewer_style
-from traces.view import shown_config, view_model
+from traces.view.document import Document, RunView, view_model
+from traces.view.settings import shown_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,10 +30,11 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
 
     Args:
         traces: The runs compared, in the order shown; at least one.
-        redact_prompt: Leave prompts and texts in settings out. The answers stay, and may repeat a prompt.
+        redact_prompt: Leave out prompts and texts in settings. The answers stay; they may repeat a
+            prompt.
 
     Raises:
-        UsageError: There is no run.
+        UsageError: No run was given.
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
@@ -49,16 +52,16 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
 
 
 def inline_json(value: Any) -> str:
-    """Return JSON that may stand inside a script element, whatever the texts in it say."""
+    """Return JSON that is safe inside a script element."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
 
 
 def _text(value: Any) -> str:
-    """Return a value as HTML text; halves of surrogate pairs, which no file can hold, become question marks."""
+    """Return a value as HTML text; lone surrogates become question marks."""
     return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
-def _summary(traces: Sequence[Trace], model: Mapping[str, Any]) -> str:
+def _summary(traces: Sequence[Trace], model: Document) -> str:
     runs = model["runs"]
     main = [f for f in model["figures"] if f["main"]]
     rows = [[_name(run), *(run["figures"][f["key"]] for f in main), _output(run)] for run in runs]
@@ -69,7 +72,7 @@ def _summary(traces: Sequence[Trace], model: Mapping[str, Any]) -> str:
         *(_section(trace, run) for trace, run in zip(traces, runs, strict=True)),
         "<h2>All figures</h2>",
         _table(
-            ["figure", *map(_name, runs), "what it is"],
+            ["figure", *map(_name, runs), "definition"],
             [
                 [f["label"], *(r["figures"][f["key"]] for r in runs), f["definition"]]
                 for f in model["figures"]
@@ -79,38 +82,39 @@ def _summary(traces: Sequence[Trace], model: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _head(model: Mapping[str, Any]) -> str:
+def _head(model: Document) -> str:
     prompt = next(iter(model["runs"][0]["prompts"]), "prompt left out")
     clocks = "".join(f'<span class="ss-badge">{_text(clock)}</span>' for clock in model["clocks"])
     return f'<span class="ss-prompt" title="{_text(prompt)}">{_text(prompt)}</span>{clocks}'
 
 
-def _prompts(run: Mapping[str, Any]) -> str:
+def _prompts(run: RunView) -> str:
     if run["redacted"]:
         return "<h2>Prompt</h2><p>(left out on request)</p>"
     return "<h2>Prompt</h2>" + "".join(f"<pre>{_text(p)}</pre>" for p in run["prompts"])
 
 
-def _name(run: Mapping[str, Any]) -> str:
+def _name(run: RunView) -> str:
     return f"{run['title']} · {run['config']}" if run["config"] else run["title"]
 
 
-def _output(run: Mapping[str, Any]) -> str:
-    told = _compared(run)
-    return f"lossy, {told}" if run["lossy"] else told
+def _output(run: RunView) -> str:
+    compared = _compared(run)
+    return f"lossy, {compared}" if run["lossy"] else compared
 
 
-def _compared(run: Mapping[str, Any]) -> str:
+def _compared(run: RunView) -> str:
+    """Return how the output compares with the baseline's."""
     identity = run["identity"]
     if identity is None:
         return "baseline" if run["baseline"] else "–"
-    if identity["same"]:
+    if identity["at"] is None:
         return "identical"
     return f"differs at {identity['at'] + 1}" if run["greedy"] or run["lossy"] else "other draws"
 
 
-def _section(trace: Trace, run: Mapping[str, Any]) -> str:
-    """Return one run: how it ended, its text, who waited, and every setting that a repetition needs."""
+def _section(trace: Trace, run: RunView) -> str:
+    """Return one run: its texts, its end, its waiting, and all settings to repeat it."""
     header = trace.header
     texts = trace.footer.texts if trace.footer else (trace.text,)
     shares = " · ".join(f"{part['label']} {part['percent']} %" for part in run["headline"])

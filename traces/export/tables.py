@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
 
 Table = Literal["tokens", "decisions", "copies", "spans"]
-_WHY = ("p", "q", "u", "rule")
+_DECISION = ("p", "q", "u", "rule")
+"""Fields of the decision that are added to each token."""
 
 
 def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
-    """Write one table with a header line; open the file with `newline=""`. Times are in nanoseconds.
+    """Write one table with a header line, times in ns; open the file with `newline=""`.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front: texts come from models and people.
+    A text that a spreadsheet would run as a formula gets an apostrophe in front.
 
     Raises:
-        UsageError: There is no such table.
+        UsageError: The table is unknown.
     """
     makers = {"tokens": _tokens, "decisions": _decisions, "copies": _copies, "spans": _spans}
     if table not in makers:
@@ -49,12 +50,12 @@ def _spans(trace: Trace) -> Iterator[list[Any]]:
 
 
 def _tokens(trace: Trace) -> Iterator[list[Any]]:
-    yield [*_names(Commit), *_WHY]
+    yield [*_names(Commit), *_DECISION]
     lost = ("rejected", "discarded")
     decided = {(d.sequence, d.position): d for d in trace.decisions if d.outcome not in lost}
     for commit in trace.commits:
         decision = decided.get((commit.sequence, commit.position))
-        yield [*_values(commit), *(getattr(decision, name, None) for name in _WHY)]
+        yield [*_values(commit), *(getattr(decision, name, None) for name in _DECISION)]
 
 
 def _decisions(trace: Trace) -> Iterator[list[Any]]:

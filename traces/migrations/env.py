@@ -1,4 +1,4 @@
-"""What Alembic runs: our tables, on the connection that `upgrade` passes."""
+"""Alembic's entry point: it runs the revisions on the connection that `upgrade` passes."""
 
 from alembic import context
 

@@ -1,18 +1,23 @@
-"""A report opened from disk, and what its tests ask of it."""
+"""A report opened from disk, and helpers for its tests."""
 
 import json
+from contextlib import contextmanager
 
 from traces.export.report import render_report
-from traces.view import view_model
+from traces.view.document import view_model
+
+WIDTH, HEIGHT = 1400, 950
 
 
 class Opened:
-    """A page with a report, and everything it complained about or asked for."""
+    """A page with a report, and its complaints: errors, dialogs and requests."""
 
-    def __init__(self, browser, folder, traces, *, width=1400, theme="light", **context):
+    def __init__(self, browser, folder, traces, *, width=WIDTH, theme="light", **context):
         file = folder / "report.html"
         file.write_text(render_report(traces), encoding="utf-8")
-        self.page = browser.new_page(viewport={"width": width, "height": 950}, color_scheme=theme, **context)
+        self.page = browser.new_page(
+            viewport={"width": width, "height": HEIGHT}, color_scheme=theme, **context
+        )
         self.page.set_default_timeout(120_000)
         self.complaints = []
         self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
@@ -27,13 +32,26 @@ class Opened:
         self.page.wait_for_selector("#viewer[data-drawn]")
         return self.page
 
+    @contextmanager
+    def looking(self, theme, width):
+        """Change the theme and the width of the window."""
+        self.page.emulate_media(color_scheme=theme)
+        self.page.set_viewport_size({"width": width, "height": HEIGHT})
+        try:
+            yield self
+        finally:
+            self.page.emulate_media(color_scheme="light")
+            self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+
     def show(self, model, **options):
-        """Replace what the viewer shows."""
+        """Show another document in a new viewer, as if the report had been made of it."""
         self.page.evaluate(
             """([text, options]) => {
                 window.view.destroy();
                 const root = document.getElementById("viewer");
                 for (const key of Object.keys(root.dataset)) delete root.dataset[key];
+                document.getElementById("model").textContent = text;
+                scrollTo(0, 0);
                 window.view = SpecScope.mount(root, JSON.parse(text), options);
             }""",
             [json.dumps(model), options],
@@ -50,7 +68,7 @@ def pane(page, number):
 
 
 def visible_text(page, number):
-    """Return the text of a pane as it stands, without the drafts that did not make it."""
+    """Return the visible text of a pane, without its ghosts."""
     return page.evaluate(
         """(number) => [...document.querySelectorAll(".ss-pane")[number].querySelectorAll(".ss-token:not(.ss-ghost)")]
             .filter((node) => getComputedStyle(node).visibility === "visible").map((node) => node.textContent).join("")""",
@@ -59,7 +77,7 @@ def visible_text(page, number):
 
 
 def centre_of(page, run, span):
-    """Return where a span is on the screen, by letting the viewer mark it."""
+    """Return the place of a span on the screen: the middle of its bar."""
     page.evaluate("document.querySelector('.ss-gantt').scrollIntoView()")
     frame = page.locator(".ss-plot").bounding_box()
     return page.evaluate(

@@ -1,15 +1,13 @@
-"""A run of several sequences, as a report shows it: folds, the sequence in the timeline, and what a round's forward pads."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""A run of several sequences in a report: folds, the chosen sequence, and padding."""
 
 import pytest
 from playwright.sync_api import expect
 
-import engine
 from engine.types import Limits
-from tests.browser.report.opened import Opened, centre_of, pane
-from traces import batches
-from traces.trees import trees
+from tests.browser.report.opened import centre_of, pane
+from traces.view.document import view_model
+from traces.view.packings import packings
+from traces.view.trees import trees
 
 pytestmark = pytest.mark.browser
 PROMPTS = (
@@ -22,36 +20,25 @@ VANILLA = {"unpad_inputs": False, "unpad_kv": False}
 
 
 @pytest.fixture(scope="module")
-def traces():
-    def decode():
-        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
-            return [
-                cluster.run("ems", *PROMPTS, config=config, limits=Limits(24)) for config in (VANILLA, {})
-            ]
-
-    with ThreadPoolExecutor() as apart:  # the browser has this thread's event loop
-        return apart.submit(decode).result()
+def traces(decode):
+    return [decode("ems", *PROMPTS, config=config, limits=Limits(24)) for config in (VANILLA, {})]
 
 
 @pytest.fixture(scope="module")
-def tree_trace():
-    def decode():
-        config = {"base": "speculative", "width": 3, "gamma": 3}
-        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
-            return cluster.run("ems", *PROMPTS, config=config, limits=Limits(16))
-
-    with ThreadPoolExecutor() as apart:
-        return apart.submit(decode).result()
+def tree_trace(decode):
+    config = {"base": "speculative", "width": 3, "gamma": 3}
+    return decode("ems", *PROMPTS, config=config, limits=Limits(16))
 
 
-def test_the_draft_tree_is_the_chosen_sequences_or_that_of_what_is_pointed_at(chromium, tmp_path, tree_trace):
-    rows, report = trees(tree_trace), Opened(chromium, tmp_path, [tree_trace])
-    page = report.ready()
-    says, fold = pane(page, 0).locator(".ss-tree .ss-hint"), pane(page, 0).locator("details.ss-sequence")
+def test_the_draft_tree_is_the_chosen_sequences_or_the_one_pointed_at(opened, tree_trace):
+    rows = trees(tree_trace)
+    opened.show(view_model([tree_trace]))
+    page = opened.ready()
+    status, fold = pane(page, 0).locator(".ss-tree .ss-hint"), pane(page, 0).locator("details.ss-sequence")
 
     def expect_shown(row):
         counts = f"{row['drafted']} drafted, {row['accepted']} accepted"
-        expect(says).to_have_text(f"sequence {row['sequence'] + 1}, step {row['step']}: {counts}")
+        expect(status).to_have_text(f"sequence {row['sequence'] + 1}, step {row['step']}: {counts}")
         expect(pane(page, 0).locator(".ss-leaf")).to_have_count(len(row["nodes"]["id"]))
 
     def last(sequence):
@@ -67,8 +54,6 @@ def test_the_draft_tree_is_the_chosen_sequences_or_that_of_what_is_pointed_at(ch
     span = next(s.id for s in tree_trace.spans if (s.kind, s.step) == ("verify", both["step"]))
     page.mouse.move(*centre_of(page, 0, span))
     expect_shown(both)
-    assert report.complaints == []
-    page.close()
 
 
 def test_every_sequence_has_its_fold_and_the_first_is_open(page, traces):
@@ -102,23 +87,27 @@ def test_the_timeline_and_the_prompt_follow_the_chosen_sequence(page, traces):
         assert not copied or PROMPTS[sequence] in pane(page, 0).locator(".ss-source-text").inner_text()
 
 
-def test_blocks_are_the_true_and_the_padded_cells_of_the_round(page, traces):
+def test_blocks_show_own_and_padded_cells_of_the_round(page, traces):
     cards = page.locator(".ss-packing")
     assert cards.count() == 2
     for card, trace in zip(cards.all(), traces, strict=True):
-        steps = batches.forwards(trace)
+        first = packings(trace)[0]
+        shares = first["shares"]
         card.locator(".ss-packing-round").evaluate(
             "bar => { bar.value = 0; bar.dispatchEvent(new Event('input')); }"
         )
-        step, shares = next(iter(steps.items()))
-        assert card.locator("[role=status]").inner_text().startswith(f"Round {step}: {len(shares)} sequences")
+        assert (
+            card.locator("[role=status]")
+            .inner_text()
+            .startswith(f"Round {first['step']}: {len(shares)} sequences")
+        )
         blocks = card.locator("[role=listitem]")
         assert blocks.count() == len(shares)
         for i, share in enumerate(shares):
-            own = share.rows * (share.cached + share.rows)
-            all_cells = share.padded_rows * (share.padded_cached + share.padded_rows)
+            own = share["rows"] * (share["cached"] + share["rows"])
+            all_cells = share["padded_rows"] * (share["padded_cached"] + share["padded_rows"])
             text = blocks.nth(i).locator("text").last.text_content().replace("\u2009", "")
             assert text == f"{own} of {all_cells} cells"
     spared = cards.nth(1).locator(".ss-note").first.inner_text()
-    assert spared.endswith("none of padding")
-    assert "are padding" in cards.nth(0).locator(".ss-note").first.inner_text()
+    assert spared.endswith("no padding")
+    assert "of them padding" in cards.nth(0).locator(".ss-note").first.inner_text()

@@ -1,12 +1,12 @@
-"""Where copied drafts came from, as a report shows it: marks in prompt, reference and output, by mouse, keys and replay."""
+"""The sources of copied drafts in a report: marks in prompt, reference and output."""
 
 import pytest
 
-from tests.browser.report.opened import Opened, centre_of, pane
+from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
-from traces.sources import copies
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.sources import copies
 
 pytestmark = pytest.mark.browser
 
@@ -26,7 +26,7 @@ def read(tokens):
 
 
 def chosen(trace, document, inside=True):
-    """Return a copy from a document (-1: the prompt; not `inside`: the output), of which a token was accepted."""
+    """Return an accepted copy from a document (-1: prompt, or output if not `inside`)."""
     prompt = len(PROMPT)
     accepted = {d.step for d in trace.decisions if d.node == 0 and d.outcome == "accepted"}
     for copy in copies(trace):
@@ -37,12 +37,12 @@ def chosen(trace, document, inside=True):
 
 
 def token(page, copy):
-    """Return the first token that the copy brought."""
+    """Return the node of the first copied token."""
     return pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(copy["position"] - len(PROMPT))
 
 
 def marks(page, name):
-    """Return what is marked in the prompt or the reference: matched, copied, and the token's own place."""
+    """Return the marked texts of the prompt or the reference: matched, copied, exact."""
     block = page.locator(".ss-source-text").and_(page.get_by_label(name, exact=True))
     return [
         block.locator(kind).all_inner_texts() for kind in ("mark.ss-match", "mark.ss-source", ".ss-exact")
@@ -50,7 +50,7 @@ def marks(page, name):
 
 
 def expected(copy, texts):
-    """Return the same from the copy; [] for what lies outside of these texts."""
+    """Return the matched and the copied texts of a copy; [] for tokens outside `texts`."""
     start, end = copy["start"], min(copy["start"] + copy["length"], len(texts))
     parts = (texts[start - copy["match"] : start], texts[start:end])
     return [[read(part)] if part else [] for part in parts]
@@ -75,7 +75,10 @@ def test_pointing_at_a_copied_token_marks_its_source(page, trace, by, document, 
     assert page.get_by_text(note, exact=True).is_visible()
     card = page.locator(".ss-float").inner_text()
     place = "the prompt" if document < 0 else "the reference text"
-    assert f"Copied from {place}, token {copy['start'] + 1} on, after {copy['match']} matching token" in card
+    assert (
+        f"Copied from {place}, from token {copy['start'] + 1} on, after {copy['match']} matching token"
+        in card
+    )
     assert "It was copied and the target's own draw at this place was the same token" in card
     assert "The drafter" not in card
     page.mouse.move(1, 1)
@@ -103,7 +106,7 @@ def test_pointing_at_a_verification_marks_the_source_of_its_round(page, trace):
     assert "Copied from the reference text" in page.locator(".ss-float").inner_text()
 
 
-def test_a_rejected_copy_tells_its_source_too(page, trace):
+def test_a_rejected_copy_shows_its_source(page, trace):
     steps = {c["step"]: c for c in copies(trace) if c["document"] == 0}
     lost = [g for g in view_model([trace])["runs"][0]["ghosts"] if g["outcome"] == "rejected"]
     at, ghost = next((i, g) for i, g in enumerate(lost) if g["step"] in steps)
@@ -123,13 +126,13 @@ def test_replay_marks_the_source_of_the_last_round(page, trace):
         page.evaluate("(t) => view.seek(t)", clock(r.time))
         copy = by_step.get(r.step)
         for name, document, texts in (("Prompt", -1, PROMPT), ("Reference", 0, DOCUMENT)):
-            here = copy and copy["document"] == document and copy["start"] - copy["match"] < len(texts)
-            assert marks(page, name) == ([*expected(copy, texts), []] if here else [[], [], []]), (
+            marked = copy and copy["document"] == document and copy["start"] - copy["match"] < len(texts)
+            assert marks(page, name) == ([*expected(copy, texts), []] if marked else [[], [], []]), (
                 r.step,
                 name,
             )
-            seen.add((name, bool(here)))
-    assert len(seen) == 4, "each is marked at times, and at times not"
+            seen.add((name, bool(marked)))
+    assert len(seen) == 4, "each source is marked in some rounds and not in others"
     page.evaluate("view.seek(1e9)")
     assert page.locator("mark").count() == 0, "at the end nothing is marked"
 
@@ -149,7 +152,7 @@ def test_a_long_prompt_scrolls_to_the_mark(page, trace):
     assert page.evaluate("scrollY") == top
 
 
-def test_a_run_without_copies_or_with_its_prompt_left_out_shows_no_sources(page, opened, trace):
+def test_a_run_without_copies_and_a_redacted_run_show_no_sources(page, opened, trace):
     assert pane(page, 0).locator(".ss-sources").is_hidden()
     assert pane(page, 1).locator(".ss-sources").is_visible()
     page = opened.show(view_model([trace], redact_prompt=True))
@@ -159,19 +162,18 @@ def test_a_run_without_copies_or_with_its_prompt_left_out_shows_no_sources(page,
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_marks_can_be_told_from_their_ground_without_colour(chromium, tmp_path, trace, theme):
-    report = Opened(chromium, tmp_path, [sample_trace("autoregressive"), trace], theme=theme)
-    page = report.ready()
-    token(page, chosen(trace, 0)).hover()
-    styles = page.locator("mark").evaluate_all(
-        """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
-            return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
-    )
-    assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
-    ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
-    assert all(contrast(style[2], ground) >= 3 for style in styles)
-    assert report.complaints == []
-    page.close()
+def test_marks_are_visible_without_colour(opened, traces, trace, theme):
+    with opened.looking(theme, 1400):
+        opened.show(view_model(traces))
+        page = opened.ready()
+        token(page, chosen(trace, 0)).hover()
+        styles = page.locator("mark").evaluate_all(
+            """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
+                return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
+        )
+        assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
+        ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
+        assert all(contrast(style[2], ground) >= 3 for style in styles)
 
 
 def contrast(one, other):

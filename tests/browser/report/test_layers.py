@@ -1,24 +1,23 @@
-"""Layer groups and calibration as a report shows them: a round's draft, and which device computed which layer."""
+"""Layer groups and calibration in a report: a fuzzy draft, and the layers of each device."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.report.opened import Opened, centre_of
+from tests.browser.report.opened import centre_of
 from tests.traces.samples import sample_trace
 from tests.traces.test_layers import easyspec
-from traces.layers import layers
+from traces.view.document import view_model
+from traces.view.layers import layers
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-layers"
 
 
 @pytest.fixture(scope="module")
-def trace():
-    with ThreadPoolExecutor(1) as apart:  # Playwright's own event loop runs in this thread
-        return apart.submit(easyspec, gamma=3).result()
+def trace(beside):
+    return beside(easyspec, gamma=3)
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +43,21 @@ def bars(page):
 def test_only_the_fuzzy_run_has_the_view_and_names_its_groups(page):
     expect(page.locator(VIEW)).to_have_count(1)
     expect(page.locator(f"{VIEW} .ss-note")).to_have_text(
-        "3 devices; groups of layers 1–3; all other layers alone"
+        "3 devices; groups of layers 1–3; every other layer is computed alone"
     )
 
 
-def test_layers_of_a_group_stand_below_each_other_on_devices_of_their_own(page):
-    found = bars(page)
-    assert [b["look"] for b in found] == ["calibrate", "draft", "draft", *["attention", "exchange"] * 3]
-    attention = [b for b in found if b["look"] == "attention"]
+def test_layers_of_a_group_are_one_below_the_other_on_different_devices(page):
+    drawn = bars(page)
+    assert [b["look"] for b in drawn] == ["calibrate", "draft", "draft", *["attention", "exchange"] * 3]
+    attention = [b for b in drawn if b["look"] == "attention"]
     assert [b["title"] for b in attention] == [f"attention of layer {i}: 0.050 ms" for i in (1, 2, 3)]
     assert len({round(b["x"]) for b in attention}) == len({round(b["right"]) for b in attention}) == 1
     assert len({b["y"] for b in attention}) == 3
-    for one, exchange in zip(attention, [b for b in found if b["look"] == "exchange"], strict=True):
+    for one, exchange in zip(attention, [b for b in drawn if b["look"] == "exchange"], strict=True):
         assert exchange["y"] == one["y"]
         assert exchange["x"] >= one["right"] - 1
-    draft = found[:3]
+    draft = drawn[:3]
     assert draft[0]["right"] - draft[0]["x"] == pytest.approx(
         2.5 * (draft[1]["right"] - draft[1]["x"]), rel=0.03
     )
@@ -80,16 +79,14 @@ def test_replay_and_pointing_choose_the_round(page, trace):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_fits_in_both_themes_and_says_in_words_what_it_shows(chromium, tmp_path, trace, theme):
-    report = Opened(chromium, tmp_path, [trace], theme=theme, width=800)
-    page = report.ready()
-    svg = page.locator(f"{VIEW} svg")
-    assert re.match(
-        r"Step 3: an exact forward of 4 rows, then 2 fuzzy forwards\.", svg.get_attribute("aria-label")
-    )
-    box = svg.bounding_box()
-    assert all(box["x"] - 1 <= b["x"] and b["right"] <= box["x"] + box["width"] + 1 for b in bars(page))
-    assert page.evaluate("document.documentElement.scrollWidth") <= 800
-    page.locator(VIEW).screenshot(path=str(tmp_path / f"layers-{theme}.png"))
-    assert report.complaints == []
-    page.close()
+def test_the_layers_fit_in_both_themes_and_have_a_label(opened, trace, theme):
+    with opened.looking(theme, 800):
+        opened.show(view_model([trace]))
+        page = opened.ready()
+        svg = page.locator(f"{VIEW} svg")
+        assert re.match(
+            r"Step 3: an exact forward of 4 rows, then 2 fuzzy forwards\.", svg.get_attribute("aria-label")
+        )
+        box = svg.bounding_box()
+        assert all(box["x"] - 1 <= b["x"] and b["right"] <= box["x"] + box["width"] + 1 for b in bars(page))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 800

@@ -1,11 +1,8 @@
-"""A lossy run beside an exact one in a report: both panes, the tokens' cards, the legend and the tables say which is which."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""A lossy run next to an exact one in a report: panes, cards, legend and tables mark it."""
 
 import pytest
 from playwright.sync_api import expect
 
-import engine
 from engine.types import Limits, Sampling
 from tests.browser.report.opened import pane
 
@@ -14,19 +11,13 @@ WARM = Sampling(temperature=1.0, seed=4)
 
 
 @pytest.fixture(scope="module")
-def traces():
-    """Real runs of the bundled pair: the baseline, Medusa as it is, and with typical acceptance."""
+def traces(decode):
+    """Runs of the bundled pair: the baseline, Medusa, and Medusa with typical acceptance."""
     runs = [("autoregressive", {}), ("medusa", {}), ("medusa", {"acceptance": "typical"})]
-
-    def decode():
-        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
-            return [
-                cluster.run(key, "Tell me a story.", config=config, sampling=WARM, limits=Limits(48))
-                for key, config in runs
-            ]
-
-    with ThreadPoolExecutor(1) as beside:  # this thread has the browser's event loop
-        return beside.submit(decode).result()
+    return [
+        decode(method, "Tell me a story.", config=config, sampling=WARM, limits=Limits(48))
+        for method, config in runs
+    ]
 
 
 def test_the_lossy_run_alone_is_marked(page):
@@ -43,7 +34,7 @@ def test_the_lossy_run_alone_is_marked(page):
     expect(page.locator(".ss-legend").first).to_contain_text("accepted as typical (lossy)")
 
 
-def test_the_tables_say_it(page):
+def test_the_tables_name_the_lossy_run(page):
     outputs = page.locator(".ss-tables .ss-table").first.locator("tbody td:last-child").all_inner_texts()
     assert outputs[:2] == ["baseline", "identical"]
     assert outputs[2].startswith("lossy, differs at ")

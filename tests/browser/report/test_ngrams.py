@@ -1,24 +1,23 @@
-"""Look-ahead window and pool of n-grams as a report shows them: the round by replay and by pointing, and its table twin."""
+"""Look-ahead window and pool of n-grams in a report: by replay, by pointing, and as a table."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.report.opened import Opened, centre_of, update
+from tests.browser.report.opened import centre_of, update
 from tests.traces.samples import sample_trace
 from tests.traces.test_ngrams import ahead
-from traces.ngrams import ngrams
+from traces.view.document import view_model
+from traces.view.ngrams import ngrams
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-grams"
 
 
 @pytest.fixture(scope="module")
-def trace():
-    with ThreadPoolExecutor(1) as apart:  # Playwright's own event loop runs in this thread
-        return apart.submit(ahead).result()
+def trace(beside):
+    return beside(ahead)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def assert_shown(page, trace, row):
         kept = ["accepted" if at <= gram["accepted"] else "lost" for at in range(1, len(gram["ids"]))]
         assert [re.search(r"ss-gram-(first|accepted|lost)", look)[1] for look in looks] == ["first", *kept]
         assert f"{gram['accepted']} accepted" in tried.nth(i).get_attribute("aria-label")
-    expect(block(page, "Learnt").locator("li")).to_have_count(len(row["gained"]))
+    expect(block(page, "Gained").locator("li")).to_have_count(len(row["gained"]))
 
 
 def test_only_a_run_with_a_pool_has_the_view(page):
@@ -69,20 +68,20 @@ def test_pointing_at_a_verification_shows_its_round(page, trace):
     rows = ngrams(trace)
     page.evaluate("view.seek(1e9)")
     assert_shown(page, trace, rows[-1])
-    told = trace.rounds[6]
-    page.mouse.move(*centre_of(page, 1, told.span))
-    assert_shown(page, trace, next(r for r in rows if r["step"] == told.step))
+    judged = trace.rounds[6]
+    page.mouse.move(*centre_of(page, 1, judged.span))
+    assert_shown(page, trace, next(r for r in rows if r["step"] == judged.step))
     page.mouse.move(1, 1)
     assert_shown(page, trace, rows[-1])
 
 
-def test_the_rounds_table_counts_the_same(page, trace):
+def test_the_table_of_rounds_has_the_counts(page, trace):
     page.get_by_text("The timeline as a table").click()
     page.get_by_text(f"{len(trace.rounds)} rounds").click()
     table = page.locator("table").filter(has=page.get_by_text("Rounds, Lookahead", exact=False))
     assert table.locator("thead th").all_inner_texts()[-3:] == [
         "n-grams tried",
-        "n-grams learnt",
+        "n-grams gained",
         "in the pool",
     ]
     for i, row in enumerate(ngrams(trace)[:8]):
@@ -99,9 +98,8 @@ def test_a_growing_run_keeps_its_view(page, traces):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_fits_in_both_themes(chromium, tmp_path, trace, theme):
-    report = Opened(chromium, tmp_path, [trace], theme=theme, width=800)
-    page = report.ready()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 800
-    assert report.complaints == []
-    page.close()
+def test_the_window_fits_in_both_themes(opened, trace, theme):
+    with opened.looking(theme, 800):
+        opened.show(view_model([trace]))
+        page = opened.ready()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 800

@@ -1,28 +1,26 @@
-"""The pool of target servers as a report shows it: bars, hatching, staircase, by mouse and by keys."""
+"""The pool of target servers in a report: bars, hatching, staircase; by mouse and by keys."""
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
-from tests.browser.report.opened import Opened, pane
+from tests.browser.report.opened import pane
 from tests.traces.samples import sample_trace
-from tests.traces.test_pool import PROMPT, dsi
-from traces.pool import pool
-from traces.tokens import decoding_clock
-from traces.view import view_model
+from tests.traces.test_servers import PROMPT, dsi
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.servers import server_pool
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"
 
 
 @pytest.fixture(scope="module")
-def trace():
+def trace(beside):
     right = [True, True, False, True, True, True, True, False, True, True]
-    with ThreadPoolExecutor(1) as apart:  # Playwright's own event loop runs in this thread
-        return apart.submit(dsi, right, 14, sp=3).result()
+    return beside(dsi, right, 14, sp=3)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +34,9 @@ def page(page):
     return page
 
 
-def chosen(found, outcome):
+def chosen(pool, outcome):
     """Return the index of a forward with that outcome; the last one, on which no other lies."""
-    return max(i for i, o in enumerate(found["forwards"]["outcome"]) if o == outcome)
+    return max(i for i, o in enumerate(pool["forwards"]["outcome"]) if o == outcome)
 
 
 def own(page, i):
@@ -50,7 +48,7 @@ def span_of(node):
     return int(node.get_attribute("data-span"))
 
 
-def test_only_a_run_with_a_pool_has_the_view_whatever_its_method(page, opened, trace):
+def test_only_a_run_with_a_pool_has_the_view_under_any_title(page, opened, trace):
     assert page.locator(".ss-pool").count() == 1
     assert page.locator(".ss-pool h3").inner_text() == "Pool and preemptions · DSI · lookahead 2 · sp 3"
     model = view_model([trace])
@@ -62,7 +60,7 @@ def test_only_a_run_with_a_pool_has_the_view_whatever_its_method(page, opened, t
 
 
 def test_a_bar_spans_its_time_and_its_positions(page, trace):
-    f = pool(trace)["forwards"]
+    f = server_pool(trace)["forwards"]
     boxes = [own(page, i) for i in range(len(f["id"]))]
     assert page.locator(BAR).count() == len(boxes)
     assert [span_of(bar) for bar in page.locator(BAR).all()] == f["id"]
@@ -84,8 +82,8 @@ def test_a_bar_spans_its_time_and_its_positions(page, trace):
 
 
 def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trace):
-    found = pool(trace)
-    f = found["forwards"]
+    pool = server_pool(trace)
+    f = pool["forwards"]
     fills = [
         bar.evaluate("(node) => getComputedStyle(node).fill")
         for bar in page.locator(f"{BAR} > .ss-pool-own").all()
@@ -98,12 +96,12 @@ def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trac
     assert [len(colours) for colours in plain.values()] == [1, 1, 1]
     assert len(set.union(*plain.values())) == 3
     legend = page.get_by_label("Legend of the pool").locator("li").all_inner_texts()
-    assert legend[:3] == [s["label"].split(" · ")[0] for s in found["servers"]]
+    assert legend[:3] == [s["label"].split(" · ")[0] for s in pool["servers"]]
     assert {"preempted", "drafted", "committed text"} <= set(legend)
     assert f"{f['outcome'].count('preempted')} preempted" in page.locator(".ss-pool .ss-note").inner_text()
 
 
-def test_the_timeline_marks_cancelled_work_and_its_legend_says_so(page, opened):
+def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened):
     assert "cancelled work" in page.get_by_label("Legend", exact=True).locator("li").all_inner_texts()
     shapes = page.evaluate(
         """() => [...new Set(document.querySelector(".ss-plot").data.map((t) => t.marker?.pattern?.shape).filter(Boolean))]"""
@@ -120,9 +118,9 @@ def test_the_timeline_marks_cancelled_work_and_its_legend_says_so(page, opened):
 
 @pytest.mark.parametrize("by", ["mouse", "keys"])
 @pytest.mark.parametrize("outcome", ["rejected", "preempted"])
-def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, outcome):
-    found = pool(trace)
-    f, i = found["forwards"], chosen(found, outcome)
+def test_pointing_at_a_bar_shows_server_positions_and_outcome(page, trace, by, outcome):
+    pool = server_pool(trace)
+    f, i = pool["forwards"], chosen(pool, outcome)
     bar = page.locator(BAR).nth(i)
     if by == "mouse":
         bar.scroll_into_view_if_needed()
@@ -135,12 +133,12 @@ def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, o
             page.keyboard.press("ArrowRight")
         assert page.evaluate("Number(document.activeElement.dataset.span)") == f["id"][i]
     card = page.locator(".ss-float").inner_text()
-    words = "found a wrong draft" if outcome == "rejected" else "preempted"
-    for text in (found["servers"][f["server"][i]]["label"], words, f"{f['last'][i] + 1}"):
+    words = "rejected a draft" if outcome == "rejected" else "preempted"
+    for text in (pool["servers"][f["server"][i]]["label"], words, f"{f['last'][i] + 1}"):
         assert text in card
     assert re.search(rf"tokens? {f['first'][i] + 1}\b", card)
     label = bar.get_attribute("aria-label")
-    assert label.startswith(found["servers"][f["server"][i]]["label"])
+    assert label.startswith(pool["servers"][f["server"][i]]["label"])
     assert words in label
     assert [span_of(node) for node in page.locator(".ss-pool-lit").all()] in ([f["id"][i]], [f["id"][i]] * 2)
     assert page.locator(".ss-light").count() >= 1, "the timeline shows the same span"
@@ -149,7 +147,7 @@ def test_pointing_at_a_bar_tells_server_positions_and_outcome(page, trace, by, o
     assert page.locator(".ss-pool-lit").count() == 0
 
 
-def test_a_token_lights_the_forward_that_decided_it(page, trace):
+def test_a_token_highlights_the_forward_that_decided_it(page, trace):
     pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
     decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
     lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
@@ -166,13 +164,13 @@ def test_the_staircase_is_the_committed_text(page, trace):
     assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
     rises = [a[1] - b[1] for a, b in pairwise(steps)]
     assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
-    assert page.locator(".ss-pool-draft").count() == len(pool(trace)["drafts"])
+    assert page.locator(".ss-pool-draft").count() == len(server_pool(trace)["drafts"])
     wrong = sum(d.outcome == "rejected" for d in trace.decisions)
     assert page.locator(".ss-pool-wrong").count() == wrong > 0
 
 
-def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
-    before, times = page.locator(BAR).count(), pool(trace)["forwards"]
+def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
+    before, times = page.locator(BAR).count(), server_pool(trace)["forwards"]
     page.locator(".ss-pool svg").scroll_into_view_if_needed()
     frame = page.locator(".ss-pool svg").bounding_box()
     page.mouse.move(frame["x"] + 0.3 * frame["width"], frame["y"] + 5)
@@ -198,8 +196,8 @@ def test_drawing_across_the_chart_zooms_timeline_and_chart_alike(page, trace):
     page.wait_for_function("([bar, n]) => document.querySelectorAll(bar).length === n", arg=[BAR, before])
 
 
-def test_replay_veils_what_is_to_come(page, trace):
-    f = pool(trace)["forwards"]
+def test_replay_veils_the_future(page, trace):
+    f = server_pool(trace)["forwards"]
     page.evaluate("(t) => view.seek(t)", f["start"][5])
     veil = page.locator(".ss-pool .ss-veil").bounding_box()
     assert veil["x"] == pytest.approx(own(page, 5)["x"], abs=2)
@@ -215,11 +213,14 @@ def test_a_growing_run_keeps_the_focus_on_its_bar(page, trace):
         json.dumps(view_model([sample_trace("speculative"), trace])),
     )
     page.wait_for_timeout(400)  # a redraw is put off by 120 ms
-    assert page.evaluate("Number(document.activeElement.dataset.span)") == pool(trace)["forwards"]["id"][4]
+    assert (
+        page.evaluate("Number(document.activeElement.dataset.span)")
+        == server_pool(trace)["forwards"]["id"][4]
+    )
 
 
-def test_the_table_says_the_same(page, trace):
-    f = pool(trace)["forwards"]
+def test_the_table_has_the_counts_of_the_chart(page, trace):
+    f = server_pool(trace)["forwards"]
     page.get_by_text("The timeline as a table").click()
     table = page.get_by_role("table", name="Pool, DSI · lookahead 2 · sp 3")
     cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
@@ -230,25 +231,24 @@ def test_the_table_says_the_same(page, trace):
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 700), ("dark", 1400)])
-def test_bars_stand_out_and_fit_their_card(chromium, tmp_path, trace, theme, width):
+def test_bars_have_contrast_and_fit_their_card(opened, trace, theme, width):
     from tests.browser.report.test_copies import contrast
 
-    report = Opened(chromium, tmp_path, [trace], theme=theme, width=width)
-    page = report.ready()
-    page.wait_for_selector(BAR)
-    card, svg = page.locator(".ss-pool").bounding_box(), page.locator(".ss-pool svg").bounding_box()
-    assert card["x"] < svg["x"]
-    assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
-    ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
-    colours = page.evaluate(
-        """() => [...Array(8).keys()].map((i) => {
-            const probe = document.createElement("i");
-            probe.className = `ss-s${i} ss-pool-key`;
-            document.querySelector(".ss-pool").append(probe);
-            return getComputedStyle(probe).backgroundColor; })"""
-    )
-    assert len(set(colours)) == 8
-    assert all(contrast(colour, ground) >= 3 for colour in colours), colours
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert report.complaints == []
-    page.close()
+    with opened.looking(theme, width):
+        opened.show(view_model([trace]))
+        page = opened.ready()
+        page.wait_for_selector(BAR)
+        card, svg = page.locator(".ss-pool").bounding_box(), page.locator(".ss-pool svg").bounding_box()
+        assert card["x"] < svg["x"]
+        assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
+        ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
+        colours = page.evaluate(
+            """() => [...Array(8).keys()].map((i) => {
+                const probe = document.createElement("i");
+                probe.className = `ss-s${i} ss-pool-key`;
+                document.querySelector(".ss-pool").append(probe);
+                return getComputedStyle(probe).backgroundColor; })"""
+        )
+        assert len(set(colours)) == 8
+        assert all(contrast(colour, ground) >= 3 for colour in colours), colours
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,4 +1,4 @@
-"""What a viewer shows at other times: hostile texts, another theme, a hidden tab, a growing run, and no run."""
+"""Other states of the viewer: hostile texts, themes, a hidden tab, a growing run, no run."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from engine.trace.events import Footer
 from engine.trace.trace import Trace
 from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
 from tests.traces.samples import sample_events, sample_trace
-from traces.view import view_model
+from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b><a href=https://example.org>x</a>"
@@ -87,7 +87,7 @@ def test_a_live_run_grows_in_place(opened):
     assert pane(page, 0).locator(".ss-ghost").count() == len(ghosts)
 
 
-def test_ghosts_stand_in_front_of_their_token_however_they_came(opened):
+def test_ghosts_of_a_growing_run_have_the_same_order(opened):
     header, *rows = sample_events("speculative", tokens=30, acceptance=0.6)
     order = "[...document.querySelectorAll('.ss-token')].map((node) => node.getAttribute('aria-label'))"
     trace = Trace(header)
@@ -102,7 +102,7 @@ def test_ghosts_stand_in_front_of_their_token_however_they_came(opened):
     assert grown == page.evaluate(order)
 
 
-def test_empty_failed_and_unknown_are_said(opened):
+def test_empty_failed_and_unknown_documents_have_messages(opened):
     page = opened.show(view_model([]))
     assert page.get_attribute("#viewer", "data-state") == "empty"
     assert page.get_by_text("Nothing to show yet").is_visible()

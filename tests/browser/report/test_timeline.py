@@ -1,11 +1,11 @@
-"""The timeline of a report: pointing at its spans, keys, zoom, shares of too many bars, and its table twin."""
+"""The timeline of a report: pointing, keys, zoom, merged bars, and its table."""
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.report.opened import centre_of, drawn_after, pane, window
 from tests.traces.samples import sample_trace
-from traces.view import view_model
+from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 
@@ -61,7 +61,7 @@ def test_dragging_zooms_all_runs_and_a_double_click_fits(page):
     assert window(page) == before
 
 
-def test_too_many_bars_become_shares_and_it_says_so(opened):
+def test_too_many_bars_become_shares_with_a_note(opened):
     trace = sample_trace("speculative", tokens=2400)
     model = view_model([trace])
     page = opened.show(model)
@@ -74,8 +74,8 @@ def test_too_many_bars_become_shares_and_it_says_so(opened):
     page.locator(".ss-gantt").focus()
     for _ in range(8):
         page.keyboard.press("w")
-    # a slow machine may draw between two presses: wait for what the last one leads to. (`wait_for_function` polls
-    # with eval, which the report's content security policy forbids.)
+    # A slow machine may draw between two presses: wait for the drawing after the last one.
+    # (`wait_for_function` polls with eval, which the report's content security policy forbids.)
     expect(page.locator(".ss-detail")).to_have_text("")
 
 
@@ -95,7 +95,7 @@ def test_shares_add_up_to_the_work(opened):
     ]
 
 
-def test_the_table_holds_what_the_timeline_shows(page, traces):
+def test_the_table_has_the_data_of_the_timeline(page, traces):
     page.get_by_text("The timeline as a table").click()
     lines = page.locator("table", has_text="Work and waiting per device, PEARL").locator("tbody tr")
     lines.first.wait_for()  # the table is filled once its fold is open

@@ -1,15 +1,15 @@
-"""Draft trees as a report shows them: the tree of a round by mouse, keys and replay, and its lost branches in the text."""
+"""Draft trees in a report: by mouse, keys and replay; lost branches in the text."""
 
 import re
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.report.opened import Opened, centre_of, pane
+from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
-from traces.tokens import decoding_clock
-from traces.trees import trees
-from traces.view import view_model
+from traces.view.clock import decoding_clock
+from traces.view.document import view_model
+from traces.view.trees import trees
 
 pytestmark = pytest.mark.browser
 
@@ -29,7 +29,7 @@ def inset(page):
 
 
 def leaves(page):
-    """Return what is drawn: the outcome, label and place of every node, in the draft's order."""
+    """Return the outcome, label and place of every drawn node, in the draft's order."""
     return inset(page).locator(".ss-leaf").evaluate_all(
         """(nodes) => nodes.map((node) => ({
             outcome: [...node.classList].find((c) => c.startsWith("ss-leaf-")).slice(8), lit: node.classList.contains("ss-lit"),
@@ -47,12 +47,12 @@ def assert_shown(page, tree):
         assert WORDS[nodes["id"][i]].strip() in leaf["label"]
         for name in ("q", "p"):
             value = nodes[name][i]
-            said = re.search(rf", {name} ([\d.]+)", leaf["label"])
-            assert (said and float(said[1])) == (value and pytest.approx(value, abs=6e-4))
+            shown = re.search(rf", {name} ([\d.]+)", leaf["label"])
+            assert (shown and float(shown[1])) == (value and pytest.approx(value, abs=6e-4))
 
 
 def token(page, tree):
-    """Return the first token of the output that the tree's round brought."""
+    """Return the node of the first token committed by the tree's round."""
     rows = view_model([sample_trace("tree", tokens=40, acceptance=0.6)])["runs"][0]["tokens"]
     at = next(row["index"] for row in rows if row["step"] == tree["step"])
     return pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(at)
@@ -73,7 +73,7 @@ def test_pointing_at_a_token_shows_the_tree_of_its_round(page, trace, by):
         assert [outcomes[i] for i in lit] == ["accepted" if tree["accepted"] else "corrected"]
 
 
-def test_the_output_runs_along_the_top_and_levels_stand_in_columns(page, trace):
+def test_the_output_is_the_top_row_and_levels_are_columns(page, trace):
     tree = max(trees(trace), key=lambda r: r["accepted"])
     token(page, tree).hover()
     drawn, nodes = leaves(page), tree["nodes"]
@@ -102,13 +102,13 @@ def test_pointing_at_a_draft_or_its_verification_shows_the_tree(page, trace):
         page.mouse.move(1, 1)
 
 
-def test_a_node_tells_what_happened_to_it(page, trace):
+def test_a_node_explains_its_outcome(page, trace):
     tree = trees(trace)[0]
     token(page, tree).hover()
     for outcome, says in (
         ("accepted", "accepted draft"),
         ("rejected", "rejected draft"),
-        ("discarded", "thrown away"),
+        ("discarded", "discarded untested"),
     ):
         if outcome in tree["nodes"]["outcome"]:
             inset(page).locator(f".ss-leaf-{outcome}").first.hover()
@@ -125,8 +125,8 @@ def test_replay_shows_the_tree_judged_last(page, trace):
     page.evaluate("view.seek(0)")
     expect(inset(page).locator(".ss-hint")).to_have_text("no round yet")
     height = inset(page).bounding_box()["height"]
-    for told, tree in list(zip(trace.rounds, rows, strict=True))[:4]:
-        page.evaluate("(t) => view.seek(t)", clock(told.time))
+    for round_, tree in list(zip(trace.rounds, rows, strict=True))[:4]:
+        page.evaluate("(t) => view.seek(t)", clock(round_.time))
         assert_shown(page, tree)
         assert inset(page).bounding_box()["height"] == height, "nothing moves"
     page.evaluate("view.seek(1e9)")
@@ -149,7 +149,7 @@ def test_lost_branches_are_struck_through_and_kept_apart(page, trace):
     page.get_by_label("rejected drafts").uncheck()
 
 
-def test_a_run_of_chains_has_no_inset_and_a_growing_one_keeps_what_is_shown(page, opened, trace):
+def test_a_run_of_chains_has_no_tree_and_a_growing_run_keeps_its_tree(page, opened, trace):
     assert pane(page, 0).locator(".ss-tree").is_hidden()
     tree = trees(trace)[1]
     token(page, tree).hover()
@@ -158,21 +158,22 @@ def test_a_run_of_chains_has_no_inset_and_a_growing_one_keeps_what_is_shown(page
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_tree_can_be_read_in_both_themes(chromium, tmp_path, traces, trace, theme):
-    report = Opened(chromium, tmp_path, traces, theme=theme, width=800)
-    page = report.ready()
-    assert_shown(page, trees(trace)[-1])
-    styles = inset(page).locator(".ss-leaf").evaluate_all(
-        "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
-    )  # fmt: skip
-    solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
-    outcomes = trees(trace)[-1]["nodes"]["outcome"]
-    assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], "told apart without colour"
-    assert report.complaints == []
-    page.close()
+def test_the_tree_is_readable_in_both_themes(opened, traces, trace, theme):
+    with opened.looking(theme, 800):
+        opened.show(view_model(traces))
+        page = opened.ready()
+        assert_shown(page, trees(trace)[-1])
+        styles = inset(page).locator(".ss-leaf").evaluate_all(
+            "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
+        )  # fmt: skip
+        solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
+        outcomes = trees(trace)[-1]["nodes"]["outcome"]
+        assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], (
+            "told apart without colour"
+        )
 
 
-def test_the_mask_of_a_round_shows_what_every_drafted_row_sees(page, trace):
+def test_the_mask_of_a_round_shows_what_each_drafted_row_attends_to(page, trace):
     tree = trees(trace)[-1]
     inset(page).locator("summary").click()
     rows = [

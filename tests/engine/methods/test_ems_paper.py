@@ -13,8 +13,9 @@ from engine.methods import METHODS
 from engine.run.batch import Batch
 from engine.types import Draft, DraftToken, Layout, Packing, Separate
 from tests.engine.workers.harness import scripted_cluster
-from traces import batches
 from traces.metrics import measure
+from traces.padding import shortfalls
+from traces.view.packings import packings
 
 PREDICTED = [(5, 2), (2, 5)]
 """Per step: the draft tokens of sample 0 and of sample 1."""
@@ -65,14 +66,14 @@ def test_the_example_accepts_the_tokens_of_the_table(example):
 
 def test_the_example_has_the_padding_of_the_table(example):
     packing, trace = example
-    steps = batches.forwards(trace)
-    inputs = [tuple(share.padded_rows - share.rows for share in steps[step]) for step in (1, 2)]
+    steps = {forward["step"]: forward["shares"] for forward in packings(trace)}
+    inputs = [tuple(share["padded_rows"] - share["rows"] for share in steps[step]) for step in (1, 2)]
     assert inputs == ([(0, 0), (0, 0)] if packing.unpad_inputs else [(0, 3), (3, 0)])
-    kv_padding = [[share.padded_cached - share.cached for share in steps[step]] for step in (1, 2, 3)]
+    kv_padding = [[s["padded_cached"] - s["cached"] for s in steps[step]] for step in (1, 2, 3)]
     after = [tuple(b - a for a, b in zip(before, now, strict=True)) for before, now in pairwise(kv_padding)]
     assert after == ([(0, 0), (0, 0)] if packing.unpad_kv else [(0, 3), (4, 0)])
-    missing = batches.missing(trace)
-    assert [missing[1], missing[2]] == [(0, 3), (4, 0)]
+    padding = shortfalls(trace)
+    assert [padding[1], padding[2]] == [(0, 3), (4, 0)]
 
 
 def test_rows_cached_rows_and_cells_of_each_forward(example):

@@ -17,7 +17,7 @@ from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_ems import PROMPTS, RUNTIMES, SAMPLINGS, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.workers.harness import Racks, TestCluster
-from traces.trees import trees
+from traces.view.trees import trees
 
 TREE = {"base": "speculative", "width": 3, "gamma": 4}
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)

@@ -1,11 +1,11 @@
-"""Fuzzy drafting: what each round's draft was made of, and which device computed which attention layer when."""
+"""Fuzzy drafts (EasySpec): their forwards, and when each device computed which layer."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from traces.tokens import decoding_clock
+from traces.view.clock import decoding_clock
 
 if TYPE_CHECKING:
     from engine.trace.events import Part, Span
@@ -14,13 +14,50 @@ if TYPE_CHECKING:
 _DRAFTING = frozenset({"calibrate", "draft"})
 
 
-def layers(trace: Trace) -> dict[str, Any] | None:
-    """Return the fuzzy drafts of a run, times in ms of decoding; None where no forward was fuzzy.
+class FuzzySpanColumns(TypedDict):
+    """A draft's forwards, as spans of the leading device."""
 
-    `devices`: labels, by rank. `groups`: first and last layer of each group whose outputs were exchanged. `rounds`, one for
-    each step: its `spans` (columns id, kind, start, end, rows; of the leading device), and of its first fuzzy forward, `shown`,
-    the `parts` (columns rank, kind, layer, start, end).
-    """
+    id: list[int]
+    kind: list[str]
+    start: list[float]
+    end: list[float]
+    rows: list[int]
+
+
+class PartColumns(TypedDict):
+    """The parts of one fuzzy forward, on all devices."""
+
+    rank: list[int]
+    """Index in `LayersView.devices`."""
+    kind: list[str]
+    """`attention` or `exchange`."""
+    layer: list[int]
+    start: list[float]
+    end: list[float]
+
+
+class FuzzyDraftView(TypedDict):
+    """The fuzzy draft of a step."""
+
+    step: int
+    shown: int
+    """Id of the first fuzzy forward, whose parts are shown."""
+    spans: FuzzySpanColumns
+    parts: PartColumns
+
+
+class LayersView(TypedDict):
+    """The fuzzy drafts of a run."""
+
+    devices: list[str]
+    """Labels of the drafting devices, by rank."""
+    groups: list[list[int]]
+    """[first layer, last layer] of each group whose attention outputs were exchanged together."""
+    rounds: list[FuzzyDraftView]
+
+
+def layers(trace: Trace) -> LayersView | None:
+    """Return the fuzzy drafts of a run; None if no forward was fuzzy."""
     parts: dict[int, list[Part]] = {}
     for part in trace.parts:
         parts.setdefault(part.span, []).append(part)
@@ -28,20 +65,20 @@ def layers(trace: Trace) -> dict[str, Any] | None:
     for span in sorted(trace.spans, key=lambda s: s.id):
         if span.model == "drafter" and span.kind in _DRAFTING:
             steps.setdefault(span.step, []).append(span)
-    rounds = [found for step, spans in steps.items() if (found := _round(trace, step, spans, parts))]
-    if not rounds:
+    drafts = [draft for step, spans in steps.items() if (draft := _draft(trace, step, spans, parts))]
+    if not drafts:
         return None
     labels = {d.name: d.label for d in trace.header.devices}
     drafting = {s.rank: labels[s.device] for spans in steps.values() for s in spans if s.id in parts}
     return {
         "devices": [drafting[rank] for rank in sorted(drafting)],
-        "groups": _groups(rounds[0]["parts"]),
-        "rounds": rounds,
+        "groups": _groups(drafts[0]["parts"]),
+        "rounds": drafts,
     }
 
 
-def _round(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Part]]) -> dict[str, Any] | None:
-    """Return a step's draft; None where none of its forwards was fuzzy."""
+def _draft(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Part]]) -> FuzzyDraftView | None:
+    """Return a step's draft; None if none of its forwards was fuzzy."""
     lead = [s for s in spans if s.rank == 0]
     fuzzy = {s.id - s.rank for s in spans if s.id in parts}
     shown = next((s.id for s in lead if s.id in fuzzy), None)
@@ -69,7 +106,7 @@ def _round(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Par
     }
 
 
-def _groups(parts: dict[str, list[Any]]) -> list[list[int]]:
+def _groups(parts: PartColumns) -> list[list[int]]:
     rows = list(zip(parts["kind"], parts["layer"], strict=True))
     starts = sorted({layer for kind, layer in rows if kind == "exchange"})
     groups = [[start, start] for start in starts]

@@ -1,4 +1,4 @@
-"""The pool of target servers: what each forward scored, and what became of it."""
+"""The pool of target servers: the positions that each forward scored, and its outcome."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ from engine.trace.trace import Trace
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, MS, sample_trace
 from traces.metrics import measure
-from traces.pool import pool, preempted, sp_degree
-from traces.replay import state_at
-from traces.view import view_model
+from traces.spans import preempted, sp_degree
+from traces.view.document import view_model
+from traces.view.servers import server_pool
 
 PROMPT = [1, 2, 3]
 
@@ -23,30 +23,32 @@ def say(path):
     return (int(path[-1]) * 7 + len(path)) % 500 + 10
 
 
-def draft(right):
-    def say_or_err(path):
-        at = len(path) - len(PROMPT)
-        return say(path) if at < len(right) and right[at] else 5
+def drafting(right):
+    """Return a drafter that is right where `right` is true, and drafts 5 elsewhere."""
 
-    return say_or_err
+    def draft(path):
+        index = len(path) - len(PROMPT)
+        return say(path) if index < len(right) and right[index] else 5
+
+    return draft
 
 
 def dsi(right, new, sp=3, lookahead=2, drafter=200):
-    """A real run in virtual time: a target of 0.8 ms, a drafter of 0.2 ms, free preemption."""
-    with scripted_cluster(say, draft(right), Flat(800, drafter, preempts=True)) as there:
+    """Run DSI in virtual time: 0.8 ms a target forward, 0.2 ms a drafter forward."""
+    with scripted_cluster(say, drafting(right), Flat(800, drafter, preempts=True)) as cluster:
         config = {"lookahead": lookahead, "sp": sp}
-        return there.run("dsi", PROMPT, config=config, limits=there.limits(new))
+        return cluster.run("dsi", PROMPT, config=config, limits=cluster.limits(new))
 
 
-def rows(found):
-    """The forwards as one tuple each, without times."""
-    f = found["forwards"]
+def rows(pool):
+    """Return each forward as a tuple without times."""
+    f = pool["forwards"]
     names = ("server", "first", "own", "last", "outcome", "emitted")
     return list(zip(*(f[name] for name in names), strict=True))
 
 
 def by_hand(status="done"):
-    """Two servers: the first finds token 1 wrong; the second, which scored up to token 2, is called off 1 ms later."""
+    """Return a run on two servers: one rejects token 1, then the other one is preempted."""
     base = sample_trace("speculative")
     devices = (base.header.devices[0], Device("gpu1", "target", "GPU 1 · target", "virtual"))
     devices = (*devices, Device("gpu2", "target", "GPU 2 · target", "virtual"))
@@ -73,51 +75,45 @@ def by_hand(status="done"):
 
 
 def test_positions_and_outcomes_by_hand():
-    found = pool(by_hand())
-    assert found["servers"] == [
+    pool = server_pool(by_hand())
+    assert pool["servers"] == [
         {"device": "gpu1", "label": "GPU 1 · target"},
         {"device": "gpu2", "label": "GPU 2 · target"},
     ]
-    assert found["forwards"]["id"] == [2, 4, 6]
-    assert found["forwards"]["start"] == [1, 2, 5]
-    assert found["forwards"]["end"] == [4, 5, 8]
-    assert rows(found) == [
+    assert pool["forwards"]["id"] == [2, 4, 6]
+    assert pool["forwards"]["start"] == [1, 2, 5]
+    assert pool["forwards"]["end"] == [4, 5, 8]
+    assert rows(pool) == [
         (0, 0, 0, 1, "rejected", 2),
-        (
-            1,
-            0,
-            2,
-            2,
-            "preempted",
-            0,
-        ),  # its rows 0 to 2 bring its cache up to the prompt's end: they score nothing
+        # Its rows 0 to 2 fill its cache up to the prompt's end: they score nothing.
+        (1, 0, 2, 2, "preempted", 0),
         (1, 2, 2, 2, "decided", 1),
     ]
-    assert found["drafts"] == [[1.0, 0, "accepted"], [2.0, 1, "rejected"]]
+    assert pool["drafts"] == [(1.0, 0, "accepted"), (2.0, 1, "rejected")]
 
 
 def test_figures_by_hand():
     trace = by_hand()
     assert sp_degree(trace) == 2
-    found = measure(trace)
-    assert found.sp_degree == 2
-    assert found.preempted_device_seconds == 0.006, "a verification and a draft of 3 ms each"
-    assert found.wasted_device_seconds == 0.007, "and the draft of token 1, which was wrong"
+    metrics = measure(trace)
+    assert metrics.sp_degree == 2
+    assert metrics.preempted_device_seconds == 0.006, "a verification and a draft of 3 ms each"
+    assert metrics.wasted_device_seconds == 0.007, "and the draft of token 1, which was wrong"
 
 
-def test_servers_that_follow_each_other_do_not_work_at_once():
+def test_servers_that_work_one_after_the_other_have_degree_1():
     trace = by_hand()
     trace.spans = [s for s in trace.spans if s.outcome == "done"]
     assert sp_degree(trace) == 1
-    assert pool(trace) is not None, "two servers are a pool all the same"
+    assert server_pool(trace) is not None, "two servers are a pool"
 
 
-def test_work_that_was_stopped_with_the_run_was_not_preempted():
+def test_work_stopped_with_the_run_is_not_preempted():
     trace = by_hand("cancelled")
     trace.add(Span(7, "gpu1", "verify", 6 * MS, 9 * MS, "target", 3, 0, 2, 4, "cancelled"))
     trace.add(Span(8, "gpu0", "draft", 6 * MS, 9 * MS, "drafter", 3, 0, 1, 5, "cancelled"))
     assert {s.id for s in preempted(trace)} == {4, 5}
-    assert [row[4] for row in rows(pool(trace))] == ["rejected", "preempted", "decided", "stopped"]
+    assert [row[4] for row in rows(server_pool(trace))] == ["rejected", "preempted", "decided", "stopped"]
     assert measure(trace).preempted_device_seconds == 0.006
 
 
@@ -126,27 +122,27 @@ def test_a_stopped_run_with_one_server_has_no_pool():
     last = max(trace.spans, key=lambda s: s.end)
     trace.add(replace(last, id=10_000, step=last.step + 1, outcome="cancelled"))
     trace.footer = replace(trace.footer, status="cancelled")
-    assert pool(trace) is None
+    assert server_pool(trace) is None
     assert measure(trace).wasted_device_seconds > measure(trace).preempted_device_seconds == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_server_without_preemption_is_no_pool(kind):
-    assert pool(sample_trace(kind)) is None
+    assert server_pool(sample_trace(kind)) is None
     assert sp_degree(sample_trace(kind)) == 1
 
 
 def test_one_server_with_preemption_is_shown():
     trace = dsi([], 4, sp=1, lookahead=4, drafter=300)
-    assert len(pool(trace)["servers"]) == 1
+    assert len(server_pool(trace)["servers"]) == 1
     assert sp_degree(trace) == 1
     assert measure(trace).preempted_device_seconds > 0
 
 
-def test_several_sequences_share_no_axis():
+def test_a_run_on_several_sequences_has_no_pool():
     trace = by_hand()
     trace.header = replace(trace.header, prompts=("a", "b"), prompt_ids=((7, 8, 9), (7,)))
-    assert pool(trace) is None
+    assert server_pool(trace) is None
 
 
 def test_a_forward_on_several_devices_at_once_is_one_server():
@@ -154,19 +150,19 @@ def test_a_forward_on_several_devices_at_once_is_one_server():
     twins = [replace(s, id=1000 + s.id, device="gpu2", rank=1) for s in trace.spans if s.kind == "verify"]
     devices = (*trace.header.devices, Device("gpu2", "target", "GPU 2 · target", "virtual"))
     trace.header, trace.spans = replace(trace.header, devices=devices), [*trace.spans, *twins]
-    assert pool(trace) is None
+    assert server_pool(trace) is None
 
 
-def test_while_a_run_goes_on_a_forward_is_open_until_it_is_judged():
+def test_a_forward_of_a_run_in_progress_is_open_until_judged():
     trace = by_hand()
     trace.footer, trace.rounds = None, trace.rounds[:1]
     trace.commits = [c for c in trace.commits if c.step == 1]
-    assert [row[4] for row in rows(pool(trace))] == ["rejected", "preempted", "open"]
+    assert [row[4] for row in rows(server_pool(trace))] == ["rejected", "preempted", "open"]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 5), st.integers(1, 4))
-def test_positions_are_those_that_the_method_asked_for(right, sp, more):
+def test_positions_are_those_the_method_asked_for(right, sp, more):
     asked, score = [], Model.score
 
     def recorded(self, prefix, drafts):
@@ -176,23 +172,23 @@ def test_positions_are_those_that_the_method_asked_for(right, sp, more):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Model, "score", recorded)
         trace = dsi(right, 10, sp=sp, lookahead=-(-4 // sp) + more - 1)
-    found = pool(trace)
-    if found is None:
+    pool = server_pool(trace)
+    if pool is None:
         assert sp == 1
         assert not any(s.outcome == "cancelled" for s in trace.spans)
         return
-    # a forward that was called off before it began leaves no span; the others keep their order
-    scored = [(first, last) for _, first, _, last, _, _ in rows(found)]
+    # A forward cancelled before it began has no span; the others keep their order.
+    scored = [(first, last) for _, first, _, last, _, _ in rows(pool)]
     rest = iter([(prefix, prefix + drafted) for prefix, drafted in asked])
     assert all(pair in rest for pair in scored), (scored, asked)
     assert len(scored) >= len({r.span for r in trace.rounds})
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.lists(st.booleans(), max_size=12), st.integers(2, 5))
-def test_every_token_comes_from_a_forward_that_scored_its_place(right, sp):
+def test_every_token_was_scored_by_its_forward(right, sp):
     trace = dsi(right, 10, sp=sp)
-    f = pool(trace)["forwards"]
+    f = server_pool(trace)["forwards"]
     at = {span: i for i, span in enumerate(f["id"])}
     spans = {r.step: at[r.span] for r in trace.rounds}
     for commit in trace.commits:
@@ -207,25 +203,21 @@ def test_every_token_comes_from_a_forward_that_scored_its_place(right, sp):
     assert sp_degree(trace) <= sp
 
 
-def test_servers_that_score_as_many_rows_for_two_lines_are_two_forwards():
-    first, second = draft([True, False, True, True]), draft([True, True, True, True])
+def test_two_lines_of_equal_length_are_two_forwards():
+    first, second = drafting([True, False, True, True]), drafting([True, True, True, True])
     flat = Flat(800, 200, preempts=True)
-    with scripted_cluster(say, first, flat, [second]) as there:
+    with scripted_cluster(say, first, flat, [second]) as cluster:
         config = {"lookahead": 1, "sp": 8, "drafters": 2}
-        trace = there.run("dsi", PROMPT, config=config, limits=there.limits(5))
-    forwards = pool(trace)["forwards"]
+        trace = cluster.run("dsi", PROMPT, config=config, limits=cluster.limits(5))
+    forwards = server_pool(trace)["forwards"]
     at = [i for i, start in enumerate(forwards["start"]) if start == pytest.approx(0.4)]
     assert len(at) == 2, "the lines part at token 1, which both have after 0.4 ms"
     assert [forwards["outcome"][i] for i in at].count("preempted") == 1
     assert len(forwards["id"]) == sum(s.kind in ("verify", "pre-verify") for s in trace.spans)
 
 
-def test_the_model_holds_the_pool_and_the_replay_is_not_changed_by_it():
+def test_the_document_holds_the_pool():
     trace = dsi([True, True, False, True], 8)
     (run,) = view_model([trace])["runs"]
-    assert run["pool"] == pool(trace)
-    ends = [
-        e for e, o in zip(run["pool"]["forwards"]["end"], run["pool"]["forwards"]["outcome"], strict=True)
-    ]
-    assert max(ends) <= run["to"]
-    assert state_at(trace, run["to"])["tokens"] == 8
+    assert run["pool"] == server_pool(trace)
+    assert max(run["pool"]["forwards"]["end"]) <= run["to"]

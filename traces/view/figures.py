@@ -1,10 +1,10 @@
-"""How the metrics read: their names and their text, one place for the viewer and the report."""
+"""Figures: the labels and texts of the metrics, for the viewer, the report and the page."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from traces.metrics import DEFINITIONS
+from traces.definitions import DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +18,18 @@ class Figure(NamedTuple):
     key: str
     label: str
     form: str
-    """How the number is written: `count`, `share`, `times`, or the number of decimals."""
+    """`count`, `share`, `times`, `places`, `devices`, or the number of decimals."""
     main: bool = False
-    """Whether it stands in the short table."""
+    """Whether it is in the short table."""
+
+
+class FigureView(TypedDict):
+    """A figure as the viewer explains it."""
+
+    key: str
+    label: str
+    main: bool
+    definition: str
 
 
 FIGURES = (
@@ -60,24 +69,24 @@ FIGURES = (
     Figure("measured_occupancy", "occupancy, measured", "devices"),
     Figure("sp_degree", "targets at once", "count"),
     Figure("wasted_device_seconds", "wasted device seconds", "3"),
-    Figure("preempted_device_seconds", "of them preempted", "3"),
+    Figure("preempted_device_seconds", "of these, preempted", "3"),
 )
 
 LOSSY = (
     "Its acceptance rule changes the distribution: the text is not drawn as the target alone would draw it."
 )
-"""What is said of a run that is not lossless."""
+"""The sentence shown with a run that is not lossless."""
 
 _MORE = {
-    "speedup": "Tokens/s of this run divided by that of the run that drafts nothing (autoregressive).",
+    "speedup": "Tokens/s of this run / tokens/s of the baseline, the run that drafts nothing (autoregressive).",
     "both": "Share of decoding in which drafter and target work at the same time.",
     "target_waits": "Share of decoding in which the target's devices idle while the drafter works.",
     "drafter_waits": "Share of decoding in which the drafter's devices idle while the target works.",
 }
 
 
-def figure_rows() -> list[dict[str, Any]]:
-    """Return key, label, definition and place of every figure, in the order shown."""
+def figure_rows() -> list[FigureView]:
+    """Return every figure, in the order shown."""
     return [
         {"key": f.key, "label": f.label, "main": f.main, "definition": _MORE.get(f.key) or DEFINITIONS[f.key]}
         for f in FIGURES
@@ -85,12 +94,12 @@ def figure_rows() -> list[dict[str, Any]]:
 
 
 def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of every figure by key; a dash for what the run does not define.
+    """Return the text of every figure by key; a dash for one that the run does not define.
 
     Args:
-        metrics: The run's figures.
+        metrics: The run's metrics.
         speedup: Over the baseline.
-        labels: How each device is called; others are left out of the occupancies.
+        labels: Label of each device; a device without one is left out of the occupancies.
     """
     values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     for key, shares in (

@@ -1,4 +1,4 @@
-"""The drafts that verifications judged, as trees: which nodes they have, and which of them stand on one branch."""
+"""Judged drafts as trees: the nodes of each draft, and the order that keeps a branch together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
     from engine.trace.events import Decision
 
-OWN = -1
-"""Node of a decision about a token of the target's own, or about a draft that was never judged."""
+NO_NODE = -1
+"""`node` of a decision about the target's own token, or about a draft that was never judged."""
 Nodes = dict[int, "Decision"]
 """The judged nodes of one round's draft, by index."""
 
@@ -19,29 +19,29 @@ def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]
     """Return the nodes of every judged draft by (sequence, step)."""
     drafts: dict[tuple[int, int], Nodes] = {}
     for d in decisions:
-        if d.node != OWN:
+        if d.node != NO_NODE:
             drafts.setdefault((d.sequence, d.step), {})[d.node] = d
     return drafts
 
 
 def is_tree(nodes: Nodes) -> bool:
-    """Whether some node does not come after the one before it."""
+    """Return whether the draft is not a chain: a node's parent is not the node before it."""
     return any(d.parent != d.node - 1 for d in nodes.values())
 
 
 def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return decisions with each draft's nodes depth first, so that the tokens of one branch stand together.
+    """Return decisions with each draft's nodes depth first: branch after branch.
 
-    A chain keeps its order, and so does everything that no draft's verification decided.
+    Chains, and decisions about tokens outside a judged draft, keep their order.
     """
     rows = list(decisions)
     drafts, first = judged_drafts(rows), dict[tuple[int, int], int]()
 
     def key(item: tuple[int, Decision]) -> tuple[int, tuple[int, ...], int]:
-        at, d = item
-        if d.node == OWN:
-            return at, (), at
-        return first.setdefault((d.sequence, d.step), at), _path(drafts[d.sequence, d.step], d), at
+        index, d = item
+        if d.node == NO_NODE:
+            return index, (), index
+        return first.setdefault((d.sequence, d.step), index), _path(drafts[d.sequence, d.step], d), index
 
     return [d for _, d in sorted(enumerate(rows), key=key)]
 

@@ -1,0 +1,86 @@
+"""The definition of each metric, as the playground, the report and docs/methods.md show it."""
+
+from __future__ import annotations
+
+DEFINITIONS: dict[str, str] = {
+    "tokens": "Tokens of the output, over all sequences.",
+    "seconds": "Time from the run's start to its end, prefill included.",
+    "tokens_per_second": "Tokens / seconds of the whole run, prefill included.",
+    "decode_seconds": "Time from the end of prefill to the last committed token.",
+    "decode_tokens_per_second": ("Tokens / decode seconds, so without prefill; speed-ups compare this."),
+    "ttft_ms": "Time to first token: from the run's start to its first committed token.",
+    "tpot_ms": (
+        "Time per output token: (last commit - first commit) / (tokens - 1), the mean over the sequences."
+    ),
+    "target_forwards": "Forwards of the target while decoding, cancelled ones included.",
+    "draft_forwards": "Forwards of the drafter while decoding, cancelled ones included.",
+    "drafted": "Draft tokens: accepted, rejected and discarded ones.",
+    "accepted": "Draft tokens the target accepted.",
+    "rejected": "Draft tokens the target tested and rejected.",
+    "discarded": (
+        "Draft tokens dropped untested, because a token before them was rejected, another one "
+        "was kept in their place, or the text ended."
+    ),
+    "acceptance_rate": "Accepted / drafted, discarded tokens included.",
+    "acceptance_rate_tested": "Accepted / (accepted + rejected): of the tested tokens only.",
+    "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
+    "tokens_per_target_forward": (
+        "Tokens / target forwards, the target's own tokens included; 1 for autoregressive decoding."
+    ),
+    "mean_accepted_length": (
+        "Accepted draft tokens per verification of a draft, without the target's own token."
+    ),
+    "acceptance_length": (
+        "EMS-SD's average acceptance length: tokens per verification, the target's own included."
+    ),
+    "least_acceptance_length": (
+        "The smallest acceptance length of a sequence: the batch ends with that sequence."
+    ),
+    "padding_ratio": (
+        "EMS-SD's average padding ratio (its figure 4): per round, the tokens that each "
+        "sequence gained fewer than the one that gained most, summed / tokens gained. The "
+        "vanilla method pads KV caches by that."
+    ),
+    "padding_share": "The same padding / (padding + tokens gained).",
+    "attention_cells": (
+        "Query-key cells that target forwards computed while decoding, in one layer and one "
+        "head, padding included."
+    ),
+    "run_length": (
+        "PEARL's mean accepted tokens: accepted between two rejections, over any number of verifications."
+    ),
+    "per_position": (
+        "Acceptance by place in the draft: conditional is accepted / tested, unconditional is "
+        "accepted / drafted."
+    ),
+    "draft_seconds_per_100_tokens": (
+        "Seconds of drafter forwards per 100 output tokens; a forward shared by several devices counts once."
+    ),
+    "verify_seconds_per_100_tokens": (
+        "Seconds of target forwards per 100 output tokens; a forward shared by several devices counts once."
+    ),
+    "c": (
+        "Median time of a target forward / median time of a drafter forward, with the numbers "
+        "of rows of this run."
+    ),
+    "waiting": (
+        "Shares of decoding. both, draft, target, none: the sides that work at the same time; "
+        "they sum to 1. drafter_waits, target_waits: share in which the devices of that model "
+        "alone idle while the other model works."
+    ),
+    "occupancy": "Share of decoding in which each device works, from the spans.",
+    "measured_occupancy": (
+        "Mean load of each device while decoding, measured by psutil or NVML: of the whole "
+        "device, other programs included."
+    ),
+    "sp_degree": (
+        "DSI's speculation parallelism: the most target devices that worked at the same time while decoding."
+    ),
+    "wasted_device_seconds": (
+        "Device seconds of cancelled forwards, and of drafts of which no token was accepted."
+    ),
+    "preempted_device_seconds": (
+        "The part of the wasted seconds that was cancelled because a draft was wrong or the text ended."
+    ),
+}
+"""Keys are the fields of `traces.metrics.Metrics`."""

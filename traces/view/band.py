@@ -1,0 +1,65 @@
+"""The overlap band under the tracks, and its four shares as the headline of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from traces import waiting
+from traces.view.clock import decoding_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.trace import Trace
+
+
+class ShareOfTime(TypedDict):
+    """A part of the headline."""
+
+    kind: str
+    """`both`, `draft`, `target` or `none`: the sides that work."""
+    label: str
+    percent: int
+    """Of decoding; the parts sum to 100."""
+
+
+def band(trace: Trace) -> list[tuple[str, float, float]]:
+    """Return (kind, start, end) of the adjacent stretches that fill the time of decoding."""
+    clock = decoding_clock(trace)
+    return [(b.kind, clock(b.start), clock(b.end)) for b in waiting.band(trace)]
+
+
+def headline(trace: Trace) -> list[ShareOfTime]:
+    """Return the shares of the band; empty if nothing was decoded.
+
+    Without a drafter, the kinds in which a drafter works are left out.
+    """
+    start, end = waiting.decode_window(trace)
+    if start == end:
+        return []
+    drafts = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
+    labels = {
+        "both": "both busy",
+        "draft": "target waits for drafter",
+        "target": "drafter waits for target" if drafts else "target busy",
+        "none": "neither busy" if drafts else "target idle",
+    }
+    shares = waiting.overlap(trace)
+    percents = whole_percents([shares[kind] for kind in labels])
+    parts: list[ShareOfTime] = [
+        {"kind": kind, "label": label, "percent": percent}
+        for (kind, label), percent in zip(labels.items(), percents, strict=True)
+    ]
+    return [part for part in parts if drafts or part["percent"] or part["kind"] in ("target", "none")]
+
+
+def whole_percents(shares: Sequence[float]) -> list[int]:
+    """Return whole percents that sum to 100 (largest remainder); all 0 if the shares are."""
+    total = sum(shares)
+    if total <= 0:
+        return [0] * len(shares)
+    exact = [100 * s / total for s in shares]
+    whole = [int(e) for e in exact]
+    for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: 100 - sum(whole)]:
+        whole[i] += 1
+    return whole

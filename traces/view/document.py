@@ -1,0 +1,275 @@
+"""The viewer's document: `view_model(traces)` makes a `Document`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from engine.methods import METHODS
+from traces.metrics import Metrics, measure, speedup
+from traces.view.band import ShareOfTime, band, headline
+from traces.view.clock import decoding_clock, working_devices
+from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from traces.view.ghosts import GhostView, ghosts
+from traces.view.layers import LayersView, layers
+from traces.view.ngrams import NgramsView, ngrams
+from traces.view.packings import PackingView, packings
+from traces.view.rounds import RoundView, rounds
+from traces.view.servers import ServersView, server_pool
+from traces.view.settings import config_text, shown_config
+from traces.view.sources import CopyView, SourceView, copies, sources
+from traces.view.tokens import TokenView, committed
+from traces.view.tracks import TrackView, tracks
+from traces.view.trees import TreeView, trees
+
+if TYPE_CHECKING:
+    from engine.trace.trace import Trace
+
+VERSION = 1
+"""Version of the document; the viewer refuses another one."""
+
+
+class IdentityView(TypedDict):
+    """How a run's token ids compare with the baseline's."""
+
+    same: bool
+    at: int | None
+    """Index of the first difference; null if there is none."""
+    length: int
+    """Tokens that both have."""
+    final: bool
+    """Whether both runs are done."""
+
+
+class Heading(TypedDict):
+    """What a run is called and how it went."""
+
+    id: str
+    title: str
+    config: str
+    """See `config_text`."""
+    badge: str
+    """The clock: measured or virtual, and where."""
+    virtual: bool
+    lossy: str
+    """A sentence if the run is lossy, else empty."""
+    status: str
+    error: str
+    reasons: list[str]
+    """Why each sequence ended."""
+    prompts: list[str]
+    """Empty if redacted."""
+    redacted: bool
+    greedy: bool
+    """Whether the temperature is 0."""
+
+
+Extent = TypedDict("Extent", {"from": float, "to": float})
+"""The first and the last time of a run."""
+
+
+class Sections(Extent):
+    """What the viewer draws of a run."""
+
+    tracks: list[TrackView]
+    band: list[tuple[str, float, float]]
+    """(kind, start, end), see `traces.view.band`."""
+    headline: list[ShareOfTime]
+    note: str
+    """Why nothing was drafted; empty if something was."""
+    sequences: list[int]
+    tokens: list[TokenView]
+    ghosts: list[GhostView]
+    pieces: dict[str, str]
+    """Texts of the token ids in top lists and n-grams, by id."""
+    rounds: list[RoundView]
+    copies: list[CopyView]
+    ngrams: list[NgramsView]
+    """Empty if redacted: a window begins with tokens of the prompt."""
+    layers: LayersView | None
+    packings: list[PackingView]
+    pool: ServersView | None
+    trees: list[TreeView]
+    sources: list[SourceView]
+    """Empty if redacted."""
+
+
+class RunView(Heading, Sections):
+    """A run."""
+
+    baseline: bool
+    """Whether it is the first run that drafts nothing; the others are compared with it."""
+    metrics: dict[str, Any]
+    """The fields of `traces.metrics.Metrics`."""
+    figures: dict[str, str]
+    """Text of each figure, by key."""
+    identity: IdentityView | None
+    """Null for the baseline, without one, and if the prompts differ."""
+
+
+class Axis(TypedDict):
+    """The first and the last time of all runs."""
+
+    min: float
+    max: float
+
+
+class Document(TypedDict):
+    """Everything that the viewer shows."""
+
+    model: int
+    """`VERSION`."""
+    state: str
+    """`empty` without runs, `live` while one of them is in progress, else `ready`."""
+    axis: Axis
+    clocks: list[str]
+    figures: list[FigureView]
+    runs: list[RunView]
+
+
+def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Document:
+    """Return the document of these runs, as plain JSON values.
+
+    Args:
+        traces: The runs compared, in the order shown. A run without a footer is in progress.
+        redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
+            copied from either.
+    """
+    baseline = next((t for t in traces if not _drafts(t)), None)
+    measured = [measure(t) for t in traces]
+    reference = measured[traces.index(baseline)] if baseline else None
+    runs: list[RunView] = [
+        {
+            **_heading(trace, redact_prompt),
+            **_sections(trace, redact_prompt),
+            "baseline": trace is baseline,
+            "metrics": metrics.to_dict(),
+            "figures": _figures(trace, metrics, reference),
+            "identity": _identity(trace, baseline) if baseline and trace is not baseline else None,
+        }
+        for trace, metrics in zip(traces, measured, strict=True)
+    ]
+    return {
+        "model": VERSION,
+        "state": _state(traces),
+        "axis": {
+            "min": min((r["from"] for r in runs), default=0.0),
+            "max": max((r["to"] for r in runs), default=0.0),
+        },
+        "clocks": sorted({t.header.clock for t in traces}),
+        "figures": figure_rows(),
+        "runs": runs,
+    }
+
+
+def _state(traces: Sequence[Trace]) -> str:
+    if not traces:
+        return "empty"
+    return "live" if any(t.status == "running" for t in traces) else "ready"
+
+
+def _heading(trace: Trace, redact_prompt: bool) -> Heading:
+    header, footer = trace.header, trace.footer
+    return {
+        "id": header.run_id,
+        "title": header.title,
+        "config": config_text(header.method, shown_config(header, redact_prompt)),
+        "badge": header.clock,
+        "virtual": header.virtual,
+        "lossy": "" if header.lossless else LOSSY,
+        "status": trace.status,
+        "error": footer.error if footer else "",
+        "reasons": list(footer.reasons) if footer else [],
+        "prompts": [] if redact_prompt else list(header.prompts),
+        "redacted": redact_prompt,
+        "greedy": header.sampling.get("temperature", 0) == 0,
+    }
+
+
+def _sections(trace: Trace, redact_prompt: bool) -> Sections:
+    tokens, lost, judged, copied = list(committed(trace)), list(ghosts(trace)), rounds(trace), copies(trace)
+    grams = [] if redact_prompt else ngrams(trace)
+    if redact_prompt:
+        lost = _without_copies(lost, copied)
+    clock = decoding_clock(trace)
+    times = [clock(time) for s in trace.spans for time in (s.start, s.end)]
+    times += [row["t"] for row in (*tokens, *lost, *judged)]
+    return {
+        "from": min(times, default=0.0),
+        "to": max(times, default=0.0),
+        "tracks": tracks(trace),
+        "band": band(trace),
+        "headline": headline(trace),
+        "note": _note(trace),
+        "sequences": list(range(len(trace.header.prompts))),
+        "tokens": tokens,
+        "ghosts": lost,
+        "pieces": _pieces(trace, [*tokens, *lost], grams),
+        "rounds": judged,
+        "copies": copied,
+        "ngrams": grams,
+        "layers": layers(trace),
+        "packings": packings(trace),
+        "pool": server_pool(trace),
+        "trees": trees(trace),
+        "sources": [] if redact_prompt else sources(trace),
+    }
+
+
+def _without_copies(lost: Sequence[GhostView], copied: Sequence[CopyView]) -> list[GhostView]:
+    """Blank the ghosts of copying rounds: their texts may be the prompt's."""
+    copying = {(c["sequence"], c["step"]) for c in copied}
+    return [
+        {**ghost, "id": None, "text": "▒"} if (ghost["sequence"], ghost["step"]) in copying else ghost
+        for ghost in lost
+    ]
+
+
+def _pieces(
+    trace: Trace, rows: Iterable[TokenView | GhostView], grams: Iterable[NgramsView]
+) -> dict[str, str]:
+    ids = {token for row in rows for top in (row.get("top_p", ()), row.get("top_q", ())) for token, _ in top}
+    for row in grams:
+        ids.update(*row["window"], *row["gained"], *(tried["ids"] for tried in row["tried"]))
+    return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}
+
+
+def _drafts(trace: Trace) -> bool:
+    """Return whether anything was drafted, by a model or otherwise."""
+    by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
+    return by_model or any(r.drafted for r in trace.rounds)
+
+
+def _note(trace: Trace) -> str:
+    """Return why nothing was drafted; empty if something was, or if no round has ended yet."""
+    if _drafts(trace) or (trace.status == "running" and not trace.rounds):
+        return ""
+    if not trace.rounds:
+        return "no drafts in this run: it ended before its first round"
+    method = METHODS.get(trace.header.method)
+    if method and method.baseline:
+        return "no drafts in this run: the method has no drafter, every token is one target forward"
+    if method and "drafter" not in method.uses:
+        return "no drafts in this run: the method found none to make, every round was a plain target forward"
+    if not trace.header.drafter_path and "head" not in trace.header.environment:
+        return "no drafts in this run: speculation inactive because no drafter was given"
+    return "no drafts in this run: speculation inactive because every round was a plain target forward"
+
+
+def _figures(trace: Trace, metrics: Metrics, reference: Metrics | None) -> dict[str, str]:
+    faster = speedup(metrics, reference) if reference else None
+    return figure_texts(metrics, faster, {d.name: d.label for d in working_devices(trace)})
+
+
+def _identity(trace: Trace, baseline: Trace) -> IdentityView | None:
+    """Compare token ids with the baseline's; None if the prompts differ."""
+    if trace.header.prompt_ids != baseline.header.prompt_ids:
+        return None
+    ours, theirs = trace.token_ids(), baseline.token_ids()
+    length = min(len(ours), len(theirs))
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+    same = sum(1 for _ in equal)
+    ended = trace.status == baseline.status == "done"
+    differs = same < length or (ended and len(ours) != len(theirs))
+    return {"same": not differs, "at": same if differs else None, "length": length, "final": ended}
