@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.downloads import MOST
+from app.downloads import MAX_DOWNLOADS
 from app.render.panes import LivePane
 from app.render.turn import turn_line
 from app.runs import LiveRun, RunRequest
@@ -148,9 +148,9 @@ def test_a_failed_download_fails_its_runs_only(service: Service, hub: FakeHub, o
 
 
 def test_many_downloads_at_once_are_refused(service: Service, hub: FakeHub) -> None:
-    runs = [service.start(ask(f"owner/model{i}")) for i in range(MOST)]
+    runs = [service.start(ask(f"owner/model{i}")) for i in range(MAX_DOWNLOADS)]
     until(lambda: all(map(half, runs)))
-    with pytest.raises(UsageError, match=f"{MOST} downloads go on already; wait until one has ended"):
+    with pytest.raises(UsageError, match=f"{MAX_DOWNLOADS} downloads are running; wait until one has ended"):
         service.start(ask("owner/another"))
     assert service.start(ask("owner/model0")).state == "downloading", "shares the one that goes on"
     assert service.start(ask(None)).wait(20)

@@ -55,7 +55,7 @@ def test_the_row_and_the_heading_of_a_lossy_run_say_so(page, run) -> None:
 
 
 def test_pages_and_search(page, run, monkeypatch) -> None:
-    monkeypatch.setattr(history, "PAGE", 2)
+    monkeypatch.setattr(history, "PAGE_SIZE", 2)
     runs = [run(prompt=f"Tell me of the {name}.") for name in ("whale", "storm", "harbour")]
     assert "1 to 2 of 3" in page.refresh()[page.table]
     second = page.turn_page("", {"offset": 0, "selected": []}, SimpleNamespace(offset=2))

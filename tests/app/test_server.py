@@ -40,8 +40,8 @@ def test_without_a_port_the_next_free_one_is_taken(monkeypatch) -> None:
         port = holder.getsockname()[1]
         monkeypatch.setattr(server, "DEFAULT_PORT", port)
         with bind("127.0.0.1", None) as listener:
-            assert port < listener.getsockname()[1] < port + server.TRIES
-        monkeypatch.setattr(server, "TRIES", 1)
+            assert port < listener.getsockname()[1] < port + server.PORTS
+        monkeypatch.setattr(server, "PORTS", 1)
         with pytest.raises(UsageError, match="all in use"):
             bind("127.0.0.1", None)
 

@@ -31,10 +31,10 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"at most {limits.BODY_SECONDS:g} s",
         f"complete in {limits.HEAD_SECONDS:g} s",
         f"at most {limits.CONNECTIONS}",
-        f"at most {page.VISITS:,}",
-        f"at most {page.UNREAD} unread",
-        f"at most {page.DEEPEST} levels",
-        f"after {login.FREE} wrong guesses",
-        f"then {login.LONGEST:g} s",
+        f"at most {page.MAX_SESSIONS:,}",
+        f"at most {page.MAX_UNREAD} unread",
+        f"at most {page.MAX_DEPTH} levels",
+        f"after {login.FREE_GUESSES} wrong guesses",
+        f"then {login.MAX_WAIT:g} s",
     ):
         assert words in TEXT, words

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app import login
 from app.cli import play
-from app.login import COOKIE, FREE, LONGEST, Login
+from app.login import COOKIE, FREE_GUESSES, MAX_WAIT, Login
 from app.main import build_parser
 from app.server import check_exposure
 from engine.errors import UsageError
@@ -44,12 +44,12 @@ def test_guesses_are_slowed_down_to_one_in_sixteen_seconds(app, clock) -> None:
     for _ in range(200):
         evaluated += attacker.get("/", auth=WRONG).status_code == 401
         clock.now += 1
-    assert evaluated <= FREE + 5 + 200 / LONGEST
+    assert evaluated <= FREE_GUESSES + 5 + 200 / MAX_WAIT
 
 
 def test_the_right_password_is_not_tried_while_an_address_must_wait(app, clock) -> None:
     attacker = browser(app)
-    for _ in range(FREE):
+    for _ in range(FREE_GUESSES):
         assert attacker.get("/", auth=WRONG).status_code == 401
     answer = attacker.get("/", auth=RIGHT)
     assert answer.status_code == 429
@@ -61,9 +61,9 @@ def test_nobody_waits_longer_than_sixteen_seconds(app, clock) -> None:
     attacker = browser(app)
     for _ in range(50):
         attacker.get("/", auth=WRONG)
-        clock.now += LONGEST
+        clock.now += MAX_WAIT
     attacker.get("/", auth=WRONG)
-    clock.now += LONGEST
+    clock.now += MAX_WAIT
     assert attacker.get("/", auth=RIGHT).status_code == 200
 
 
@@ -90,7 +90,7 @@ def test_the_cookie_alone_opens_nothing_and_a_made_up_one_spares_nothing(app) ->
     assert rightful.get("/").status_code == 401
     assert rightful.get("/", auth=WRONG).status_code == 401
     attacker.cookies.set(COOKIE, "x" * 43)
-    for _ in range(FREE):
+    for _ in range(FREE_GUESSES):
         attacker.get("/", auth=WRONG)
     assert attacker.get("/", auth=RIGHT).status_code == 429
 
@@ -98,26 +98,26 @@ def test_the_cookie_alone_opens_nothing_and_a_made_up_one_spares_nothing(app) ->
 def test_a_login_and_a_long_pause_start_the_count_anew(app, clock) -> None:
     person = browser(app)
     for _ in range(3):
-        for _ in range(FREE - 1):
+        for _ in range(FREE_GUESSES - 1):
             assert person.get("/", auth=WRONG).status_code == 401
         assert person.get("/", auth=RIGHT).status_code == 200
         person.cookies.clear()
     for _ in range(50):
         person.get("/", auth=WRONG)
-    clock.now += login.FORGOTTEN + 1
+    clock.now += login.RESET_SECONDS + 1
     assert person.get("/", auth=WRONG).status_code == 401
     assert person.get("/", auth=RIGHT).status_code == 200
 
 
 def test_the_addresses_of_one_ipv6_network_share_their_guesses(app) -> None:
-    for number in range(FREE):
+    for number in range(FREE_GUESSES):
         browser(app, f"2001:db8::{number:x}").get("/", auth=WRONG)
     assert browser(app, "2001:db8::ffff").get("/", auth=WRONG).status_code == 429
     assert browser(app, "2001:db8:0:1::1").get("/", auth=RIGHT).status_code == 200
 
 
 def test_guesses_from_many_addresses_use_bounded_memory(app, monkeypatch) -> None:
-    monkeypatch.setattr(login, "ADDRESSES", 10)
+    monkeypatch.setattr(login, "MAX_ADDRESSES", 10)
     for number in range(30):
         browser(app, f"10.0.1.{number}").get("/", auth=WRONG)
     assert len(app._guesses._counts) == 10

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse
 from app import limits
 from app.guard import HEADERS, Boundary
 from app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from app.page import VISITS, Page
+from app.page import MAX_SESSIONS, Page
 from app.routes import _download
 from app.server import bind, protect
 from engine.errors import UsageError
@@ -342,7 +342,7 @@ def test_a_visit_keeps_no_copy_of_the_page(client, page) -> None:
 
 def test_visits_are_forgotten_beyond_a_number(client, page, monkeypatch) -> None:
     holder = page.state_holder
-    assert holder.capacity == VISITS
+    assert holder.capacity == MAX_SESSIONS
     visit(client, page, "first", read=True)
     monkeypatch.setattr(holder, "capacity", len(holder.session_data))
     for number in range(holder.capacity):
@@ -352,7 +352,7 @@ def test_visits_are_forgotten_beyond_a_number(client, page, monkeypatch) -> None
 
 
 def test_a_visit_that_never_reads_its_answers_gets_no_more(client, page, monkeypatch) -> None:
-    monkeypatch.setattr("app.page.UNREAD", 3)
+    monkeypatch.setattr("app.page.MAX_UNREAD", 3)
     for _ in range(6):
         visit(client, page, "silent", read=False)
     answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
