@@ -63,10 +63,10 @@ def test_json_holds_every_cell(capsys, models, tmp_path: Path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-o", "x.json"], "the output is x.json; it must end in .toml"),
-        (["-o", "/nowhere/at/all/x.toml"], "would lie in a folder that is not there; make it first"),
-        (["--drafter", "d"], "a drafter (d) without a target"),
-        (["--target", "t", "--pair", "bundled"], "both --pair bundled and --target t; give one of them"),
+        (["-o", "x.json"], "the output is x.json; a profile's name must end in .toml"),
+        (["-o", "/nowhere/at/all/x.toml"], "the folder of the output /nowhere/at/all/x.toml does not exist; make it first"),
+        (["--drafter", "d"], "--drafter d needs --target; give both"),
+        (["--target", "t", "--pair", "bundled"], "--pair bundled and --target t exclude each other; give one"),
         (["--pair", "none"], "there is no pair 'none'; choose one of bundled"),
         (["--device", "tpu"], "there is no device 'tpu'; choose auto, cpu or cuda"),
     ],

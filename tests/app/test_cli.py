@@ -202,8 +202,8 @@ def test_compare_takes_settings_of_its_methods_and_marks_a_lossy_run(capsys, db)
     assert (code, found["medusa"]["lossless"], found["speculative"]["lossless"]) == (0, False, True)
     assert "(lossy)" in call(capsys, *asked, *chosen)[1]
     for wrong, message in (
-        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE of a method that is compared"),
-        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE of a method that is compared"),
+        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
+        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
         ("speculative.gamma=0", "gamma is 0; it must be at least 1"),
     ):
         code, _, err = call(capsys, *asked, "--set", wrong)
@@ -276,7 +276,7 @@ def test_compare_names_the_prompts_that_are_too_long(capsys, db, tmp_path):
     assert result["prompts"] == 1
     assert set(result["methods"]["prompt_lookup"]["categories"]) == {"a"}
     _, out, _ = call(capsys, "compare", *common)
-    assert f"left out: line 3 (b): {skipped['reason']}\n" in out
+    assert f"skipped: line 3 (b): {skipped['reason']}\n" in out
     file.write_text(json.dumps(rows[1]), encoding="utf-8")
     code, _, err = call(capsys, "compare", *common)
     assert code == 2

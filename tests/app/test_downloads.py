@@ -198,7 +198,7 @@ def test_the_page_shows_model_file_bytes_and_percent(service: Service, opener: F
     assert "downloading · 50%" in pane.html
     assert "Downloading model.safetensors of owner/big: 5.0 MB of 10.0 MB." in pane.html
     line = turn_line("downloading", [run])
-    assert "Downloading the models. owner/big: 50%. Other people&#x27;s runs go on meanwhile." in line
+    assert "Downloading the models. owner/big: 50%. Other runs continue." in line
     run.show(Progress("owner/big"))
     assert "Waiting for the hub to answer." in turn_line("downloading", [run])
     assert pane.update()

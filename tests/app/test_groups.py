@@ -70,23 +70,23 @@ def test_this_machine_is_measured_beside_autoregressive(folder: Path):
 
 def test_only_parallel_heads_with_different_k(folder: Path, tmp_path: Path):
     pair = Pair.find()
-    with pytest.raises(UsageError, match="has no folders with heads in them"):
+    with pytest.raises(UsageError, match="has no subfolders with heads"):
         groups.find(tmp_path, pair)
     make_head(tmp_path / "a", "parallelspec_eagle", pair.target_path, masks=2)
     make_head(tmp_path / "b", "parallelspec_eagle", pair.target_path, masks=2)
-    with pytest.raises(UsageError, match=r"holds two heads with K = 2; give one for each K$"):
+    with pytest.raises(UsageError, match=r"has two heads with K = 2; give one for each K$"):
         groups.find(tmp_path, pair)
     make_head(tmp_path / "c", "medusa", pair.target_path)
-    with pytest.raises(UsageError, match="holds heads of kind medusa, parallelspec_eagle; they must all be"):
+    with pytest.raises(UsageError, match="has heads of kind medusa, parallelspec_eagle; all must be"):
         groups.find(tmp_path, pair)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--heads . --placements", "--placements and --heads are two benches; choose one"),
-        ("-o k.svg", "the chart k.svg is that of --heads; give both, or neither"),
-        ("--heads . -o nowhere/k.svg", "would lie in a folder that is not there"),
+        ("--heads . --placements", "--placements and --heads exclude each other; choose one"),
+        ("-o k.svg", "--output k.svg needs --heads, whose chart it is; give both or neither"),
+        ("--heads . -o nowhere/k.svg", "the folder of the output nowhere/k.svg does not exist"),
     ],
 )
 def test_options_that_do_not_go_together(words: str, message: str, capsys: pytest.CaptureFixture[str]):

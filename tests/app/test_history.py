@@ -64,7 +64,7 @@ def test_pages_and_search(page, run, monkeypatch) -> None:
     found = page.find("storm", {"query": ""})[page.table]
     assert runs[1].run_id in found
     assert "1 to 1 of 1" in found
-    assert "No run holds “&lt;b&gt;”" in page.find("<b>", {"query": ""})[page.table]
+    assert "No run contains “&lt;b&gt;”" in page.find("<b>", {"query": ""})[page.table]
 
 
 def test_a_box_emptied_by_the_program_changes_nothing(page) -> None:

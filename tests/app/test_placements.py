@@ -86,7 +86,7 @@ def test_a_profile_without_a_pipeline_is_refused():
 
 def test_a_profile_goes_with_placements_only(capsys):
     assert main(["bench", "--profile", "pearl-4xA100"]) == 2
-    assert "--profile pearl-4xA100 goes with --placements or --heads" in capsys.readouterr().err
+    assert "--profile pearl-4xA100 needs --placements or --heads" in capsys.readouterr().err
 
 
 def test_this_machine_is_measured_on_the_same_prompts():

@@ -31,8 +31,8 @@ def test_the_model_of_finished_and_running_runs(client, run) -> None:
 
 MISSING = {
     "/specscope/model?runs=nobody": "nobody",
-    "/specscope/model?runs=": "0 runs were asked for; choose 1 to 4",
-    "/specscope/model?runs=a,b,c,d,e": "5 runs were asked for; choose 1 to 4",
+    "/specscope/model?runs=": "0 runs are requested; choose 1 to 4",
+    "/specscope/model?runs=a,b,c,d,e": "5 runs are requested; choose 1 to 4",
     "/specscope/report.html?runs=nobody": "nobody",
     "/specscope/export/nobody/trace.jsonl": "nobody",
     "/specscope/export/nobody/x.exe": "there is no download 'x.exe'; choose one of trace.jsonl",

@@ -87,7 +87,7 @@ def test_a_pane_says_what_it_waits_for(service, opener) -> None:
     assert "loading models" in panes[0].html
     assert "1st in line" in panes[1].html
     assert "measured · local-process" in panes[1].html
-    assert "take turns" in panes[1].html
+    assert "one at a time" in panes[1].html
 
 
 def test_a_failed_run_shows_its_reason(service, opener) -> None:

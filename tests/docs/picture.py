@@ -87,7 +87,7 @@ def draw() -> str:
             f'<rect class="box" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - 1}" height="{HEIGHT}" rx="5"/>',
             f'<rect class="{kind}" x="{LEFT}" y="{y}" width="5" height="{HEIGHT}" rx="2"/>',
             f'<text class="name" x="{LEFT + 16}" y="{y + 22}">{"engine" if name == "ground" else label}</text>',
-            f'<text x="{LEFT + 140}" y="{y + 22}">{escape(purpose(name))}</text>',
+            f'<text x="{LEFT + 156}" y="{y + 22}">{escape(purpose(name))}</text>',
         ]
     for (upper, lower), lane in lanes(arrows()).items():
         start = GAP + ROWS.index(upper) * (HEIGHT + GAP) + HEIGHT * 0.7

@@ -1,4 +1,4 @@
-"""The document on security says what the tests of attacks show."""
+"""The document on security agrees with the tests of attacks and with the limits in the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
-def test_every_test_that_the_document_names_exists() -> None:
+def test_every_test_in_the_document_exists() -> None:
     files = (ROOT / "tests" / "security").glob("test_*.py")
     known = {
         name
@@ -23,7 +23,7 @@ def test_every_test_that_the_document_names_exists() -> None:
     assert not set(named) - known
 
 
-def test_the_limits_are_those_of_the_code() -> None:
+def test_the_limits_in_the_document_are_the_codes() -> None:
     mb = 2**20
     for words in (
         f"at most {limits.MAX_BODY // mb} MB",

@@ -161,7 +161,7 @@ def test_deeply_nested_values_are_refused() -> None:
     deep: Any = "x"
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(gr.Error, match="nests too deeply"):
+    with pytest.raises(gr.Error, match="nested too deeply"):
         check_plain(deep)
     check_plain({"past": [["a", "b", "c"]], "answers": [["x", "y"]]})
 
@@ -254,4 +254,4 @@ def test_two_imports_at_once_do_not_share_the_memory(client, monkeypatch) -> Non
     monkeypatch.setattr(routes, "import_trace", import_while_another_is_under_way)
     assert client.post("/specscope/import", content=b"x").json() == {"run": "first"}
     assert answers[0].status_code == 503
-    assert "another import is under way" in answers[0].json()["error"]
+    assert "another import is running" in answers[0].json()["error"]

@@ -356,4 +356,4 @@ def test_a_visit_that_never_reads_its_answers_gets_no_more(client, page, monkeyp
     for _ in range(6):
         visit(client, page, "silent", read=False)
     answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
-    assert "too many answers were not read yet" in answers
+    assert "too many answers are unread" in answers
