@@ -57,7 +57,7 @@ def test_the_method_of_the_recipe_decodes_and_is_found(tmp_path, monkeypatch, ca
                 for method in (methods.BASELINE, "recipe")
             )
         assert trace.text == baseline.text
-        assert any(decision.fate == "accepted" for decision in trace.decisions)
+        assert any(commit.origin == "accepted" for commit in trace.commits)
         assert isinstance(control_for(METHODS["recipe"].settings()[0]), gr.Slider)
         assert main(["methods"]) == 0
         assert f"{'recipe':20} Draft gamma tokens" in capsys.readouterr().out
@@ -79,7 +79,8 @@ def test_a_view_is_part_of_the_script_after_the_list_of_insets(tmp_path, monkeyp
 def test_a_copied_profile_runs_by_its_path_and_is_listed_in_its_folder(tmp_path, monkeypatch):
     text = (FOLDER / "pearl-3xA100.toml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.toml"
-    mine.write_text(text.replace("speed = 18.58", "speed = 9.29"), encoding="utf-8")
+    changed = text.replace('"pearl-3xA100"', '"mine"').replace("speed = 18.58", "speed = 9.29")
+    mine.write_text(changed, encoding="utf-8")
     speeds = []
     for profile in ("pearl-3xA100", str(mine)):
         with engine.open(runtime="virtual", profile=profile, tokens="bernoulli:0.8") as cluster:
