@@ -92,10 +92,11 @@ def _build_methods(form: Form) -> None:
                 if method.batched:
                     form.add(f"{key}.prompts", build_further(key))
 
-    def show_folds(picked: list[str]) -> list[Any]:
-        return [gr.update(visible=key in picked) for key in folds]
-
-    chosen.change(show_folds, chosen, list(folds.values()), **QUIET)
+    # In the browser, so that no event of fast clicks gets lost.
+    show = (
+        f"(keys) => {json.dumps(list(folds))}.map((k) => ({{__type__: 'update', visible: keys.includes(k)}}))"
+    )
+    chosen.change(None, chosen, list(folds.values()), js=show, **QUIET)
 
 
 def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.Component:

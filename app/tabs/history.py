@@ -121,7 +121,7 @@ class History:
 
     def pick(self, place: Place, event: gr.EventData) -> Update:
         """Select the ticked runs of this page, and keep the selection on other pages."""
-        listed, ticked = set(map(str, event.here)), [str(run) for run in event.ticked]
+        listed, ticked = set(map(str, event.listed)), [str(run) for run in event.ticked]
         selected = [run for run in _read(place)[1] if run not in listed] + ticked
         return {
             self.place: {**place, "selected": selected},

@@ -79,11 +79,11 @@ def test_a_search_for_the_current_query_changes_nothing(page) -> None:
 
 
 def test_selection_spans_pages(page) -> None:
-    event = SimpleNamespace(here=["a", "b"], ticked=["b"])
+    event = SimpleNamespace(listed=["a", "b"], ticked=["b"])
     state = page.pick({"offset": 0, "selected": ["a", "z"]}, event)
     assert state[page.place]["selected"] == ["z", "b"]
     assert state[page.open] == gr.update(interactive=True, value="Compare 2")
-    five = page.pick({"offset": 0, "selected": list("vwxyz")}, SimpleNamespace(here=[], ticked=[]))
+    five = page.pick({"offset": 0, "selected": list("vwxyz")}, SimpleNamespace(listed=[], ticked=[]))
     assert five[page.open]["interactive"] is False
     assert five[page.delete]["interactive"] is True
 

@@ -1,7 +1,7 @@
 """Draw the rooms and their imports, from the code: `python -m tests.docs.picture` writes the SVG.
 
-The rows are the rooms of `tests/engine/test_rooms.py`, the highest first, with the first sentence of
-each package's docstring. An arrow is an import; imports that follow from other arrows are left out.
+The rows are the rooms of `tests/engine/test_rooms.py`, the highest first, with the first sentence
+of each package's docstring. Arrows are imports, without those that follow from other arrows.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def recipe(title: str) -> str:
 
 
 def add_module(package, folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch):
-    """Import a new module of a package from a folder of its own."""
+    """Import a new module of a package from another folder."""
     (folder / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     monkeypatch.setitem(vars(package), name, None)  # removed at the end of the test
