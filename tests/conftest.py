@@ -1,5 +1,10 @@
-"""Torch computes with one thread: the tests run two at a time, and a sum does not depend on how many cores there are."""
+"""Settings of all tests: results must depend on neither the number of cores nor the load of the machine."""
 
 import os
 
+from hypothesis import settings
+
 os.environ["OMP_NUM_THREADS"] = "1"
+"""One thread per test process: two processes run at once, and a sum depends on how it is split."""
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
