@@ -107,9 +107,7 @@ class LiveRun:
         """Return the trace's footer, or make one if the engine wrote none."""
         status = "cancelled" if self.state == "cancelled" else "failed"
         if trace.footer is None:
-            texts = (trace.text, *[""] * (len(trace.header.prompts) - 1))
-            last = max([s.end for s in trace.spans] + [c.time for c in trace.commits], default=0)
-            return Footer(status, ("",) * len(texts), texts, last, self.error)
+            return trace.new_footer(status, self.error)
         if self.state == "failed" and trace.footer.status != "failed":
             return replace(trace.footer, status="failed", error=self.error)
         return trace.footer

@@ -1,15 +1,18 @@
-"""The acceptance rules: nothing else decides a token in a lossless method.
+"""The acceptance rules: a lossless method emits no token that they did not decide.
 
-Rule 1, `ratio`: the draft was sampled from q. Accept x with probability min(1, p(x)/q(x)); after a rejection go on with
-p = norm(max(0, p - q)), over siblings drawn without replacement, and at last draw from it (Leviathan et al. 2023,
-algorithm 1; Chen et al. 2023; over siblings: SpecInfer 2024, with q renormalised).
-Rule 2, `match`: the draft is a function of the prefix. Draw x from p; a child with that token is accepted, else x
-itself is emitted. Temperature 0 is rule 2 with the argmax for x, whatever drafted.
+Rule 1, `ratio`: the draft was sampled from q. Accept x with probability min(1, p(x)/q(x)). After a
+rejection continue with p = norm(max(0, p - q)) and the next sibling, drawn without replacement;
+after the last sibling draw from p (Leviathan et al. 2023, algorithm 1; Chen et al. 2023; siblings:
+SpecInfer 2024, with q renormalised).
 
-`typical`, LOSSY, only where a setting asks for it: a drafted token that p finds probable enough stands, without a draw; of
-the paths of such tokens the longest wins, then the likeliest, then the first (Medusa, Cai et al. 2024, section 2.3.1).
+Rule 2, `match`: the draft is a function of the prefix. Draw x from p; accept the child with that
+token, else emit x. At temperature 0 every draft is judged by rule 2, and x is the argmax.
 
-p and q go through the same `warp` first. Pure functions; all randomness comes from a `Draws`.
+`typical`, LOSSY, only on request: accept a drafted token if p(token) is above a bound, without a
+draw. The longest accepted path wins, then the likeliest, then the first (Medusa, Cai et al. 2024,
+section 2.3.1).
+
+The same `warp` makes p and q from logits. Pure functions; all random numbers are from a `Draws`.
 """
 
 from __future__ import annotations
@@ -21,10 +24,18 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from engine.draws import TOP, Draws, Key, argmax, facts, most_probable, propose_token, softmax, warp
-from engine.types import Draft, DraftToken, Judged, Origin, Outcome, Rule, Sampling, Typical, Verdict
-
-__all__ = ["Draws", "Key", "facts", "judge", "propose_token", "warp"]
+from engine.draws import TOP, Draws, Key, argmax, most_probable, softmax, warp
+from engine.types import (
+    Draft,
+    DraftToken,
+    Judged,
+    Judgement,
+    Origin,
+    Outcome,
+    Rule,
+    Sampling,
+    Typical,
+)
 
 
 def judge(
@@ -32,75 +43,55 @@ def judge(
     draft: Draft,
     q_row: Callable[[DraftToken], Tensor | None],
     *,
-    sequence: int,
     position: int,
     sampling: Sampling,
     draws: Draws,
     bonus: bool = True,
     typical: Typical | None = None,
-) -> Verdict:
-    """Decide which drafted tokens stand, and the token after them.
+) -> Judgement:
+    """Decide which drafted tokens are accepted, and draw the token after them.
 
     Args:
-        logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i. Without `bonus`
-            the rows of nodes after which nothing is drafted may be missing; more rows than needed are ignored.
-        draft: A chain or a tree; children of one node are all drawn from one q row without replacement, in the
-            order of their indices, or all functions of the prefix.
-        q_row: Reads the row a token was drawn from, (V,); asked only for tokens that have one.
-        sequence: Number of the sequence.
-        position: Position that row 0 decides.
+        logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i.
+            Without `bonus` the rows of leaves may be missing; surplus rows are ignored.
+        draft: A chain or a tree. The children of a node are either all drawn from one q row without
+            replacement, in the order of their indices, or all functions of the prefix.
+        q_row: Token -> the q row that it was drawn from, (V,); called for tokens with such a row.
+        position: The position that row 0 decides.
         sampling: The warp of p; at temperature 0 ties go to the lowest token id.
         draws: The random numbers.
-        bonus: Whether a wholly accepted path is followed by a token of the target's own.
-        typical: Judge by typical acceptance, which is lossy; at temperature 0 there is no difference.
+        bonus: Whether the target draws a token after a fully accepted path.
+        typical: Judge by typical acceptance, which is lossy; no difference at temperature 0.
 
     Returns:
-        The verdict; `mode`, `span` and `forward` are the caller's to fill. In `judged`, p and q are the numbers the rule
-        compared: of a second sibling under rule 1 the residual ones.
+        The judgement. In `judged`, p and q are the numbers that the rule compared; from the second
+        sibling on, under rule 1, the residual ones.
 
     Raises:
-        ValueError: The draft is not one of those, or rows are missing.
+        ValueError: The draft has another form, or rows are missing.
         ModelError: The logits are not finite.
     """
     children = _children(draft)
     walk = _Walk(_needed(logits, draft, bonus), draft.tokens, q_row, sampling, draws, typical)
-    fates, path, at = list[_Fate](), list[int](), -1
-    while children[at + 1] or bonus:
-        fates += walk.decide(at + 1, children[at + 1], position + len(path))
-        at = fates[-1].node
-        if at < 0:
+    judged, path, node = list[Judged](), list[int](), -1
+    while children[node + 1] or bonus:
+        judged += walk.decide(node, children[node + 1], position + len(path))
+        node = judged[-1].node
+        if node < 0:
             break
-        path.append(at)
-    own = fates[-1] if fates and at < 0 else None
-    judged = walk.report(fates) + walk.discarded(draft, {f.node for f in fates}, position)
-    return Verdict(
-        sequence=sequence,
-        accepted=tuple(draft.tokens[node].id for node in path),
+        path.append(node)
+    own = judged[-1] if judged and node < 0 else None
+    return Judgement(
+        accepted=tuple(draft.tokens[i].id for i in path),
         own=None if own is None else own.token,
         origin=None if own is None else cast("Origin", own.outcome),
-        judged=judged,
+        judged=walk.with_target_rows(judged) + walk.discarded(draft, {j.node for j in judged}, position),
         nodes=tuple(path),
-        draft=draft,
     )
 
 
-class _Fate(NamedTuple):
-    """One decision, without what only the trace wants. The last one of a node decides it."""
-
-    row: int
-    position: int
-    node: int
-    token: int
-    p: float
-    """nan: the warped p."""
-    q: float
-    u: float
-    rule: Rule
-    outcome: Outcome | Origin
-
-
 class _Walk:
-    """The target's rows and the draft, decided node by node."""
+    """One pass down a draft, with the target's rows."""
 
     def __init__(
         self,
@@ -116,55 +107,59 @@ class _Walk:
         self._best = argmax(logits) if self._p is None else []
         self._chosen = None if typical is None or self._p is None else _choose(self._p, tokens, typical)
 
-    def decide(self, row: int, children: list[int], position: int) -> list[_Fate]:
-        """Decide between the children after this row and a token of the target's own."""
+    def decide(self, parent: int, children: list[int], position: int) -> list[Judged]:
+        """Decide between the children of a node and the target's own token; the last one counts.
+
+        In the result p may be nan, for the warped p, and `top_p` is empty: see `with_target_rows`.
+        """
         if children and self._chosen is not None:
-            return self._typical(self._chosen, row, children, position)
+            return self._typical(self._chosen, parent, children, position)
         if children and self._p is not None and self._tokens[children[0]].q is not None:
-            return self._ratio(self._p[row], row, children, position)
-        return self._match(row, children, position)
+            return self._ratio(self._p[parent + 1], parent, children, position)
+        return self._match(parent, children, position)
 
-    def _match(self, row: int, children: list[int], position: int) -> list[_Fate]:
+    def _match(self, parent: int, children: list[int], position: int) -> list[Judged]:
         """Rule 2; without children the target's own draw."""
-        x, u = self._own(row, position)
-        drafted = [(node, self._tokens[node]) for node in children]
-        fates = [
-            _Fate(row, position, n, t.id, nan, t.probability, u, "match", "rejected")
-            for n, t in drafted
-            if t.id != x
-        ]
-        if len(fates) < len(children):
-            node, token = next((n, t) for n, t in drafted if t.id == x)
-            return [*fates, _Fate(row, position, node, x, nan, token.probability, u, "match", "accepted")]
-        if children:
-            return [*fates, _Fate(row, position, -1, x, nan, nan, u, "match", "corrected")]
-        return [_Fate(row, position, -1, x, nan, nan, u, "target", "bonus" if self._tokens else "plain")]
+        x, u = self._own(parent, position)
 
-    def _own(self, row: int, position: int) -> tuple[int, float]:
-        """Return the target's own token and the number it was drawn with."""
-        if self._p is None:
-            return self._best[row], nan
-        key = Key(position, "target")
-        return self._draws.choose(key, self._p[row]), self._draws.value(key)
-
-    def _typical(self, chosen: _Chosen, row: int, children: list[int], position: int) -> list[_Fate]:
-        """Typical acceptance along the chosen path; where it ends, the target's own draw."""
-
-        def fate(node: int, outcome: Outcome) -> _Fate:
+        def judged(node: int, outcome: Outcome) -> Judged:
             t = self._tokens[node]
-            return _Fate(row, position, node, t.id, nan, t.probability, nan, "typical", outcome)
+            return Judged(node, parent, position, t.id, nan, t.probability, u, "match", outcome)
 
-        lost = [n for n in children if n not in chosen.path]
-        fates = [fate(n, "discarded" if n in chosen.enough else "rejected") for n in lost]
-        if len(lost) < len(children):
-            return [*fates, fate(next(n for n in children if n in chosen.path), "accepted")]
-        x, u = self._own(row, position)
-        return [*fates, _Fate(row, position, -1, x, nan, nan, u, "typical", "corrected")]
+        rejected = [judged(node, "rejected") for node in children if self._tokens[node].id != x]
+        if len(rejected) < len(children):
+            node = next(node for node in children if self._tokens[node].id == x)
+            return [*rejected, judged(node, "accepted")]
+        if children:
+            return [*rejected, Judged(-1, parent, position, x, nan, nan, u, "match", "corrected")]
+        origin: Origin = "bonus" if self._tokens else "plain"
+        return [Judged(-1, parent, position, x, nan, nan, u, "target", origin)]
 
-    def _ratio(self, p: Tensor, row: int, children: list[int], position: int) -> list[_Fate]:
+    def _own(self, parent: int, position: int) -> tuple[int, float]:
+        """Return the target's own token after a node, and the number it was drawn with."""
+        if self._p is None:
+            return self._best[parent + 1], nan
+        key = Key(position, "target")
+        return self._draws.choose(key, self._p[parent + 1]), self._draws.value(key)
+
+    def _typical(self, chosen: _Chosen, parent: int, children: list[int], position: int) -> list[Judged]:
+        """Typical acceptance along the chosen path; at its end the target's own draw."""
+
+        def judged(node: int, outcome: Outcome) -> Judged:
+            t = self._tokens[node]
+            return Judged(node, parent, position, t.id, nan, t.probability, nan, "typical", outcome)
+
+        others = [n for n in children if n not in chosen.path]
+        decisions = [judged(n, "discarded" if n in chosen.enough else "rejected") for n in others]
+        if len(others) < len(children):
+            return [*decisions, judged(next(n for n in children if n in chosen.path), "accepted")]
+        x, u = self._own(parent, position)
+        return [*decisions, Judged(-1, parent, position, x, nan, nan, u, "typical", "corrected")]
+
+    def _ratio(self, p: Tensor, parent: int, children: list[int], position: int) -> list[Judged]:
         """Rule 1 over siblings that were drawn from one q without replacement."""
-        full = q = self._q_of(children[0], p)
-        fates = list[_Fate]()
+        full_q = q = self._q_of(children[0], p)
+        decisions = list[Judged]()
         for sibling, node in enumerate(children):
             x = self._tokens[node].id
             p_x, q_x = float(p[x]), float(q[x])
@@ -175,65 +170,61 @@ class _Walk:
             key = Key(position, "accept", sibling)
             accepted = self._draws.below(key, p_x / q_x)
             outcome: Outcome = "accepted" if accepted else "rejected"
-            fates.append(_Fate(row, position, node, x, p_x, q_x, self._draws.value(key), "ratio", outcome))
+            u = self._draws.value(key)
+            decisions.append(Judged(node, parent, position, x, p_x, q_x, u, "ratio", outcome))
             if accepted:
-                return fates
+                return decisions
             p, q = _residual(p, q), _without(q, x)
         key = Key(position, "residual")
         x = self._draws.choose(key, p)
         u = self._draws.value(key)
-        return [*fates, _Fate(row, position, -1, x, nan, float(full[x]), u, "ratio", "corrected")]
+        q_x = float(full_q[x])
+        return [*decisions, Judged(-1, parent, position, x, nan, q_x, u, "ratio", "corrected")]
 
     def _q_of(self, node: int, p: Tensor) -> Tensor:
         q = self._q_row(self._tokens[node])
         if q is None or q.shape != p.shape:
-            found = "missing" if q is None else f"of length {len(q)}"
+            state = "missing" if q is None else f"of length {len(q)}"
             raise ValueError(
-                f"the q row of draft node {node} is {found}; the target's rows have length {len(p)}"
+                f"the q row of draft node {node} is {state}; the target's rows have length {len(p)}"
             )
         return q
 
-    def report(self, fates: list[_Fate]) -> tuple[Judged, ...]:
-        """Return the decisions with p and the target's most probable tokens, all rows at once."""
-        if not fates:
+    def with_target_rows(self, judged: list[Judged]) -> tuple[Judged, ...]:
+        """Fill in missing p and the target's most probable tokens, for all rows at once."""
+        if not judged:
             return ()
-        rows = list(dict.fromkeys(f.row for f in fates))
-        seen = slice(len(rows)) if rows[-1] == len(rows) - 1 else rows  # a chain needs no copy
-        shown = softmax(self._logits[seen]) if self._p is None else self._p[seen]
-        index = {row: i for i, row in enumerate(rows)}
-        tops = most_probable(shown, TOP)
-        flat = [index[f.row] * shown.shape[1] + f.token for f in fates]
-        p = shown.take(torch.tensor(flat, device=shown.device)).tolist()
+        parents = list(dict.fromkeys(j.parent for j in judged))
+        is_chain = parents[-1] == len(parents) - 2  # a chain needs no copy of the rows
+        rows = slice(len(parents)) if is_chain else [parent + 1 for parent in parents]
+        p = softmax(self._logits[rows]) if self._p is None else self._p[rows]
+        index = {parent: i for i, parent in enumerate(parents)}
+        tops = most_probable(p, TOP)
+        flat = [index[j.parent] * p.shape[1] + j.token for j in judged]
+        p_of_tokens = p.take(torch.tensor(flat, device=p.device)).tolist()
         return tuple(
-            Judged(
-                f.node,
-                f.row - 1,
-                f.position,
-                f.token,
-                p_x if isnan(f.p) else f.p,
-                f.q,
-                f.u,
-                f.rule,
-                f.outcome,
-                tops[index[f.row]],
-            )
-            for f, p_x in zip(fates, p, strict=True)
+            j._replace(p=p_x if isnan(j.p) else j.p, top_p=tops[index[j.parent]])
+            for j, p_x in zip(judged, p_of_tokens, strict=True)
         )
 
     def discarded(self, draft: Draft, decided: set[int], position: int) -> tuple[Judged, ...]:
         """Return the nodes that no decision reached, in the draft's order."""
-        depth, rows = list[int](), list[Judged]()
+        depths, judged = list[int](), list[Judged]()
         for node, t in enumerate(draft.tokens):
-            depth.append(0 if t.parent < 0 else depth[t.parent] + 1)
+            depths.append(0 if t.parent < 0 else depths[t.parent] + 1)
             if node not in decided:
                 rule: Rule = "typical" if self._chosen else "match" if t.q is None else "ratio"
-                at = position + depth[node]
-                rows.append(Judged(node, t.parent, at, t.id, nan, t.probability, nan, rule, "discarded", ()))
-        return tuple(rows)
+                where = (node, t.parent, position + depths[node])
+                judged.append(Judged(*where, t.id, nan, t.probability, nan, rule, "discarded"))
+        return tuple(judged)
 
 
 def _children(draft: Draft) -> list[list[int]]:
-    """Return the children of the prefix (at 0) and of each node i (at i + 1), checked."""
+    """Return the children of the prefix (index 0) and of each node i (index i + 1).
+
+    Raises:
+        ValueError: A parent is after its child, siblings are equal, or they have different q rows.
+    """
     children: list[list[int]] = [[] for _ in range(len(draft) + 1)]
     for node, token in enumerate(draft.tokens):
         if not -1 <= token.parent < node:
@@ -252,7 +243,7 @@ def _children(draft: Draft) -> list[list[int]]:
 
 
 def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
-    """Return the rows that may decide something."""
+    """Return the rows that a judgement of this draft may read."""
     rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
     if len(logits) < rows:
         raise ValueError(f"{len(logits)} rows of logits were given; judging this draft needs {rows}")
@@ -260,15 +251,16 @@ def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
 
 
 class _Chosen(NamedTuple):
-    """What typical acceptance keeps of a draft."""
+    """Nodes of a draft that typical acceptance chose."""
 
     path: frozenset[int]
+    """The accepted path."""
     enough: frozenset[int]
-    """All nodes that are probable enough, as are those before them."""
+    """All nodes whose path is probable enough."""
 
 
 def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Chosen:
-    """Return the longest path of tokens that are probable enough; of several the likeliest, then the first."""
+    """Return the longest path of probable tokens; among equals the likeliest, then the first."""
     if not tokens:
         return _Chosen(frozenset(), frozenset())
     rows = sorted({t.parent + 1 for t in tokens})
@@ -276,20 +268,20 @@ def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Cho
     least = (typical.delta * (-entropy).exp()).clamp(max=typical.epsilon).tolist()
     bounds = dict(zip(rows, least, strict=True))
     flat = [(t.parent + 1) * p.shape[1] + t.id for t in tokens]
-    paths: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # to each node that stands: length and likelihood
+    paths: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # length and likelihood of each node's path
     for node, p_x in enumerate(p.take(torch.tensor(flat, device=p.device)).tolist()):
         parent = tokens[node].parent
         if parent in paths and p_x > bounds[parent + 1]:
             paths[node] = (paths[parent][0] + 1, paths[parent][1] * p_x)
-    at, path = max(paths, key=paths.__getitem__), set[int]()
-    while at >= 0:
-        path.add(at)
-        at = tokens[at].parent
+    node, path = max(paths, key=paths.__getitem__), set[int]()
+    while node >= 0:
+        path.add(node)
+        node = tokens[node].parent
     return _Chosen(frozenset(path), frozenset(paths))
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return norm(max(0, p - q)) in float64 on the CPU, or p where that is zero everywhere."""
+    """Return norm(max(0, p - q)) in float64 on the CPU; p if that is zero everywhere."""
     p = p.cpu().double()
     rest = (p - q.cpu()).clamp_(min=0)
     total = float(rest.sum())

@@ -1,8 +1,8 @@
-"""How a token is drawn: the warp of logits to probabilities, and random numbers by key.
+"""Drawing tokens: the warp of logits to probabilities, and random numbers by key.
 
-Every number a run uses is a function of what it is for, never of when it was asked for. Two acceptance tests
-never share a number, neither do siblings or sequences, and the text of a run cannot depend on timing: whoever
-asks for a key, and however often, gets the same number.
+Every random number is a function of its key (position, purpose, node), not of the time of the call.
+So no two acceptance tests, siblings or sequences share a number, and a run's text cannot depend on
+timing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.errors import ModelError
 from engine.types import Sampling
 
 Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
-"""What a number is for: a drafted token, an acceptance test, the draw after a rejection, the target's own draw."""
+"""A drafted token, an acceptance test, the draw after a rejection, or the target's own draw."""
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
 TOP = 5
@@ -27,19 +27,20 @@ TOP = 5
 
 
 class Key(NamedTuple):
-    """What one random number is for, within a sequence."""
+    """The key of one random number of a sequence."""
 
     position: int
     """Position in the sequence of the token it decides."""
     purpose: Purpose
     node: int = 0
-    """Tells nodes of a tree at the same position apart: the sibling's index in tests, the drafter's choice in drafts."""
+    """Distinguishes nodes of a tree at one position: sibling index of a test, number of a draft."""
 
 
 class Draws:
     """Uniform numbers in [0, 1), each a pure function of (seed, sequence, key).
 
-    The acceptance rules ask only `below` and `choose`; tests replace them to enumerate every outcome.
+    The acceptance rules decide by `below` and `choose` only; tests replace them to enumerate every
+    outcome.
 
     Args:
         seed: The run's seed.
@@ -60,7 +61,7 @@ class Draws:
         return self.value(key) < t
 
     def choose(self, key: Key, weights: Tensor | np.ndarray) -> int:
-        """Return an index with probability proportional to its weight; one of weight zero is never returned.
+        """Return an index with probability proportional to its weight, never one of weight zero.
 
         Args:
             key: What the draw is for.
@@ -73,20 +74,23 @@ class Draws:
 
 
 def pick(u: float, weights: Tensor | np.ndarray) -> int:
-    """Return the first index whose cumulative weight exceeds the share u of the total, u in [0, 1)."""
+    """Return the first index whose cumulative weight exceeds u times the total; u is in [0, 1)."""
     # on the CPU, where the order of a sum is fixed
-    total = torch.as_tensor(weights).cpu().cumsum(0, dtype=torch.float64).numpy()
-    if not 0 < total[-1] < np.inf:
-        raise ModelError(f"the probabilities sum to {total[-1]:g}: the model's logits are not finite numbers")
-    # u * total may round up to the total itself: then it is the last index that has any weight
-    return int(min(np.searchsorted(total, u * total[-1], side="right"), np.searchsorted(total, total[-1])))
+    cumulative = torch.as_tensor(weights).cpu().cumsum(0, dtype=torch.float64).numpy()
+    if not 0 < cumulative[-1] < np.inf:
+        raise ModelError(
+            f"the probabilities sum to {cumulative[-1]:g}: the model's logits are not finite numbers"
+        )
+    # u * total may round up to the total: then the result is the last index of positive weight
+    last = np.searchsorted(cumulative, cumulative[-1])
+    return int(min(np.searchsorted(cumulative, u * cumulative[-1], side="right"), last))
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the probabilities tokens are drawn from: temperature, then top-k, then top-p.
+    """Return the probabilities after temperature, then top-k, then top-p; not for temperature 0.
 
-    Tokens that tie with the last one kept are kept too, so the result does not depend on a sort's order; the
-    most probable token always stays. Not for temperature 0.
+    Tokens that tie with the last kept one are kept, too, so the order of a sort has no effect. The
+    most probable token is always kept.
 
     Args:
         logits: (R, V), any float type.
@@ -96,7 +100,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         (R, V) in float32, or float64 for float64 logits; every row sums to 1.
     """
     x = logits if logits.dtype == torch.float64 else logits.float()
-    # the largest becomes 0 first, so a tiny temperature overflows to -inf and never to nan
+    # subtract the maximum first: a tiny temperature then overflows to -inf, never to nan
     x = (x - x.amax(-1, keepdim=True)) / max(sampling.temperature, torch.finfo(x.dtype).tiny)
     if 0 < sampling.top_k < x.shape[-1]:
         least = x.topk(sampling.top_k).values[:, -1:]
@@ -109,11 +113,11 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus(p: Tensor, top_p: float) -> Tensor:
-    """Return the probability of the least token that top-p keeps, (R, 1)."""
+    """Return the probability of the least probable token that top-p keeps, (R, 1)."""
     # 6 rows of 4,096 on a CPU core: numpy sorts in 0.06 ms, torch in 1.3
     rising = p.sort(-1).values if p.is_cuda else torch.from_numpy(np.sort(p.numpy(), -1))
     mass = rising.cumsum(-1, dtype=torch.float64)
-    # a token is dropped when those above it already reach top_p; the most probable one never is
+    # drop a token if the more probable ones reach top_p already; never the most probable one
     dropped = torch.searchsorted(mass, mass[:, -1:] - top_p, right=True).clamp_(max=mass.shape[-1] - 1)
     return rising.gather(-1, dropped)
 
@@ -127,12 +131,12 @@ def propose_token(
         logits_row: The drafter's logits, (V,).
         position: Position of the drafted token.
         sampling: Its warp makes q.
-        draws: Gives the number keyed (position, "draft", node).
+        draws: Its number with the key (position, "draft", node) decides.
         sampled: Draw from q; ignored at temperature 0.
-        node: Tells drafts at the same position of one tree apart.
+        node: Distinguishes drafts at one position of a tree.
 
     Returns:
-        The token, and the q it was drawn from, (V,), or None when it is a function of the prefix.
+        The token; and the q it was drawn from, (V,), or None for the argmax.
     """
     if not sampled or sampling.greedy:
         return argmax(logits_row[None])[0], None
@@ -143,14 +147,16 @@ def propose_token(
 def facts(
     logits: Tensor, ids: Sequence[int], sampling: Sampling, sampled: bool, k: int = TOP
 ) -> tuple[tuple[float, ...], tuple[Top, ...]]:
-    """Return what the trace shows of drafted tokens: their probability, and the k most probable tokens.
+    """Return the probability of each drafted token and the k most probable tokens of each row.
+
+    Both are for the trace: q(token) as it was sampled, or the unwarped softmax of a greedy draft.
 
     Args:
         logits: The drafter's rows, (R, V).
-        ids: The token drafted from each row.
-        sampling: How they were drawn.
-        sampled: Whether they were; a greedy draft is shown with the unwarped softmax.
-        k: Tokens to list; those of probability 0 are left out.
+        ids: The token drafted from each row, (R,).
+        sampling: The warp of q.
+        sampled: Whether the tokens were drawn from q.
+        k: Tokens to list per row; tokens of probability 0 are left out.
 
     Raises:
         ModelError: The logits are not finite.
@@ -174,7 +180,7 @@ def argmax(logits: Tensor) -> list[int]:
 
 
 def most_probable(p: Tensor, k: int) -> tuple[Top, ...]:
-    """Return the k most probable tokens of each row, those of probability 0 left out."""
+    """Return the k most probable tokens of each row, (R, V), without tokens of probability 0."""
     values, ids = p.topk(min(k, p.shape[-1]))
     tops = tuple(
         tuple((i, v) for i, v in zip(row, probabilities, strict=True) if v)

@@ -1,4 +1,4 @@
-"""Facts about the machine and the software, stored with every run."""
+"""The machine and the software versions, stored with every run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _fixed() -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, processor and devices as plain JSON values."""
+    """Return versions, processor and GPUs as plain JSON values."""
     return dict(_fixed())
 
 
 @functools.cache
 def processor() -> str:
-    """Return the processor's name as its maker writes it."""
+    """Return the processor's name, for example `AMD EPYC 7R32`."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

@@ -1,15 +1,15 @@
-"""Every error SpecScope raises on purpose. Their texts are one line and say what to do.
+"""Every error that SpecScope raises on purpose. A message is one line with advice.
 
 SpecScopeError
 ├── UsageError          a setting or an input is wrong (exit code 2)
 │   └── PairError       target and drafter do not fit each other
 ├── ModelError          a model directory is missing, broken or of an unknown kind
 ├── WorkerDied          a worker ended in the middle of a run
-├── RunCancelled        the person asked the run to stop
-├── Deadlock            virtual time: every task waits and no timer is set
+├── RunCancelled        the user stopped the run
+├── Deadlock            in virtual time, every task waits and no timer is set
 └── StoreError          the trace database cannot be used
-    ├── StoreMissing    there is none to be read
-    └── StoreOutdated   it is of an older version, and was opened for reading only
+    ├── StoreMissing    it does not exist, and was opened for reading only
+    └── StoreOutdated   it has an older version, and was opened for reading only
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import reprlib
 
 
 class SpecScopeError(Exception):
-    """Base of all errors whose message is meant for the person at the keyboard."""
+    """Base of all errors whose message is for the user."""
 
 
 class UsageError(SpecScopeError, ValueError):
@@ -34,7 +34,7 @@ class ModelError(SpecScopeError):
 
 
 class WorkerDied(SpecScopeError):  # noqa: N818 - a state, like asyncio.CancelledError
-    """A worker ended while a run needed it; the message names the device."""
+    """A worker ended during a run; the message names the device."""
 
 
 class RunCancelled(SpecScopeError):  # noqa: N818
@@ -42,7 +42,7 @@ class RunCancelled(SpecScopeError):  # noqa: N818
 
 
 class Deadlock(SpecScopeError):  # noqa: N818
-    """In virtual time every task waits and nothing is due."""
+    """In virtual time, every task waits and no timer is set."""
 
 
 class StoreError(SpecScopeError):
@@ -50,15 +50,15 @@ class StoreError(SpecScopeError):
 
 
 class StoreMissing(StoreError):  # noqa: N818
-    """There is no trace database, and it was to be opened for reading only."""
+    """The trace database does not exist, and was opened for reading only."""
 
 
 class StoreOutdated(StoreError):  # noqa: N818 - a state, like WorkerDied
-    """The trace database is of an older version, and was opened for reading only."""
+    """The trace database has an older version, and was opened for reading only."""
 
 
 def shown(value: object) -> str:
-    """Return how a value reads in a message: its `repr`, cut to 60 characters."""
+    """Return a value as a message shows it: its `repr`, shortened if over 60 characters."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
@@ -69,11 +69,11 @@ def shown(value: object) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a name that a file chose as a message shows it: one line, not too long."""
+    """Return a name from a file as a message shows it: one line of at most 120 characters."""
     return name if name.isprintable() and len(name) <= 120 else reprlib.repr(name)
 
 
 def one_line(error: BaseException | str) -> str:
-    """Return another library's words as one line that is not too long."""
+    """Return another library's error as one line of at most 300 characters."""
     text = "".join(c if c.isprintable() else " " for c in str(error)[:1000])
     return " ".join(text.split())[:300] or type(error).__name__

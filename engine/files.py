@@ -1,4 +1,4 @@
-"""Safe file access: bounded reads of regular files, and writes that are complete or absent."""
+"""Safe file access: reads with a size limit, and writes that are complete or absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
         UsageError: The file is missing, unreadable, too large, or a device, pipe or directory.
     """
     try:
-        # O_NONBLOCK: opening a pipe without a writer would otherwise wait for ever.
+        # O_NONBLOCK: otherwise opening a pipe without a writer waits forever
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
@@ -37,7 +37,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # a NUL in the path
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
-    if len(content) > limit:  # a file in /proc claims 0 bytes
+    if len(content) > limit:  # a file in /proc reports 0 bytes
         raise UsageError(f"{path} has more than {limit} bytes, which is the limit")
     return content
 
@@ -58,8 +58,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: The text is not JSON, nests deeper than Python's parser can follow, or has a number that is
-            too long for it.
+        ValueError: The text is not JSON, or too deeply nested or with too long a number for Python.
     """
     try:
         return json.loads(text)
@@ -73,10 +72,10 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[IO[str]]:
-    """Yield a text file that takes the place of `path` when the block ends without an error.
+    """Yield a text file that replaces `path` if the block ends without an error.
 
-    The text goes to a temporary file in the same folder, which is renamed at the end, so a full disk
-    leaves the old file, or none. A device or a pipe (`/dev/stdout`) is written directly.
+    The text is written to a temporary file in the same folder, which is renamed at the end: a full
+    disk leaves the old file, or none. A device or a pipe (`/dev/stdout`) is written directly.
 
     Raises:
         OSError: The folder is missing or cannot be written, or the disk is full.
@@ -85,7 +84,7 @@ def replacing(path: Path) -> Generator[IO[str]]:
         with path.open("w", encoding="utf-8", newline="") as file:
             yield file
         return
-    path = path.resolve()  # a link stays a link: its destination is replaced
+    path = path.resolve()  # keep a link, and replace its destination
     part = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex[:8]}.part")
     try:
         with part.open("x", encoding="utf-8", newline="") as file:
@@ -95,7 +94,7 @@ def replacing(path: Path) -> Generator[IO[str]]:
         if path.exists():
             part.chmod(stat.S_IMODE(path.stat().st_mode))
         part.replace(path)
-    except OSError as error:  # name the file that was asked for
+    except OSError as error:  # name the requested file, not the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)

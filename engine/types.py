@@ -1,7 +1,8 @@
 """The nouns of the engine: sampling parameters, prefixes, drafts and verdicts.
 
-Notation, everywhere in SpecScope: p is the target's distribution, q the drafter's, x the prefix (all
-tokens known so far), gamma the draft length, n the number of accepted draft tokens, V the vocabulary size.
+Notation, everywhere in SpecScope: p is the target's distribution, q the drafter's, x the prefix
+(all tokens so far), gamma the draft length, n the number of accepted draft tokens, V the size of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -19,50 +20,59 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Rule = Literal["ratio", "match", "target", "typical"]
-"""How a token was decided: 1 `ratio` (drafted by sampling), 2 `match` (a function of the prefix), `target` (no draft), or the lossy `typical`."""
+"""What decided a token: rule 1 `ratio` (the draft was sampled), rule 2 `match` (the draft is a
+function of the prefix), `target` (no draft), or the lossy `typical`. See `engine.accept`."""
 
 Outcome = Literal["accepted", "rejected", "discarded"]
 Origin = Literal["accepted", "corrected", "bonus", "plain"]
 
 
 def check_range(
-    name: str, value: float, low: float, high: float | None = None, *, above: bool = False
+    name: str, value: float, low: float, high: float | None = None, *, exclusive: bool = False
 ) -> None:
-    """Raise UsageError unless low <= value <= high (low < value with `above`; no upper bound when high is None)."""
-    too_low = value <= low if above else value < low
+    """Raise UsageError unless low <= value <= high.
+
+    Args:
+        name: The setting's name in the message.
+        value: Its value.
+        low: The lower bound.
+        high: The upper bound; None for none.
+        exclusive: Whether the value must be more than `low`.
+    """
+    too_low = value <= low if exclusive else value < low
     if value != value or too_low or (high is not None and value > high):
-        bounds = f"more than {number(low)}" if above else f"at least {number(low)}"
+        bounds = f"more than {number(low)}" if exclusive else f"at least {number(low)}"
         most = "" if high is None else f" and at most {number(high)}"
         raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}")
 
 
 def number(value: float) -> str:
-    """Return how a number reads in a message: every digit of a whole one, up to a limit."""
+    """Return a number as a message shows it: all digits of an integer, up to a limit."""
     return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise UsageError unless it is text: valid Unicode without NUL, which only binary files hold."""
-    if found := re.search("[\0\ud800-\udfff]", text):
-        why = "is not text" if found[0] == "\0" else "is not valid Unicode"
-        raise UsageError(f"character {found.start()} of {name}, {found[0]!r}, {why}; remove it")
+    """Raise UsageError unless a text is valid Unicode without NUL, the sign of a binary file."""
+    if bad := re.search("[\0\ud800-\udfff]", text):
+        why = "is not text" if bad[0] == "\0" else "is not valid Unicode"
+        raise UsageError(f"character {bad.start()} of {name}, {bad[0]!r}, {why}; remove it")
 
 
 MOST_DRAFTERS = 8
-"""Drafters that may race in one run."""
+"""The largest number of drafters that race in one run."""
 
 
 def drafter_key(number: int) -> str:
-    """Return what a worker calls the drafter of that number: `drafter` for 0, then `drafter-2`, `drafter-3` and so on."""
+    """Return a drafter's name on its worker: `drafter` for number 0, then `drafter-2`, ..."""
     return f"drafter-{number + 1}" if number else "drafter"
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn from logits; the same warp is applied to p and to q."""
+    """How tokens are drawn from logits; p and q get the same warp."""
 
     temperature: float = 0.0
-    """0 is argmax, otherwise logits are divided by it; 0 to 10."""
+    """Logits are divided by it; 0 is argmax. 0 to 10."""
 
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
@@ -76,7 +86,7 @@ class Sampling:
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, 0, 10)
         check_range("top_k", self.top_k, 0)
-        check_range("top_p", self.top_p, 0, 1, above=True)
+        check_range("top_p", self.top_p, 0, 1, exclusive=True)
         check_range("seed", self.seed, 0, 2**63 - 1)
 
     @property
@@ -146,21 +156,22 @@ class Layout:
 
 
 class Typical(NamedTuple):
-    """Typical acceptance, a LOSSY rule: a drafted x stands when p(x) > min(epsilon, delta exp(-H(p))) (Medusa, section 2.3.1)."""
+    """Typical acceptance, a LOSSY rule (Medusa, section 2.3.1).
+
+    A drafted x is accepted if p(x) > min(epsilon, delta exp(-H(p))), H the entropy in nats.
+    """
 
     epsilon: float
-    """Probability that is enough however sure the target is."""
     delta: float
-    """Share of exp(-H(p)) that is enough, H the entropy in nats."""
 
 
 class RowRef(NamedTuple):
-    """One row of q, (V,) float32, in a worker's slab: read where a judge needs it."""
+    """One row of q, (V,) float32, in a worker's slab."""
 
     slab: str
-    """Name of the slab (the drafter's worker)."""
+    """Name of the slab; the drafter's worker has the same name."""
     row: int
-    """Row index in it."""
+    """Index of the row in the slab."""
 
 
 @dataclass(frozen=True)
@@ -171,33 +182,33 @@ class DraftToken:
     parent: int = -1
     """Index of the token before it in the draft; -1 is the prefix's last token."""
     q: RowRef | None = None
-    """The row it was sampled from; None when the draft is a function of the prefix (rule 2)."""
+    """The row it was sampled from; None if the draft is a function of the prefix (rule 2)."""
     probability: float = float("nan")
-    """q(token), for the trace: warped as it was sampled; unwarped for a greedy draft."""
+    """q(token), for the trace: warped if it was sampled, unwarped in a greedy draft."""
     top: tuple[tuple[int, float], ...] = ()
-    """The drafter's most probable tokens with their probability, for the trace."""
+    """The drafter's most probable tokens and their probabilities, for the trace."""
     span: int = -1
     """Id of the draft span that produced it."""
     number: int = -1
-    """Its number in the run; -1 for one that no drafter made."""
+    """Its number in the run; -1 for a token that no model drafted."""
 
 
 Tree: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Ids and parents of rows after a prefix; parents are indices into them, -1 for the prefix's last token."""
+"""Ids and parents of rows after a prefix; a parent is a row index, or -1 for the last token."""
 NO_TREE: Tree = ((), ())
 Gram: TypeAlias = tuple[int, ...]
-"""Tokens that stand one after the other."""
+"""Consecutive token ids."""
 
 
 class CopySource(NamedTuple):
-    """Where the tokens of a draft were copied from."""
+    """The place from which the tokens of a draft were copied."""
 
     document: int
-    """Index of the reference document; -1 is the sequence itself (its prompt and its output)."""
+    """Index of the reference document; -1 is the sequence itself, prompt and output."""
     start: int
     """Index of the first copied token in it."""
     match: int
-    """Tokens matched: those right before `start`, equal to the last ones of the prefix."""
+    """The number of tokens right before `start` that equal the last ones of the prefix."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +219,11 @@ class Draft:
     lease: tuple[object, ...] = field(default=(), repr=False, compare=False)
     """Keeps the q rows alive."""
     source: CopySource | None = None
-    """Where the tokens were copied from; None when they were not. Parts and sums of a draft have none."""
+    """The place the tokens were copied from, if they were. Parts and sums of a draft have none."""
     grams: tuple[Gram, ...] = ()
-    """The n-grams of a pool that it tries, each with the token they come after. Parts and sums of a draft have none."""
+    """The n-grams of a pool that it tries, each with its first token, which is part of the text.
+
+    Parts and sums of a draft have none."""
 
     @classmethod
     def empty(cls) -> Draft:
@@ -229,7 +242,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens of its longest path."""
+        """The number of tokens of its longest path."""
         depths = list[int]()
         for t in self.tokens:
             depths.append(1 if t.parent < 0 else depths[t.parent] + 1)
@@ -242,11 +255,11 @@ class Draft:
         return bool(self.tokens)
 
     def __getitem__(self, part: slice) -> Draft:
-        """Return a part of a chain."""
+        """Return a slice of a chain."""
         return Draft(_chained(self.tokens[part]), self.lease)
 
     def __add__(self, other: Draft) -> Draft:
-        """Return the chain of both."""
+        """Return two chains as one."""
         return Draft(_chained(self.tokens + other.tokens), self.lease + other.lease)
 
 
@@ -256,10 +269,10 @@ def _chained(tokens: tuple[DraftToken, ...]) -> tuple[DraftToken, ...]:
 
 @dataclass(frozen=True)
 class Prefix:
-    """All tokens of one sequence known so far: the prompt, committed tokens and, after `+`, drafted ones."""
+    """All tokens of one sequence so far: prompt, committed tokens and, after `+`, drafted ones."""
 
     sequence: int
-    """Number of the sequence in the run; keys its KV slot and its draws."""
+    """Number of the sequence in the run; its KV slot and its draws depend on it."""
     tokens: np.ndarray
     """Token ids, (L,) int64."""
 
@@ -277,23 +290,23 @@ class Prefix:
 
 
 class PoolUpdate(NamedTuple):
-    """What a pool of n-grams took since it was asked last, and the window that feeds it."""
+    """The n-grams that a pool learnt since its last update, and the window that feeds it."""
 
     model: str
-    """Whose window it is: `target` or `drafter`."""
+    """The model of the window: `target` or `drafter`."""
     window: tuple[Gram, ...]
-    """The levels of the last forward, and below them what the model said; nothing once no column is left."""
+    """The levels of the last forward, and the model's tokens after the last level; may be empty."""
     gained: tuple[Gram, ...]
     """The n-grams added or met again, in order."""
     size: int
-    """N-grams held."""
+    """The number of n-grams in the pool."""
 
 
 class Judged(NamedTuple):
-    """One decision of an acceptance rule, about one drafted token or about a token the target drew itself."""
+    """One decision of an acceptance rule, about a drafted token or the target's own token."""
 
     node: int
-    """Index in the judged draft; -1 for a token of the target's own."""
+    """Index in the judged draft; -1 for the target's own token."""
     parent: int
     """Index of its parent node; -1 is the prefix's last token."""
     position: int
@@ -302,47 +315,50 @@ class Judged(NamedTuple):
     p: float
     """p(token): after the warp when sampling, unwarped at temperature 0."""
     q: float
-    """q(token), likewise; nan when nothing was drafted."""
+    """q(token), warped like p; nan for the target's own token."""
     u: float
     """The uniform draw the rule used; nan where it used none, as at temperature 0."""
     rule: Rule
     outcome: Outcome | Origin
-    top_p: tuple[tuple[int, float], ...]
-    """The target's most probable tokens there, with their probability."""
+    top_p: tuple[tuple[int, float], ...] = ()
+    """The target's most probable tokens at this position, with their probability."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the target says of a draft: the accepted tokens, then at most one of its own."""
+class Judgement:
+    """The decisions about one draft, as the target's worker returns them."""
 
-    sequence: int
     accepted: tuple[int, ...]
     """Ids of the accepted tokens, in order."""
     own: int | None
-    """The token after them, drawn by the target: corrected, bonus or plain; None when `bonus` was off."""
+    """The target's own token after them; None when `bonus` was off."""
     origin: Origin | None
-    """What `own` is."""
+    """corrected, bonus or plain: why the target drew `own`."""
     judged: tuple[Judged, ...]
-    """Every decision, in the order taken; nodes that none reached last."""
-    nodes: tuple[int, ...] = ()
+    """Every decision, in the order taken; nodes that no decision reached are last."""
+    nodes: tuple[int, ...]
     """Draft indices of the accepted tokens."""
-    draft: Draft = field(default_factory=Draft, repr=False)
-    """What was judged."""
+    best: tuple[int, ...] = ()
+    """On request: the most probable token after the prefix, each drafted token, each window row."""
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """The accepted tokens and the target's own."""
+        return self.accepted if self.own is None else (*self.accepted, self.own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Judgement):
+    """A judgement with the draft it is about, as methods and the trace use it."""
+
+    sequence: int
+    draft: Draft
     mode: str = "verify"
-    """pre-verify, post-verify, verify or plain: which part of the draft the forward had seen."""
+    """plain, verify, pre-verify or post-verify: see `engine.run.scores.mode_of`."""
     span: int = -1
     """Id of the target's span."""
-    forward: int = 0
-    """Rows of draft that the judged forward had seen."""
-    best: tuple[int, ...] = ()
-    """The most probable token after the prefix, after each drafted one and after each row beside, where asked for."""
 
     @property
     def all_accepted(self) -> bool:
         """Whether the whole (chain) draft was accepted."""
         return len(self.accepted) == len(self.draft)
-
-    @property
-    def emitted(self) -> tuple[int, ...]:
-        """Accepted tokens and the target's own."""
-        return self.accepted if self.own is None else (*self.accepted, self.own)

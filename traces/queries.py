@@ -126,8 +126,8 @@ def _read(connection: Connection, run_id: str) -> Trace:
         for values in connection.execute(found).all():
             trace.add(kind(*values))
     trace.footer = _footer(row)
-    if trace.footer is None and row.id not in recorded(connection):
-        trace.footer = trace.cut_short()
+    if row.id not in recorded(connection):
+        trace.close_incomplete()
     return trace
 
 

@@ -16,8 +16,10 @@ from engine.heads.find import HeadFile
 from engine.methods import Method
 from engine.model.pair import Pair
 from engine.model.text import Detokenizer, IncrementalText
+from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
+from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Status
 from engine.types import Layout, Limits, Sampling
 from engine.workers.jobs import Begin
@@ -88,7 +90,7 @@ class Execution:
         ]
         for worker in dict.fromkeys(worker for each in self.crew.workers.values() for worker in each):
             await worker.submit(self.begin).reply
-        run = self._new_run(loop)
+        run, dispatcher = self._new_run(loop)
         samples = sampler(self.crew, recording, loop)
         samples.start()
         work = asyncio.ensure_future(self._through(run))
@@ -103,33 +105,32 @@ class Execution:
             samples.stop()
             if watch is not None:
                 watch.cancel()
-            died = await run.settle(self._patience(loop, stopped_by))
+            died = await dispatcher.settle(self._patience(loop, stopped_by))
             if died is not None and self.cancel.is_set():
                 raise died  # the cluster is broken: this run reports it, not the next one
 
-    def _new_run(self, loop: asyncio.AbstractEventLoop) -> Run:
-        """Return the run that the method gets; its clock starts now."""
+    def _new_run(self, loop: asyncio.AbstractEventLoop) -> tuple[Run, Dispatcher]:
+        """Return the run that the method gets, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
             origin, recording.clock = 0, lambda: 1000 * loop.clock.now
         else:
             recording.clock = lambda: time.perf_counter_ns() - origin
-        return Run(
+        emitter = TraceEmitter(recording.add, self.pieces.piece)
+        dispatcher = Dispatcher(recording.add, emitter, origin=origin, check=self._check)
+        run = Run(
             recording.sequences,
             self.crew.workers,
             self.crew.drafters,
             {} if self.begin.sampling.greedy else self.crew.slabs,
-            emit=recording.add,
+            dispatcher,
             clock=recording.clock,
-            origin=origin,
-            read=self.pieces.piece,
             encode=self.pair.encode_text,
-            check=self._check,
         )
+        return run, dispatcher
 
     async def _through(self, run: Run) -> None:
-        await run.prefill([sequence.x for sequence in run.sequences[: self.begin.slots]])
-        run.step = 1
+        await run.start(self.begin.slots)
         await self.asked.method.decode(run, self.asked.cfg)
 
     def _patience(self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None) -> float | None:

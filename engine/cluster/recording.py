@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.cluster.occupancy import Sampler
-from engine.trace.events import Event, Footer, Header, Occupancy, Row, Status
+from engine.trace.events import Event, Header, Occupancy, Row, Status
 from engine.trace.trace import Trace
 from engine.workers.transports.process import ProcessWorker
 
@@ -42,12 +42,8 @@ class Recording:
 
     def end(self, status: Status, error: str) -> None:
         """Take the footer."""
-        reasons = tuple(s.reason for s in self.sequences)
-        texts = tuple(s.text for s in self.sequences)
-        last = max((s.end for s in self.trace.spans), default=0)
-        footer = Footer(
-            status, reasons, texts, max(last, self.trace.commits[-1].time if self.trace.commits else 0), error
-        )
+        reasons = tuple(sequence.reason for sequence in self.sequences)
+        footer = self.trace.new_footer(status, error, reasons)
         self.trace.add(footer)
         self._tell(footer)
 

@@ -1,1 +1,1 @@
-"""Drafts that no model makes."""
+"""Drafts without a model (copies, n-grams), and the shapes of token trees."""

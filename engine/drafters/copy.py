@@ -1,9 +1,10 @@
-"""Drafts by copying: what followed the last tokens where they stood before, in the text itself or in a document.
+"""Drafts by copying: the continuation of an earlier occurrence of the last tokens.
 
-Source: LLMA (Yang et al. 2023, arXiv:2304.04487), as EMS-SD uses it (section 4.1: match length 2, copy length 7), and
-prompt lookup (Saxena 2023). The longest match wins, and among equally long ones the latest or the first: documents are
-read in order, then the sequence as it grows. LLMA does not say how long a match may be; here up to `LONGER` tokens more
-than asked for.
+The occurrence is in the sequence or in a reference document. Source: LLMA (Yang et al. 2023,
+arXiv:2304.04487), as EMS-SD uses it (section 4.1: match length 2, copy length 7), and prompt lookup
+(Saxena 2023). The longest match wins; among equally long ones the latest or the first, where
+documents are earlier than the sequence. LLMA gives no upper limit for a match; here it is `LONGER`
+tokens more than the shortest one.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 LONGER = 3
-"""A match may be this much longer than the shortest one that counts; LLMA's public code looks for 5 tokens first."""
+"""Tokens of a match beyond the shortest one; LLMA's public code begins with 5 tokens."""
 
 
 class Copier:
-    """Copies for one growing sequence; its answer is a function of the sequence and the documents.
+    """Copies for one growing sequence; a copy is a function of the sequence and the documents.
 
-    Every n-gram keeps the place after its latest (or first) occurrence, so a call costs what the sequence has grown by,
-    however long the texts are.
+    An index maps every n-gram to the place after its latest (or first) occurrence, so the cost of a
+    call depends on the tokens added since the last one, not on the length of the texts.
 
     Args:
-        documents: Token ids of the texts to copy from besides the sequence itself.
-        match: How many of the last tokens must stand together elsewhere; at least 1.
+        documents: Token ids of further texts to copy from.
+        match: Length of the shortest match; at least 1.
         copy: Tokens to copy at most; at least 1.
-        longest: Last tokens compared at most; `LONGER` more than `match` when left out.
-        latest: Whether the latest of equally long matches is copied; otherwise the first.
+        longest: Length of the longest match; 0 is `match` plus `LONGER`.
+        latest: Whether to copy the latest of equally long matches; otherwise the first.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class Copier:
             self._index(number, document, 0)
 
     def find(self, tokens: np.ndarray) -> tuple[tuple[int, ...], CopySource | None]:
-        """Return the tokens to copy and where they stand; nothing and None when the last tokens match nowhere.
+        """Return the tokens to copy and their source, or () and None if nothing matches.
 
-        A copy that reaches the end of the sequence goes on with what it has copied so far, so a text that repeats
-        itself is copied on; one that reaches the end of a document ends there.
+        A copy that reaches the end of the sequence continues with its own first tokens, so a
+        repetition is continued. A copy that reaches the end of a document ends there.
 
         Args:
-            tokens: The sequence, (L,) int64; it begins with the sequence of the call before.
+            tokens: The sequence, (L,) int64; it begins with the sequence of the last call.
 
         Raises:
             ValueError: It is another sequence.
@@ -73,7 +74,7 @@ class Copier:
         return (), None
 
     def draft(self, tokens: np.ndarray, most: int) -> Draft:
-        """Return what `find` copies as a draft of at most `most` tokens; empty when nothing matches."""
+        """Return the copy of `find` as a draft of at most `most` tokens."""
         ids, source = self.find(tokens)
         ids = ids[: max(most, 0)]
         return Draft(tuple(DraftToken(t, i - 1) for i, t in enumerate(ids)), source=source if ids else None)
@@ -86,7 +87,7 @@ class Copier:
         self._index(-1, self._text, known)
 
     def _index(self, number: int, text: list[int], known: int) -> None:
-        """Note the n-grams before every token from index `known` on: only what is followed by a token can be copied."""
+        """Index the n-grams before every token from index `known` on."""
         for n, places in self._places.items():
             for end in range(max(known, n), len(text)):
                 gram = tuple(text[end - n : end])

@@ -1,4 +1,4 @@
-"""The next level of a token tree: chosen by its shape, from the drafter's rows."""
+"""Choose the next level of a token tree from the drafter's rows, by the tree's shape."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def next_level(
     """Choose the nodes of the next level.
 
     Args:
-        logits: The drafter's rows after the nodes above, (R, V); (1, V) where one row holds for all of them.
-        above: The R nodes that get children; `root` at first.
+        logits: The drafter's rows after the parents, (R, V); (1, V) if one row serves all of them.
+        above: The R nodes that get children; `root` for the first level.
         shape: How the tree grows.
-        position: Position of the tokens chosen.
+        position: Position of the new tokens.
         sampling: Its warp makes q.
-        draws: Gives node i of a sampled level the number keyed (position, "draft", i).
+        draws: Node i of a sampled level uses the number with the key (position, "draft", i).
         sampled: Draw from q; ignored at temperature 0.
 
     Returns:
-        The nodes, children of one parent next to each other and in the order drawn or falling in probability; and the
-        rows they come from, as many as there are of logits: q of a sampled tree, else the unwarped probabilities.
+        The nodes, siblings together and in the order drawn, or by falling probability; and their
+        rows, shaped like the logits: q of a sampled tree, else the unwarped probabilities.
     """
     if sampled and not sampling.greedy:
         q = warp(logits, sampling)

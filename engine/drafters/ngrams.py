@@ -1,12 +1,13 @@
-"""Drafts from n-grams met before: a look-ahead window that makes them, and a pool that keeps them.
+"""Drafts from n-grams: a look-ahead window generates them, and a pool keeps them.
 
-Source: lookahead decoding (Fu et al. 2024, arXiv:2402.02057), section 3 and algorithm 2. Every forward carries, besides what
-is judged, a window of `level - 1` rows (levels) of `columns` guessed tokens: row (0, 0) is the prefix's last token, (0, j)
-comes after (0, j - 1), and (l, j) after (l - 1, j). What the model says after the last level is the next one: the columns
-of all levels are then n-grams, and the first level has been overtaken by the text.
+Source: lookahead decoding (Fu et al. 2024, arXiv:2402.02057), section 3 and algorithm 2. Besides
+the judged draft, every forward has a window of `level - 1` levels with `columns` guessed tokens
+each: (0, 0) is the prefix's last token, the parent of (0, j) is (0, j - 1), and the parent of
+(l, j) is (l - 1, j). The model's tokens after the last level are the next level. The columns of all
+levels are then n-grams, and the first level is dropped.
 
-Everything here is a function of the prefixes seen and of the model's most probable tokens after them, whatever the
-temperature. So a draft made of it is a function of the text, and rule 2 decides it.
+The pool is a function of the prefixes and of the model's most probable tokens after them, at any
+temperature. So a draft from it is a function of the prefix, and rule 2 decides it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """N-grams by their first token, the latest met first.
+    """N-grams by their first token, most recently seen first.
 
     Args:
-        most: N-grams kept for each first token; the one met longest ago goes first. At least 1.
+        most: N-grams kept per first token, at least 1; the least recently seen is dropped first.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,7 +36,7 @@ class Pool:
         return sum(map(len, self._tails.values()))
 
     def add(self, grams: Iterable[Gram]) -> None:
-        """Take n-grams; one that is known counts as met now."""
+        """Add n-grams; a known one becomes the most recent."""
         for token, *tail in grams:
             tails = self._tails.setdefault(token, {})
             tails.pop(tuple(tail), None)
@@ -44,37 +45,38 @@ class Pool:
                 del tails[next(iter(tails))]
 
     def forget(self, grams: Iterable[Gram]) -> None:
-        """Drop n-grams; one that is not known is let be."""
+        """Drop n-grams, if the pool has them."""
         for token, *tail in grams:
             self._tails.get(token, {}).pop(tuple(tail), None)
 
     def after(self, token: int, most: int) -> list[Gram]:
-        """Return what followed a token in the n-grams that begin with it, the latest first."""
+        """Return the tails of the n-grams that begin with a token, most recent first."""
         return list(reversed(self._tails.get(token, {})))[:most]
 
 
 class Window:
-    """Levels of guessed tokens, a column for each of the next positions.
+    """Levels of guessed tokens, one column per next position.
 
-    It begins as tokens of the prompt, evenly spread over it: the paper takes any. The other levels come one by one.
+    The first level is tokens of the prompt, evenly spaced (the paper allows any tokens). Each
+    forward adds a level.
 
     Args:
         prompt: Token ids, (L,), at least one.
         level: N, the length of the n-grams; at least 2.
-        columns: W; at least 1. They get fewer, for good, where they would reach past the end of the output.
+        columns: W, at least 1; reduced for good where it would reach past the end of the output.
     """
 
     def __init__(self, prompt: Sequence[int] | np.ndarray, level: int, columns: int) -> None:
         self.level = level
         self.levels = [[int(prompt[i * len(prompt) // columns]) for i in range(columns)]]
         self.seen: tuple[Gram, ...] = ()
-        """The levels of the last forward, and below them what the model said; nothing once no column is left."""
+        """The levels of the last forward, and the model's tokens after them; may be empty."""
 
     def tree(self, last: int, room: int) -> Tree:
         """Return the window's rows, level by level, for a forward after a prefix.
 
         Args:
-            last: The prefix's last token; it takes the place (0, 0) and is no row of its own.
+            last: The prefix's last token; it is (0, 0), without a row.
             room: Tokens that the output can still take.
         """
         depth = len(self.levels) - 1
@@ -84,15 +86,19 @@ class Window:
             return NO_TREE
         self.levels[0][0] = last
         ids = [token for row in self.levels for token in row]
-        above = [column - 2 for column in range(width)] + [i - 1 for i in range(len(ids) - width)]
-        return tuple(ids[1:]), tuple(above[1:])
+        parents = [column - 2 for column in range(width)] + [i - 1 for i in range(len(ids) - width)]
+        return tuple(ids[1:]), tuple(parents[1:])
 
-    def move(self, said: Sequence[int]) -> list[Gram]:
-        """Take what the model said after the prefix and after each row of `tree`; return the n-grams found, one a column."""
+    def move(self, best: Sequence[int]) -> list[Gram]:
+        """Add the next level and return the new n-grams, one per column.
+
+        Args:
+            best: The model's most probable token after the prefix and after each row of `tree`.
+        """
         width, self.seen = len(self.levels[0]), ()
         if not width:
             return []
-        self.levels.append(list(said[-width:]))
+        self.levels.append(list(best[-width:]))
         self.seen = tuple(map(tuple, self.levels))
         if len(self.levels) < self.level:
             return []
@@ -105,11 +111,11 @@ class Lookahead:
     """A pool and the window that feeds it, for one growing text.
 
     Args:
-        model: Whose window it is, `target` or `drafter`; for the trace.
+        model: The window's model, `target` or `drafter`, for the trace.
         prompt: Token ids, (L,), at least one.
         level: Length of the n-grams.
         columns: Columns of the window.
-        most: N-grams kept for each first token.
+        most: N-grams kept per first token.
     """
 
     def __init__(
@@ -124,42 +130,44 @@ class Lookahead:
         self._gained += grams
 
     def rewrite(self, grams: Sequence[Gram], better: Sequence[Gram]) -> None:
-        """Put other n-grams in the place of some that were tried, where the end of the output cut none of them."""
-        kept = [(old, new) for old, new in zip(grams, better, strict=True) if len(old) == self.window.level]
-        self.pool.forget(old for old, _ in kept)
-        self.learn([new for _, new in reversed(kept)])
+        """Replace n-grams by better ones, except those that the end of the output cut short."""
+        pairs = zip(grams, better, strict=True)
+        whole = [(old, new) for old, new in pairs if len(old) == self.window.level]
+        self.pool.forget(old for old, _ in whole)
+        self.learn([new for _, new in reversed(whole)])
 
     def move(self, best: Sequence[int], draft: Draft) -> None:
         """Move the window on, and learn its n-grams.
 
         Args:
-            best: What the model said after the prefix, after each drafted token and after each row of the window.
-            draft: What stood between them.
+            best: The model's most probable token after the prefix, after each drafted token and
+                after each row of the window.
+            draft: The drafted tokens.
         """
         self.learn(self.window.move((best[0], *best[1 + len(draft) :])))
 
     def guesses(self, chain: Draft, last: int, most: int, room: int) -> Draft:
-        """Hang the pool's n-grams on a chain, as a tree: what two of them begin with alike is one branch.
+        """Append the pool's n-grams to a chain, as a tree: common beginnings share nodes.
 
         Args:
-            chain: What comes before them; may be empty.
-            last: Its last token, or the prefix's.
+            chain: The tokens before the n-grams; may be empty.
+            last: The last token of the chain, or of the prefix if the chain is empty.
             most: N-grams at most.
-            room: Tokens that chain and branches may have, one path.
+            room: Tokens that a path of the tree may have, the chain included.
         """
         tails = [tail[: max(0, room - len(chain))] for tail in self.pool.after(last, most)]
         tokens, nodes = list(chain.tokens), dict[tuple[int, int], int]()
         for tail in tails:
-            at = len(chain) - 1
+            parent = len(chain) - 1
             for token in tail:
-                if (at, token) not in nodes:
-                    nodes[at, token] = len(tokens)
-                    tokens.append(DraftToken(token, at))
-                at = nodes[at, token]
+                if (parent, token) not in nodes:
+                    nodes[parent, token] = len(tokens)
+                    tokens.append(DraftToken(token, parent))
+                parent = nodes[parent, token]
         grams = dict.fromkeys((last, *tail) for tail in tails if tail)
         return Draft(tuple(tokens), chain.lease, grams=tuple(grams))
 
-    def told(self) -> PoolUpdate:
-        """Return what happened since the last call, for the trace."""
+    def update(self) -> PoolUpdate:
+        """Return the n-grams learnt since the last call, for the trace."""
         gained, self._gained = tuple(self._gained), []
         return PoolUpdate(self._model, self.window.seen, gained, len(self.pool))

@@ -1,4 +1,4 @@
-"""Static token trees from files: `assets/trees/*.toml`, or a person's own."""
+"""Static token trees from files: `assets/trees/*.toml`, or a user's file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.errors import UsageError, one_line
 from engine.files import read_text
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
-"""Where the trees are; a new file there is a new tree."""
+"""The bundled trees; each file is a tree."""
 MOST_NODES = 64
-"""Nodes of a tree: the target's forward has one row more."""
+"""Nodes per tree; the target's forward has one row more."""
 _LONGEST = 1 << 20
-"""Bytes of a tree's file."""
+"""Bytes per tree file."""
 
 
 def trees() -> list[str]:
@@ -25,10 +25,10 @@ def trees() -> list[str]:
 
 
 def tree(name: str) -> Static:
-    """Return the tree of that name, or of a path that ends in `.toml`.
+    """Return the tree with this name, or of this path if it ends in `.toml`.
 
     Raises:
-        UsageError: There is none (the message lists those there are), or its file is wrong.
+        UsageError: The name is unknown (the message lists the known ones), or the file is wrong.
     """
     if name.endswith(".toml"):
         return _read(Path(name))
@@ -43,20 +43,20 @@ def within(name: str, levels: int, asked: int, what: str) -> Static:
     """Return a tree that a head can draft.
 
     Args:
-        name: The tree's.
+        name: Name or path of the tree.
         levels: Levels that the head was trained for.
-        asked: Levels to draft, to which the tree is cut; 0 for all of the tree's.
-        what: How the head is called in messages.
+        asked: Levels to draft, to which the tree is cut; 0 for all levels.
+        what: The head's name in messages.
 
     Raises:
         UsageError: The tree is deeper than the head.
     """
-    found = tree(name)
-    if not asked and found.depth > levels:
+    whole = tree(name)
+    if not asked and whole.depth > levels:
         raise UsageError(
-            f"the tree {name} has {found.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
+            f"the tree {name} has {whole.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
         )
-    return found.cut(asked or levels)
+    return whole.cut(asked or levels)
 
 
 def _read(path: Path) -> Static:
@@ -71,10 +71,11 @@ def _read(path: Path) -> Static:
 
 
 def parse(paths: Any) -> Static:
-    """Return the tree of a file's paths: lists of ranks, [0, 2] for the third child of the first child.
+    """Return the tree of paths: lists of ranks, [0, 2] for the third child of the first child.
 
     Raises:
-        UsageError: They are no such lists, too many, one is named twice, or lacks its parent or an elder sibling.
+        UsageError: A path is no list of ranks, is named twice, or lacks its parent or an elder
+            sibling; or the paths are too many.
     """
     if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):  # pyright: ignore[reportUnknownArgumentType]
         raise UsageError(
@@ -83,19 +84,19 @@ def parse(paths: Any) -> Static:
     if len(paths) > MOST_NODES:
         raise UsageError(f"it has {len(paths)} nodes; there must be at least 1 and at most {MOST_NODES}")
     nodes: list[tuple[int, ...]] = [tuple(int(rank) for rank in path) for path in paths]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    there = set(nodes)
-    if len(there) < len(nodes):
+    known = set(nodes)
+    if len(known) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
         raise UsageError(f"{reprlib.repr([*twice])} is named twice; name each node once")
     nodes.sort(key=lambda node: (len(node), node))
     for node in nodes:
-        *elders, rank = node
-        above = tuple(elders)
-        if above and above not in there:
-            raise UsageError(f"{reprlib.repr([*node])} has no parent; add {reprlib.repr([*above])}")
-        if rank and (*above, rank - 1) not in there:
+        *ancestors, rank = node
+        parent = tuple(ancestors)
+        if parent and parent not in known:
+            raise UsageError(f"{reprlib.repr([*node])} has no parent; add {reprlib.repr([*parent])}")
+        if rank and (*parent, rank - 1) not in known:
             raise UsageError(
-                f"{reprlib.repr([*node])} has no elder sibling; add {reprlib.repr([*above, rank - 1])}"
+                f"{reprlib.repr([*node])} has no elder sibling; add {reprlib.repr([*parent, rank - 1])}"
             )
     return Static(tuple(nodes))
 

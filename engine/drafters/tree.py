@@ -1,18 +1,22 @@
-"""Which nodes a token tree has: chosen level by level (`engine/drafters/level.py`) from the drafter's rows, by pure functions.
+"""Shapes of token trees: pure functions that choose a level's nodes from the drafter's rows.
 
-A shape says how many children each node gets:
+A shape decides how many children each node gets (`engine/drafters/level.py` grows the levels):
 
-- `Wide`: a level holds at most `width` nodes, wherever in the level above their parents stand. Source: SpecInfer (Miao et
-  al. 2024), token trees of a small model; a fixed width per level as in EasySpec's ablation (section 5).
-- `Static`: the same tree every time (Medusa, Cai et al. 2024; EAGLE, Li et al. 2024; `engine/drafters/static.py` reads files).
-- `Dynamic`: the most probable nodes of a level get children, and of all nodes the most probable stay (EAGLE-2, Li et al. 2024).
+- `Wide`: at most `width` nodes per level, with any parents. Source: SpecInfer (Miao et al. 2024),
+  token trees of a small model; a fixed width per level as in EasySpec's ablation (section 5).
+- `Static`: always the same tree (Medusa, Cai et al. 2024; EAGLE, Li et al. 2024); `static.py` reads
+  the files.
+- `Dynamic`: the most probable nodes of a level get children, and the most probable nodes of the
+  whole tree are kept (EAGLE-2, Li et al. 2024).
 
-A tree that is a function of the prefix (rule 2) holds what the drafter finds most probable. A sampled tree (rule 1) draws the
-children of a node from its warped q without replacement. How many a node gets is fixed by the shape above it and by how
-many tokens its q allows at all, before any of them is drawn: so the draws are those of q, whatever was drawn elsewhere.
-A sampled `Wide` keeps the places that need the fewest rejections to be reached (the i-th child of a node is tested after i
-rejections). If every test of a sibling accepts with one and the same probability, whatever it is, no other `width` places
-of a level are reached more often.
+A tree that is a function of the prefix (rule 2) holds the drafter's most probable tokens. A sampled
+tree (rule 1) draws a node's children from its warped q without replacement. The number of children
+depends on the shape and on the number of tokens with positive q, and is fixed before any of them is
+drawn: so the draws have the distribution q, independent of all other draws.
+
+A sampled `Wide` keeps the places that are reached after the fewest rejections: the i-th child of a
+node is tested after i rejections. If every test accepts with the same probability, this choice of
+`width` places is the one reached most often.
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ class Node(NamedTuple):
     """One node of a level."""
 
     parent: int
-    """Index of its parent among the nodes above that got children; 0 is the prefix's last token for the first level."""
+    """Index of its parent among the nodes above that got children; 0 in the first level."""
     token: int
     path: float
-    """Of a tree that is a function of the prefix: the drafter's probability of the path to it. Of a sampled one: minus
-    the rejections on the way to it. Larger is better."""
+    """Larger is better. In a tree that is a function of the prefix: the drafter's probability of
+    the path to this node. In a sampled tree: minus the rejections before it is tested."""
     ranks: tuple[int, ...] = ()
-    """Where it stands: (0, 2) is the third child of the first child."""
+    """Its place in the tree: (0, 2) is the third child of the first child."""
 
 
 class TreeShape(Protocol):
@@ -47,147 +51,156 @@ class TreeShape(Protocol):
 
     @property
     def depth(self) -> int:
-        """Levels at most."""
+        """The largest number of levels."""
         ...
 
     @property
     def parents(self) -> int:
-        """Nodes with children at most, the prefix's last token among them."""
+        """The largest number of nodes with children, including the prefix's last token."""
         ...
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return how many children each node above gets in a sampled tree.
+        """Return the number of children of each node in a sampled tree.
 
         Args:
             above: The R nodes that get children.
-            support: Tokens of positive q after each, (R,): it cannot have more children.
+            support: Tokens of positive q after each node, (R,): an upper limit.
         """
         ...
 
     def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
-        """Return the children in a tree that is a function of the prefix; q is (R, V), or (1, V) for all of them."""
+        """Return the children in a tree that is a function of the prefix.
+
+        Args:
+            q: The unwarped probabilities after each node, (R, V); (1, V) if one row serves all.
+            above: The R nodes that get children.
+        """
         ...
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return which nodes of a level get children, in order."""
+        """Return the indices of a level's nodes that get children, rising."""
         ...
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return which nodes of the grown tree stay, given the value of each node's path; parents come before children."""
+        """Return the indices of the grown tree's nodes that are kept, rising.
+
+        Args:
+            paths: The `path` of each node, parents before children.
+        """
         ...
 
 
 def root(sampling: Sampling, sampled: bool) -> Node:
-    """Return what stands above the first level: the prefix's last token."""
+    """Return the parent of the first level: the prefix's last token."""
     return Node(0, -1, 0.0 if sampled and not sampling.greedy else 1.0)
 
 
 def line(parent: int, q: Tensor) -> int:
-    """Return which row of q the children of a node come from."""
+    """Return the index of the q row of a node's children; a single row serves all nodes."""
     return min(parent, len(q) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """At most so many nodes per level."""
+    """At most `width` nodes per level."""
 
     width: int
     depth: int
 
     @property
     def parents(self) -> int:
-        """Every node of all levels but the last."""
+        """The prefix's last token, and the nodes of all levels except the last."""
         return 1 + self.width * (self.depth - 1)
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return the `width` places that need the fewest rejections; of equal ones those of earlier parents."""
+        """Count the `width` places with the fewest rejections; on ties, earlier parents first."""
         places = sorted(
             (child - node.path, parent)
             for parent, (node, most) in enumerate(zip(above, support, strict=True))
             for child in range(min(self.width, most))
         )[: self.width]
-        kept = [parent for _, parent in places]
-        return [kept.count(parent) for parent in range(len(above))]
+        parents = [parent for _, parent in places]
+        return [parents.count(parent) for parent in range(len(above))]
 
     def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
-        """Keep the most probable paths; of equally probable ones those of the earlier parent, then of the lower token id."""
+        """Return the most probable paths; on ties, earlier parents, then lower ids first."""
         exact, size = q.double(), q.shape[1]
         paths = (exact * exact.new_tensor([node.path for node in above])[:, None]).flatten()
         nodes = [Node(at // size, at % size, path) for at, path in _largest(paths, self.width)]
         return sorted(nodes, key=lambda node: node.parent)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return all of them."""
+        """Return all indices."""
         return list(range(len(nodes)))
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return all of them."""
+        """Return all indices."""
         return list(range(len(paths)))
 
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """The same tree every time; nodes for which there is no token (a small vocabulary, a narrow q) are missing."""
+    """Always the same tree, without the nodes for which q has too few tokens."""
 
     paths: tuple[tuple[int, ...], ...]
-    """Every node, as ranks: (0, 2) is the third child of the first child."""
+    """The ranks of every node: (0, 2) is the third child of the first child."""
 
     @property
     def depth(self) -> int:
-        """Levels."""
+        """The number of levels."""
         return max(map(len, self.paths))
 
     @property
     def parents(self) -> int:
-        """Nodes with children."""
+        """The number of nodes with children, including the prefix's last token."""
         return len(_children(self.paths))
 
     def cut(self, depth: int) -> Static:
-        """Return its first levels."""
+        """Return the tree's first levels."""
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return what the tree says, as far as there are tokens."""
+        """Return the tree's number of children of each node, limited by `support`."""
         wanted = _children(self.paths)
         return [min(wanted[node.ranks], most) for node, most in zip(above, support, strict=True)]
 
     def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
-        """Return the most probable tokens after each node; of equally probable ones the lower ids."""
+        """Return the most probable tokens after each node; among equals, lower ids first."""
         wanted = [_children(self.paths)[node.ranks] for node in above]
         return _best_of_each(q, above, wanted)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return those that have children."""
+        """Return the nodes that have children."""
         return [i for i, node in enumerate(nodes) if node.ranks in _children(self.paths)]
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return all of them."""
+        """Return all indices."""
         return list(range(len(paths)))
 
 
 @lru_cache
 def _children(paths: tuple[tuple[int, ...], ...]) -> Mapping[tuple[int, ...], int]:
-    """Return how many children each node has, for those that have any; () is the prefix's last token."""
+    """Map each node with children to their number; () is the prefix's last token."""
     return Counter(path[:-1] for path in paths)
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """EAGLE-2: the most probable nodes of a level get children, and of all nodes the most probable stay."""
+    """EAGLE-2: a level's most probable nodes get children; the most probable of all are kept."""
 
     top: int
-    """Children of a node, and nodes of a level that get children."""
+    """Children per node, and nodes per level that get children."""
     depth: int
     total: int
-    """Nodes that stay."""
+    """Nodes that are kept."""
 
     @property
     def parents(self) -> int:
-        """Nodes that get children."""
+        """The number of nodes that get children, including the prefix's last token."""
         return 1 + self.top * (self.depth - 1)
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
-        """Raise: which nodes stay depends on the tokens drawn, so such a tree cannot be sampled from q."""
+        """Raise ValueError: which nodes are kept depends on their tokens, not on q alone."""
         raise ValueError("a dynamic tree is a function of the prefix; it cannot be sampled")
 
     def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
@@ -195,16 +208,16 @@ class Dynamic:
         return _best_of_each(q, above, [self.top] * len(above))
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the most probable paths; of equally probable ones those drafted first."""
+        """Return the most probable paths; among equals, those drafted first."""
         return _first(self.top, [node.path for node in nodes])
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return the most probable paths. A parent's is no less probable than its child's and comes first, so it stays, too."""
+        """Return the most probable paths; a node's parent is at least as probable and is kept."""
         return _first(self.total, paths)
 
 
 def _first(count: int, values: Sequence[float]) -> list[int]:
-    """Return where the largest values stand, rising; of equal ones the first."""
+    """Return the indices of the largest values, rising; among equals, the first."""
     return sorted(sorted(range(len(values)), key=lambda i: -values[i])[:count])
 
 
@@ -219,17 +232,18 @@ def _best_of_each(q: Tensor, above: Sequence[Node], counts: Sequence[int]) -> li
 
 
 def _largest_of_each(q: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Return `_largest` of each row. One call for all rows says which values they are, but not the order of equal ones."""
+    """Return `_largest` of each row of q, (R, V)."""
     values, ids = q.topk(min(count + 1, q.shape[1]))
+    # topk leaves the order of equal values open: rows with ties are sorted one by one
     tied = (values[:, 1:] == values[:, :-1]).any(-1).tolist()
-    found = zip(ids.tolist(), values.tolist(), strict=True)
-    each = [[(i, v) for i, v in zip(*row, strict=True) if v > 0][:count] for row in found]
-    return [_largest(q[i], count) if tied[i] else row for i, row in enumerate(each)]
+    tops = zip(ids.tolist(), values.tolist(), strict=True)
+    positive = [[(i, v) for i, v in zip(*top, strict=True) if v > 0][:count] for top in tops]
+    return [_largest(q[i], count) if tied[i] else row for i, row in enumerate(positive)]
 
 
 def _largest(values: Tensor, count: int) -> list[tuple[int, float]]:
-    """Return where the largest positive values stand, and what they are, falling; of equal ones the first."""
+    """Return (index, value) of the largest positive values, falling; among equals, the first."""
     least = values.topk(min(count, len(values))).values[-1]
-    found = ((values >= least) & (values > 0)).nonzero()[:, 0]  # rising: ties stay in the order asked for
-    best = found[values[found].sort(descending=True, stable=True).indices[:count]]
+    candidates = ((values >= least) & (values > 0)).nonzero()[:, 0]  # rising, so the sort keeps ties
+    best = candidates[values[candidates].sort(descending=True, stable=True).indices[:count]]
     return list(zip(best.tolist(), values[best].tolist(), strict=True))

@@ -1,10 +1,12 @@
-"""EMS-SD: speculative decoding of several prompts at once, without padding their inputs or their KV caches.
+"""EMS-SD: speculative decoding of several prompts at once, without padding inputs or KV caches.
 
-Source: EMS-SD (Efficient Multi-sample Speculative Decoding), sections 3 and 4, appendix D. Lossless: every sequence's text is the one it has alone.
-Each round drafts for every sequence and verifies all drafts in one target forward; sequences accept different numbers
-of tokens, and with LLMA also get drafts of different lengths. The two settings `unpad_inputs` and `unpad_kv` say whether
-such differences are padded; with both off this is the paper's vanilla method. Finished sequences leave the batch. What the
-paper leaves open: dynamic batching (limitation 1) and a token tree for each sequence (limitation 4).
+Source: EMS-SD (Efficient Multi-sample Speculative Decoding), sections 3 and 4, appendix D.
+Lossless: a sequence has the same text as in a run without others. Each round drafts for every
+sequence and verifies all drafts in one target forward. Sequences accept different numbers of
+tokens; with LLMA their drafts also differ in length. `unpad_inputs` and `unpad_kv` decide whether
+these differences are padded; with both off this is the paper's vanilla method. Finished sequences
+leave the batch. Beyond the paper: dynamic batching (its limitation 1) and a token tree for each
+sequence (its limitation 4).
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from engine.drafters.copy import Copier
 from engine.drafters.tree import Wide
 from engine.methods.registry import method, setting
 from engine.methods.tree import check_nodes
+from engine.run.batch import Batch
 from engine.types import Draft, Layout, Packing
 
 if TYPE_CHECKING:
-    from engine.run.batch import Batch
     from engine.run.run import Run
 
 
@@ -30,27 +32,25 @@ class Config:
 
     base: str = setting(
         "llma",
-        "What drafts: llma copies from prompt and output, speculative asks the drafter.",
+        "The base method: llma copies from prompt and output, speculative uses the drafter.",
         choices=("llma", "speculative"),
     )
-    batch: int = setting(
-        8, "Sequences decoded at once; further prompts wait until there is room.", low=1, high=24
-    )
-    unpad_inputs: bool = setting(
-        True, "Feed each sequence its own new tokens only; off pads all to the longest."
-    )
+    batch: int = setting(8, "Sequences decoded at once; further prompts wait.", low=1, high=24)
+    unpad_inputs: bool = setting(True, "Feed only each sequence's new tokens; off pads all to the longest.")
     unpad_kv: bool = setting(
-        True, "Let each sequence's KV cache be as long as its tokens; off pads all to one length."
+        True, "Keep each sequence's KV cache as long as its tokens; off pads all to one length."
     )
-    dynamic: bool = setting(False, "Dynamic batching: a waiting prompt takes a finished one's place at once.")
-    match: int = setting(2, "llma: copy where at least this many of the last tokens stand.", low=1, high=16)
-    copy: int = setting(7, "llma: tokens copied at most before each verification.", low=1, high=32)
+    dynamic: bool = setting(
+        False, "Dynamic batching: a waiting prompt takes the place of a finished one at once."
+    )
+    match: int = setting(2, "llma: tokens that must match, at least.", low=1, high=16)
+    copy: int = setting(7, "llma: tokens copied before each verification, at most.", low=1, high=32)
     gamma: int = setting(
         4, "speculative: tokens drafted before each verification, or levels of each tree.", low=1, high=16
     )
     width: int = setting(
         1,
-        "speculative: nodes per level of each sequence's draft tree at most; 1 is a chain. Width times gamma is at most 64.",
+        "speculative: nodes per tree level at most; 1 is a chain. Width times gamma is at most 64.",
         low=1,
         high=16,
     )
@@ -60,19 +60,19 @@ class Config:
 
 
 Propose = Callable[[], Awaitable[list[Draft]]]
-"""Drafts for the sequences that are in the batch now."""
+"""Returns one draft for each active sequence of the batch."""
 
 
-def _drafted(run: Run, batch: Batch, cfg: Config) -> Propose:
-    """Let the drafter propose for all sequences: chains position by position, or trees level by level."""
+def _drafted(batch: Batch, cfg: Config) -> Propose:
+    """Let the drafter draft a chain or a tree for each sequence."""
     if cfg.width == 1:
-        return lambda: run.drafter.propose(batch.xs, cfg.gamma)
+        return lambda: batch.propose(cfg.gamma)
     shape = Wide(cfg.width, cfg.gamma)
-    return lambda: run.drafter.grow(batch.xs, shape)
+    return lambda: batch.grow(shape)
 
 
-def _copied(_: Run, batch: Batch, cfg: Config) -> Propose:
-    """Copy, each sequence from itself, as LLMA does."""
+def _copied(batch: Batch, cfg: Config) -> Propose:
+    """Copy for each sequence from its own text, as LLMA does."""
     copiers: dict[int, Copier] = {}
 
     async def propose() -> list[Draft]:
@@ -86,9 +86,9 @@ def _copied(_: Run, batch: Batch, cfg: Config) -> Propose:
 
 
 class _Base(NamedTuple):
-    """A base method: what drafts, and how many drafters that takes."""
+    """A base method: its way of drafting, and the number of drafters."""
 
-    propose: Callable[[Run, Batch, Config], Propose]
+    propose: Callable[[Batch, Config], Propose]
     drafters: int
 
 
@@ -108,10 +108,10 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft for all, verify all in one forward, commit, until no prompt is left."""
-    batch = run.batch(cfg.batch, dynamic=cfg.dynamic)
-    propose = BASES[cfg.base].propose(run, batch, cfg)
+    """Draft for all, verify all in one forward, commit, until no sequence is left."""
+    batch = Batch(run, cfg.batch, dynamic=cfg.dynamic)
+    propose = BASES[cfg.base].propose(batch, cfg)
     while batch.active:
         drafts = await propose()
-        batch.commit(await run.target.verify(batch.xs, drafts))
+        batch.commit(await batch.verify(drafts))
         await batch.admit()

@@ -59,6 +59,6 @@ async def decode(run: Run, cfg: Config) -> None:
     while not run.done:
         last = int(run.x.tokens[-1])
         draft = ahead.guesses(Draft.empty(), last, cfg.guesses, run.room)
-        verdict = await run.target.verify(run.x, draft, beside=ahead.window.tree(last, run.room))
+        verdict = await run.target.verify(run.x, draft, window=ahead.window.tree(last, run.room))
         ahead.move(verdict.best, draft)
         run.commit(verdict, pool=ahead)

@@ -58,7 +58,7 @@ async def decode(run: Run, cfg: Config) -> None:
     while not run.done:
         chain = await _draft(run, cfg, ahead)
         draft = ahead.guesses(chain, chain.ids[-1], cfg.phrases, run.room)
-        verdict = await run.target.verify(run.x, draft, beside=NO_TREE)
+        verdict = await run.target.verify(run.x, draft, window=NO_TREE)
         ahead.learn(windows(relabelled(verdict, len(chain)), cfg.level))
         ahead.rewrite(draft.grams, rewritten(verdict, draft, len(chain)))
         run.commit(verdict, pool=ahead)

@@ -1,1 +1,1 @@
-"""What a method sees of a run: prefixes, models, scores and `commit`."""
+"""A run as its method sees it (prefix, models, scores, `commit`), and the dispatcher behind it."""

@@ -1,4 +1,4 @@
-"""A race: work under way at once, of which the first results decide what to do with the rest (DSI)."""
+"""A race: concurrent work; its first results decide which of the rest is cancelled (DSI)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 
 class Race:
-    """Use it as `async with run.race() as race`; results come in the order in which they are ready.
+    """Concurrent work with results in the order in which they are ready.
 
-    Leaving cancels what is still running, in order of its start, and waits for none of it: the method goes on at once,
-    a device stays busy until its forward ends. An error of any of the work is raised where results are taken.
+    Use it as `async with run.race() as race`. Leaving the block cancels the running work, in order
+    of its start, without waiting: the method continues at once, but a device stays busy until its
+    forward ends. An error of the work is raised by the iteration.
     """
 
     def __init__(self) -> None:
@@ -20,14 +21,14 @@ class Race:
         self._finished: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start work; its result comes out of the iteration."""
+        """Start work; the iteration yields its result."""
         task = asyncio.ensure_future(work)
         self._running[task] = None
         task.add_done_callback(self._finish)
         return task
 
     def stop(self, task: asyncio.Task[Any] | None) -> None:
-        """Cancel one piece of work, and forget its result if it has one that was not taken."""
+        """Cancel one piece of work, or drop its result if the iteration has not yielded it."""
         if task in self._running:
             del self._running[task]
             task.cancel()
@@ -36,7 +37,7 @@ class Race:
         if task in self._running:
             self._finished.put_nowait(task)
         elif not task.cancelled():
-            task.exception()  # nobody asks any more
+            task.exception()  # retrieved, so that asyncio does not report it
 
     async def __aenter__(self) -> Race:
         return self
@@ -52,7 +53,7 @@ class Race:
         return self
 
     async def __anext__(self) -> list[Any]:
-        """Return all results that are ready, at least one; the iteration ends when nothing is running."""
+        """Return all ready results, at least one; the iteration ends if no work is running."""
         ready = list[asyncio.Task[Any]]()
         while not ready:
             if not self._running:

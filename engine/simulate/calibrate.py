@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.accept import Draws, judge
+from engine.accept import judge
+from engine.draws import Draws
 from engine.environment import processor
 from engine.errors import UsageError
 from engine.model.cache import Cache
@@ -249,7 +250,6 @@ def _sample(vocab: int, place: str, turns: int = 20) -> Times:
             logits,
             draft,
             lambda token: q[token.q.row] if token.q else None,
-            sequence=0,
             position=1,
             sampling=Sampling(temperature=1.0),
             draws=Draws(0, 0),

@@ -36,7 +36,7 @@ def speculative_speedup(rate: float, gamma: int, c: float) -> float:
     Raises:
         UsageError: The rate is not within 0 and 1, gamma below 1, or c not above 0.
     """
-    check_range("c", c, 0, above=True)
+    check_range("c", c, 0, exclusive=True)
     return speculative_tokens(rate, gamma) / (gamma / c + 1)
 
 
@@ -57,7 +57,7 @@ def pearl_speedup(rate: float, gamma: int, c: float) -> float:
     Raises:
         UsageError: The rate is not within 0 and 1, gamma below 1, or c not above 0.
     """
-    check_range("c", c, 0, above=True)
+    check_range("c", c, 0, exclusive=True)
     return pearl_tokens(rate, gamma) / max(gamma / c, 1)
 
 

@@ -1,1 +1,1 @@
-"""The trace: events, all of them in memory and in a file."""
+"""The trace of a run: its events, in memory and in a file."""

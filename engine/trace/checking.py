@@ -1,4 +1,4 @@
-"""Whether the values of a trace's events have the types that the events declare. Standard library only."""
+"""Check that the values of events have their declared types. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.errors import shown
 from engine.trace.events import Device, Event
 
 MOST_LEVELS = 16
-"""Levels of nesting in the free fields (config, sampling, limits, environment)."""
+"""Levels of nesting in the untyped fields (config, sampling, limits, environment)."""
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
 def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
-    """Check the fields of events of one kind; numbers must be finite and texts valid Unicode.
+    """Check the fields of events of one kind: types, finite numbers, valid Unicode.
 
     Raises:
-        ValueError: A field holds a value of another type; the message names the field and the value.
+        ValueError: A field has a value of another type; the message names both.
     """
     if not events:
         return
@@ -41,7 +41,7 @@ def _hints(kind: type[Event | Device]) -> tuple[tuple[str, Any], ...]:
 
 
 def _fit(values: Sequence[Any], hint: Any) -> bool:
-    """Return whether all values are of a type as events use it. One call checks a whole column."""
+    """Return whether all values of one field have the type of a hint."""
     origin, args = get_origin(hint), get_args(hint)
     kinds = set(map(type, values))
     if origin in (Union, UnionType):
@@ -62,7 +62,7 @@ def _fit(values: Sequence[Any], hint: Any) -> bool:
 
 
 def _fit_union(values: Sequence[Any], hints: Sequence[Any]) -> bool:
-    """Return whether all values are of one of the types, or None where None is one of them."""
+    """Return whether all values have the one type of an optional hint, or are None."""
     (hint,) = (h for h in hints if h is not NoneType)
     return _fit([value for value in values if value is not None], hint)
 
@@ -84,7 +84,7 @@ def _finite(values: Iterable[float]) -> bool:
 
 
 def _encodes(values: Iterable[str]) -> bool:
-    """Return whether texts are valid Unicode: JSON can spell halves of a character, which no file can hold."""
+    """Return whether texts are valid Unicode; JSON can hold surrogates, which UTF-8 cannot."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:
@@ -93,7 +93,7 @@ def _encodes(values: Iterable[str]) -> bool:
 
 
 def _plain(value: Any, levels: int) -> bool:
-    """Return whether a value is JSON that every reader takes: finite numbers, valid Unicode, few levels."""
+    """Return whether a value is portable JSON: finite numbers, valid Unicode, few levels."""
     if isinstance(value, Mapping | list | tuple):
         parts: Iterable[Any] = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
         return levels > 0 and all(_plain(part, levels - 1) for part in parts)

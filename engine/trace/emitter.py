@@ -1,6 +1,6 @@
-"""What a run tells of its rounds: decisions, commits and rounds, with the piece of text of every token named in them.
+"""Turns rounds into events: decisions, commits and rounds, with the text of every token in them.
 
-Telling waits until the devices have their next job: it is then done while they work.
+Events are deferred until the workers have their next job, and emitted while the workers are busy.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
 from engine.trace.events import Commit, Copied, Decision, Document, Piece, Pooled, Round, Row
 from engine.types import DraftToken, Judged, PoolUpdate, Verdict
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+P = ParamSpec("P")
+
+
 class Committed(NamedTuple):
-    """One token that became output, and the text it added."""
+    """One committed token, and the text it added."""
 
     position: int
     token: int
@@ -28,46 +32,50 @@ class Committed(NamedTuple):
 
 
 class _Drafted(NamedTuple):
+    """A drafted token and its place."""
+
     sequence: int
     position: int
     token: DraftToken
 
 
 class TraceEmitter:
-    """Turns verdicts into events, and remembers drafted tokens until their fate is known.
+    """Turns verdicts into events, and remembers drafted tokens until they are decided.
 
     Args:
-        emit: Takes every event.
-        read: How a token id reads.
+        emit: Receives every event.
+        read: Token id -> text.
     """
 
     def __init__(self, emit: Callable[[Row], None], read: Callable[[int], str]) -> None:
         self._emit = emit
         self._read = read
         self._known: set[int] = set()
+        """Token ids whose text has been emitted."""
         self._prompts: set[int] = set()
-        self._drafted: dict[int, _Drafted] = {}
+        """Sequences whose prompt tokens have been emitted."""
+        self._undecided: dict[int, _Drafted] = {}
         self._numbers = count()
-        self._untold: list[Callable[[], None]] = []
+        self._pending: list[Callable[[], None]] = []
 
     def drafted(self, sequence: int, position: int, token: DraftToken) -> DraftToken:
-        """Remember a drafted token; return it with a number of its own."""
-        self.catch_up()
+        """Remember a drafted token; return it with a number that is unique in the run."""
+        self.flush()
         token = replace(token, number=next(self._numbers))
-        self._drafted[token.number] = _Drafted(sequence, position, token)
+        self._undecided[token.number] = _Drafted(sequence, position, token)
         return token
 
-    def later(self, tell: Callable[[], None]) -> None:
-        """Put something off until `catch_up`."""
-        self._untold.append(tell)
+    def defer(self, emit: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call one of the methods below at the next `flush`."""
+        self._pending.append(partial(emit, *args, **kwargs))
 
-    def catch_up(self) -> None:
-        """Tell what was put off."""
-        while self._untold:
-            self._untold.pop(0)()
+    def flush(self) -> None:
+        """Emit the deferred events."""
+        while self._pending:
+            self._pending.pop(0)()
 
     def round(self, step: int, verdict: Verdict, committed: list[Committed], now: int) -> None:
-        """Tell what a verdict decided and which tokens it brought."""
+        """Emit a verdict's decisions, the tokens it committed, and the round."""
         sequence = verdict.sequence
         for judged in verdict.judged:
             self._decide(step, verdict, judged)
@@ -79,44 +87,56 @@ class TraceEmitter:
         counts = (len(verdict.draft), len(verdict.accepted), len(committed))
         self._emit(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
 
-    def pooled(self, step: int, verdict: Verdict, pool: PoolUpdate) -> None:
-        """Tell what a round tried from a pool of n-grams, and what the pool learnt in it."""
+    def pool(self, step: int, verdict: Verdict, update: PoolUpdate) -> None:
+        """Emit the n-grams that a round tried from a pool and those that the pool learnt."""
         tried = verdict.draft.grams
-        for gram in (*pool.window, *tried, *pool.gained):
+        for gram in (*update.window, *tried, *update.gained):
             self._name(*gram)
-        where = (step, verdict.sequence, pool.model)
-        self._emit(Pooled(*where, pool.window, tried, pool.gained, pool.size))
+        where = (step, verdict.sequence, update.model)
+        self._emit(Pooled(*where, update.window, tried, update.gained, update.size))
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
-        """Tell once how the tokens of a prompt read, for a sequence whose drafts are copied."""
+        """Emit the texts of a prompt's tokens, once, for a sequence whose drafts are copied."""
         if sequence not in self._prompts:
             self._prompts.add(sequence)
             self._name(*tokens.tolist())
 
     def document(self, number: int, tokens: tuple[int, ...]) -> None:
-        """Tell of a text that drafts may be copied from."""
+        """Emit a text that drafts may be copied from."""
         self._name(*tokens)
         self._emit(Document(number, tokens))
 
-    def discard(self, step: int, sequence: int, alive: Collection[int] = ()) -> None:
-        """Tell that what was drafted of a sequence and never judged is discarded, but for the numbers still alive."""
-        for number, drafted in list(self._drafted.items()):
-            if drafted.sequence == sequence and number not in alive:
-                del self._drafted[number]
+    def discard(self, step: int, sequence: int, kept: Collection[int] = ()) -> None:
+        """Emit the undecided tokens of a sequence as discarded.
+
+        Args:
+            step: The round that discards them.
+            sequence: The sequence.
+            kept: Numbers of tokens that may still be judged.
+        """
+        for number, drafted in list(self._undecided.items()):
+            if drafted.sequence == sequence and number not in kept:
+                del self._undecided[number]
                 t = drafted.token
                 self._name(t.id, *(token for token, _ in t.top))
                 where = (step, sequence, -1, -1, drafted.position, t.id)
-                fate = ("", "discarded", t.span, -1, (), t.top)
-                self._emit(Decision(*where, None, _known(t.probability), None, *fate))
+                rest = ("", "discarded", t.span, -1, (), t.top)
+                self._emit(Decision(*where, None, _or_none(t.probability), None, *rest))
+
+    def discard_all(self, step: int) -> None:
+        """Emit the undecided tokens of all sequences as discarded."""
+        for sequence in sorted({drafted.sequence for drafted in self._undecided.values()}):
+            self.discard(step, sequence)
 
     def _decide(self, step: int, verdict: Verdict, j: Judged) -> None:
+        """Emit one decision; a node that no decision reached has no rule and no target span."""
         drafted = verdict.draft.tokens[j.node] if j.node >= 0 else None
         if drafted is not None:
-            self._drafted.pop(drafted.number, None)
-        tops = (*j.top_p, *(drafted.top if drafted else ()))
-        self._name(j.token, *(token for token, _ in tops))
+            self._undecided.pop(drafted.number, None)
+        top_q = drafted.top if drafted else ()
+        self._name(j.token, *(token for token, _ in (*j.top_p, *top_q)))
         q = j.q if drafted is None or not math.isnan(j.q) else drafted.probability
-        untested = j.outcome == "discarded" and math.isnan(j.p)
+        unreached = j.outcome == "discarded" and math.isnan(j.p)
         self._emit(
             Decision(
                 step,
@@ -125,24 +145,26 @@ class TraceEmitter:
                 j.parent,
                 j.position,
                 j.token,
-                _known(j.p),
-                _known(q),
-                _known(j.u),
-                "" if untested else j.rule,
+                _or_none(j.p),
+                _or_none(q),
+                _or_none(j.u),
+                "" if unreached else j.rule,
                 j.outcome,
                 drafted.span if drafted else -1,
-                -1 if untested else verdict.span,
+                -1 if unreached else verdict.span,
                 j.top_p,
-                drafted.top if drafted else (),
+                top_q,
             )
         )
 
     def _name(self, *tokens: int) -> None:
+        """Emit the text of tokens that the trace has not seen."""
         for token in tokens:
             if token not in self._known:
                 self._known.add(token)
                 self._emit(Piece(token, self._read(token)))
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
+    """Return the value, or None for not-a-number."""
     return None if math.isnan(value) else value

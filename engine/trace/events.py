@@ -1,8 +1,9 @@
-"""What a run leaves behind: frozen rows of facts. Standard library only.
+"""The events of a run, as frozen rows. Standard library only.
 
-Times are integer nanoseconds since the run's start (virtual ones too). Waiting, occupancy from spans and all
-rates are derived from these rows, never stored. A trace is `Header`, then rows in the order they became known,
-then `Footer`. `trace.py` holds one in memory, `jsonl.py` reads and writes files.
+Times are integer nanoseconds since the run's start, also in virtual runs. Waiting times, occupancy
+and all rates are computed from these rows, never stored. A trace is a `Header`, then rows in the
+order in which they became known, then a `Footer`. `trace.py` holds a trace in memory, `jsonl.py`
+reads and writes files.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 SCHEMA = 4
-"""Version of this format; readers take older ones and refuse a newer one. 2 added `document`, `copied`,
-`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless` of the header and the rule `typical`."""
+"""Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
+`part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
+of the header and the rule `typical`."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
@@ -30,16 +32,16 @@ class Device:
     name: str
     """Unique in the run, for example `cpu:0`, `cuda:1`, `gpu0` (virtual)."""
     role: str
-    """What it works on: `drafter`, `target`, `drafter+target`."""
+    """Its models: `drafter`, `target` or `drafter+target`."""
     label: str
-    """For people: `CPU core 0 · drafter`."""
+    """Its name on screen: `CPU core 0 · drafter`."""
     kind: str
     """cpu, cuda or virtual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Everything known before the first token."""
+    """The run's settings, models and devices."""
 
     tag: ClassVar[str] = "header"
     run_id: str
@@ -58,26 +60,27 @@ class Header:
     runtime: str
     """local-thread, local-process, virtual."""
     profile: str
-    """Name of the latency profile; empty when the times are measured."""
+    """Name of the latency profile; empty if the times are measured."""
     devices: tuple[Device, ...]
     target_path: str
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
-    """Versions, processor, host facts; in virtual runs the profile's pair and token source; where one drafts, the head's path."""
+    """Software versions, processor and host. In virtual runs also the profile's pair and the token
+    source; with a drafting head its path."""
     group: str = ""
-    """Runs of one comparison share this."""
+    """Shared by the runs of one comparison."""
     lossless: bool = True
-    """Whether the rules that decide its tokens keep the target's distribution."""
+    """Whether the tokens have the target's distribution."""
     schema: int = SCHEMA
 
     @property
     def virtual(self) -> bool:
-        """Whether the times come from a latency profile."""
+        """Whether the times are computed by a latency profile."""
         return bool(self.profile)
 
     @property
     def clock(self) -> str:
-        """The badge that stands on every figure."""
+        """The badge on every figure: virtual or measured, and the profile or runtime."""
         return f"virtual · {self.profile}" if self.virtual else f"measured · {self.runtime}"
 
 
@@ -95,39 +98,41 @@ class Span:
     model: str
     """`target` or `drafter`."""
     step: int
-    """The round during which it was asked for; 0 is prefill."""
+    """The round that submitted it; 0 is prefill."""
     sequence: int
-    """-1 for work on several at once."""
+    """-1 for work on several sequences."""
     rows: int
     """Rows fed to the forward."""
     context: int
-    """Rows already cached."""
+    """KV rows cached before it."""
     outcome: str
-    """done, or cancelled."""
+    """done or cancelled."""
     cells: int = 0
-    """Query-key cells its attention computed, in one layer and one head, masked and padding ones included."""
+    """Query-key cells that its attention computed, per layer and head, masked and padded ones
+    included."""
     rank: int = 0
-    """Where several devices do one forward together: which of them this is. The leader, 0, has the id that is less by this."""
+    """The device's rank if several devices share the forward; the leader has rank 0 and the span id
+    `id - rank`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a fuzzy forward on one device: the attention of a layer in a group, or the exchange of a group's outputs."""
+    """A part of a fuzzy forward on one device: one layer's attention, or an exchange of outputs."""
 
     tag: ClassVar[str] = "part"
     span: int
     """The forward's span on this device."""
     kind: PartKind
-    """attention, or exchange: bringing the outputs of a group together."""
+    """attention; or exchange: the devices exchange the outputs of a group of layers."""
     layer: int
-    """The layer; of an exchange the first of its group."""
+    """The layer; of an exchange, the first layer of its group."""
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One commit: what a verification decided."""
+    """One commit: the result of a verification."""
 
     tag: ClassVar[str] = "round"
     step: int
@@ -147,7 +152,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The fate of one drafted token, or one token of the target's own (node -1)."""
+    """The outcome of one drafted token, or one token of the target's own (node -1)."""
 
     tag: ClassVar[str] = "decision"
     step: int
@@ -160,9 +165,9 @@ class Decision:
     q: float | None
     u: float | None
     rule: str
-    """ratio, match, target or (lossy) typical; empty when discarded untested."""
+    """ratio, match, target or (lossy) typical; empty if discarded without a test."""
     outcome: str
-    """accepted, rejected, discarded; corrected, bonus, plain for node -1."""
+    """accepted, rejected or discarded; for node -1 corrected, bonus or plain."""
     draft_span: int
     """The drafter's span that produced it; -1 for none."""
     verify_span: int
@@ -184,13 +189,13 @@ class Commit:
     origin: str
     """accepted, corrected, bonus or plain."""
     text: str
-    """What this token adds to the text: one incremental decode, so it may be empty, or end an earlier one's character."""
+    """The text that this token adds; it may be empty, or complete an earlier token's character."""
     time: int
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A reference document that drafts are copied from, sent before the first copy."""
+    """A reference document for copied drafts, emitted before the first copy."""
 
     tag: ClassVar[str] = "document"
     document: int
@@ -201,7 +206,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Where a round's draft was copied from, when it was a copy."""
+    """The source of a round's copied draft."""
 
     tag: ClassVar[str] = "copied"
     step: int
@@ -211,33 +216,34 @@ class Copied:
     start: int
     """Index of the first copied token in it."""
     match: int
-    """Tokens matched: those right before `start`, equal to the last ones of the prefix."""
+    """The number of tokens right before `start` that equal the last ones of the prefix."""
     length: int
-    """Tokens copied: all that the round judged."""
+    """Tokens copied, which are all tokens that the round judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What a round did with a pool of n-grams: those it tried, those it learnt, and the window that feeds the pool."""
+    """A round's use of a pool of n-grams: tried ones, learnt ones, and the window."""
 
     tag: ClassVar[str] = "pooled"
     step: int
     sequence: int
     model: str
-    """Whose window it is: `target` or `drafter`."""
+    """The model of the window: `target` or `drafter`."""
     window: Grams
-    """The look-ahead window of the round's last forward, level by level, and below it what the model said; may be empty."""
+    """The levels of the look-ahead window in the round's last forward, and the model's tokens after
+    the last level; may be empty."""
     tried: Grams
-    """N-grams of the pool that the judged draft tried, each with the token it comes after."""
+    """N-grams of the pool in the judged draft, each with its first token, part of the text."""
     gained: Grams
-    """N-grams that the pool took, in order; one may come again."""
+    """N-grams that the pool learnt, in order, with repetitions."""
     size: int
-    """N-grams in the pool after the round."""
+    """The number of n-grams in the pool after the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """How a token id reads, sent once before its first use in a run."""
+    """The text of a token id, emitted once before its first use."""
 
     tag: ClassVar[str] = "piece"
     token: int
@@ -246,22 +252,22 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """A measured sample of a device (NVML, psutil), apart from what the spans say."""
+    """A measured sample of a device (NVML, psutil), independent of the spans."""
 
     tag: ClassVar[str] = "occupancy"
     device: str
     time: int
     busy: float
-    """0 to 1: of the device, whoever keeps it busy."""
+    """Utilisation of the device by all processes, 0 to 1."""
     memory: int
-    """Bytes: resident memory of the worker on a CPU, in use on the whole card on a GPU."""
+    """Bytes: on a CPU the worker's resident memory, on a GPU the memory in use on the card."""
     power: float | None = None
-    """Watts, where the device says it."""
+    """Watts, if the device reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """How the run ended."""
+    """The end of a run."""
 
     tag: ClassVar[str] = "footer"
     status: Status

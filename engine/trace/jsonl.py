@@ -1,6 +1,6 @@
-"""A trace as JSONL: one event a line. Standard library only.
+"""A trace as JSONL: one event per line. Standard library only.
 
-A file without a footer is of a run that ended badly; it is shown as `incomplete`.
+A file without a footer is of a run that ended badly; its status is `incomplete`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Foote
 
 
 def to_json(event: Event) -> str:
-    """Return one JSONL line, without the line end. Not-a-number becomes null."""
+    """Return the event as one JSONL line without the line end; not-a-number becomes null."""
     row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(event).items()}
     return json.dumps({"event": event.tag, **row}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -30,7 +30,7 @@ def from_json(line: str) -> Event:
     """Return the event of one JSONL line.
 
     Raises:
-        ValueError: The line is not JSON, of unknown kind, of a newer schema, or its fields are not the expected ones.
+        ValueError: The line is not JSON, or its kind, schema or fields are unknown.
     """
     row = _parse(line)
     tag = row.pop("event", None) if isinstance(row, dict) else None
@@ -59,7 +59,7 @@ def _parse(line: str) -> Any:
 
 
 def _check_names(kind: type[Any], name: str, row: dict[str, Any]) -> None:
-    """Raise ValueError when a row has a field that its kind has not."""
+    """Raise ValueError if a row has a field that its kind lacks."""
     if unknown := sorted(set(row) - {f.name for f in fields(kind)}):
         first = unknown[0] if unknown[0].isidentifier() and len(unknown[0]) <= 60 else shown(unknown[0])
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -70,21 +70,21 @@ def _devices(rows: Any) -> tuple[Device, ...]:
     """Return the devices of a header.
 
     Raises:
-        ValueError: The rows are no list of devices.
+        ValueError: The value is not a list of devices.
     """
     if not isinstance(rows, list):
         raise ValueError(f"devices of a header is {shown(rows)}")
-    found = list[Device]()
+    devices = list[Device]()
     for row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"a device is {shown(row)}")
         _check_names(Device, "device", row)
         try:
-            found.append(Device(**row))
+            devices.append(Device(**row))
         except TypeError as e:
             raise ValueError(f"a device is incomplete: {e}") from None
-    check_types(found)
-    return tuple(found)
+    check_types(devices)
+    return tuple(devices)
 
 
 def _frozen(value: Any) -> Any:
@@ -92,13 +92,13 @@ def _frozen(value: Any) -> Any:
 
 
 def write_jsonl(trace: Trace, file: IO[str]) -> None:
-    """Write the trace, one event a line."""
+    """Write the trace, one event per line."""
     for event in trace.events():
         file.write(to_json(event) + "\n")
 
 
 def read_jsonl(lines: Iterable[str]) -> Trace:
-    """Read one trace; a missing footer makes it incomplete.
+    """Read one trace; without a footer it is incomplete.
 
     Raises:
         ValueError: A line is not an event of this format; the message names the line.
@@ -113,6 +113,5 @@ def read_jsonl(lines: Iterable[str]) -> Trace:
                     raise ValueError(f"line {number}: {e}") from None
 
     trace = Trace.of(parse())
-    if trace.footer is None:
-        trace.footer = trace.cut_short()
+    trace.close_incomplete()
     return trace

@@ -1,4 +1,4 @@
-"""A run in memory: its rows by kind. Standard library only."""
+"""A trace in memory. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine.trace.events import (
 
 @dataclass
 class Trace:
-    """A run in memory: its header, its rows by kind, and its footer once it ended."""
+    """The header of a run, its rows by kind, and its footer once it has ended."""
 
     header: Header
     spans: list[Span] = field(default_factory=list[Span])
@@ -42,7 +42,7 @@ class Trace:
     footer: Footer | None = None
 
     def add(self, event: Row | Footer) -> None:
-        """Take one event."""
+        """Add one event."""
         match event:
             case Span():
                 self.spans.append(event)
@@ -69,7 +69,11 @@ class Trace:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Trace:
-        """Build a trace from its events; the first one is the header."""
+        """Return the trace of these events.
+
+        Raises:
+            ValueError: The first event is not the header, or there is a second header.
+        """
         stream = iter(events)
         first = next(stream, None)
         if not isinstance(first, Header):
@@ -82,7 +86,7 @@ class Trace:
         return trace
 
     def rows(self) -> Iterator[Row]:
-        """All rows by kind: pieces, spans, parts, rounds, decisions, commits, documents, copies, pools, occupancy."""
+        """Yield all rows, kind by kind."""
         yield from (Piece(t, s) for t, s in self.pieces.items())
         yield from self.spans
         yield from self.parts
@@ -95,25 +99,36 @@ class Trace:
         yield from self.occupancy
 
     def events(self) -> Iterator[Event]:
-        """Header, rows, footer."""
+        """Yield the header, all rows and the footer."""
         yield self.header
         yield from self.rows()
         if self.footer is not None:
             yield self.footer
 
-    def cut_short(self) -> Footer:
-        """Return the footer of a run that ended without one: the text so far, and the end of its last span."""
+    def new_footer(self, status: Status, error: str = "", reasons: tuple[str, ...] = ()) -> Footer:
+        """Return a footer: the committed texts, and the end of the last span or commit.
+
+        Args:
+            status: How the run ended.
+            error: Why it failed, in one line.
+            reasons: Per sequence eos, stop, length or empty; all empty unless given.
+        """
         parts: list[list[str]] = [[] for _ in self.header.prompts]
         for commit in self.commits:
             if 0 <= commit.sequence < len(parts):
                 parts[commit.sequence].append(commit.text)
         texts = tuple(map("".join, parts))
-        last = max((s.end for s in self.spans), default=0)
-        return Footer("incomplete", ("",) * len(texts), texts, last, "the run ended without a footer")
+        end = max((*(s.end for s in self.spans), *(c.time for c in self.commits)), default=0)
+        return Footer(status, reasons or ("",) * len(texts), texts, end, error)
+
+    def close_incomplete(self) -> None:
+        """Add a footer to a trace without one: its run ended badly, or its file was cut."""
+        if self.footer is None:
+            self.footer = self.new_footer("incomplete", "the run ended without a footer")
 
     @property
     def status(self) -> Status:
-        """How the run ended; `running` without a footer."""
+        """The footer's status; `running` without a footer."""
         return self.footer.status if self.footer else "running"
 
     @property
@@ -124,5 +139,5 @@ class Trace:
         return "".join(c.text for c in self.commits if c.sequence == 0)
 
     def token_ids(self, sequence: int = 0) -> list[int]:
-        """Output token ids of one sequence."""
+        """Return the output token ids of one sequence."""
         return [c.token for c in self.commits if c.sequence == sequence]

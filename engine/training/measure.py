@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.accept import Draws, Key, warp
+from engine.draws import Draws, Key, warp
 from engine.errors import UsageError
 from engine.model.cache import Cache
 from engine.model.decoder import Decoder

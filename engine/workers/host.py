@@ -21,7 +21,7 @@ from engine.model.fuzzy import Alone
 from engine.model.language import LanguageModel
 from engine.model.slots import Rows
 from engine.model.stage import Border
-from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
+from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.heads import prefill
@@ -32,6 +32,7 @@ from engine.workers.jobs import (
     Export,
     Facts,
     Grow,
+    Grown,
     Import,
     Job,
     Join,
@@ -40,7 +41,6 @@ from engine.workers.jobs import (
     Measure,
     Prefill,
     Propose,
-    Proposed,
     Reply,
     Retire,
     Score,
@@ -163,7 +163,7 @@ class Host:
 
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
-    ) -> tuple[tuple[Proposed, ...], ...]:
+    ) -> tuple[tuple[Grown, ...], ...]:
         sampled = job.sampled and not self._sampling.greedy
         prefixes = list(job.prefixes)
         draws = [self._draws(p.sequence) for p in prefixes]
@@ -188,20 +188,23 @@ class Host:
                 if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
                     unsure.add(i)
                 prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
-        return tuple(self._proposed(a, b, sampled) for a, b in zip(ids, logits, strict=True))
+        rows = job.rows if sampled else [()] * len(prefixes)
+        return tuple(map(self._proposed, ids, logits, rows))
 
     def _drafting(self, job: Grow) -> Drafting:
         partners = self._exchanges[job.group] if job.group else Alone()
         write = self._write if partners.rank == 0 else _nowhere  # all draft alike; the leader's q is read
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
-    def _proposed(self, ids: list[int], logits: list[torch.Tensor], sampled: bool) -> tuple[Proposed, ...]:
+    def _proposed(self, ids: list[int], logits: list[torch.Tensor], rows: Sequence[int]) -> tuple[Grown, ...]:
+        """Return a drafted chain; `rows` are the slab rows of its q, none unless it was sampled."""
         if not ids:
             return ()
-        probabilities, tops = facts(torch.stack(logits), ids, self._sampling, sampled)
-        return tuple(Proposed(*row) for row in zip(ids, probabilities, tops, strict=True))
+        probabilities, tops = facts(torch.stack(logits), ids, self._sampling, bool(rows))
+        each = enumerate(zip(ids, probabilities, tops, strict=True))
+        return tuple(Grown(t, i - 1, i, rows[i] if rows else -1, p, top, i) for i, (t, p, top) in each)
 
-    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Verdict, ...] | bytes | None:
+    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
         model, border = _part(job)
         logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, border=border)
@@ -213,12 +216,12 @@ class Host:
         if job.greedy:
             logits = [rows[:, : self._vocab_size] for rows in logits]
             each = zip(job.judges, logits, job.prefixes, strict=True)
-            verdicts = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in each)
+            judgements = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in each)
         else:
-            verdicts = self._judge(job.judges, logits, job.prefixes, stamps)
+            judgements = self._judge(job.judges, logits, job.prefixes, stamps)
         if not job.best:
-            return verdicts
-        return tuple(replace(v, best=tuple(argmax(r))) for v, r in zip(verdicts, logits, strict=True))
+            return judgements
+        return tuple(replace(j, best=tuple(argmax(r))) for j, r in zip(judgements, logits, strict=True))
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._own][row]
@@ -234,27 +237,25 @@ class Host:
         logits: Sequence[torch.Tensor],
         prefixes: Sequence[Prefix],
         stamps: list[Stamp],
-    ) -> tuple[Verdict, ...]:
+    ) -> tuple[Judgement, ...]:
         start = time.perf_counter_ns()
         each = zip(jobs, logits, prefixes, strict=True)
-        verdicts = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in each)
+        judgements = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in each)
         judged = sum(len(job.draft) for job in jobs)
         stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
-        return verdicts
+        return judgements
 
-    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, sampling: Sampling) -> Verdict:
-        verdict = judge(
+    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, sampling: Sampling) -> Judgement:
+        return judge(
             logits[job.skip :],
             job.draft,
             self._q_row,
-            sequence=prefix.sequence,
             position=len(prefix) + job.skip,
             sampling=sampling,
             draws=self._draws(prefix.sequence),
             bonus=job.bonus,
             typical=job.typical,
         )
-        return replace(verdict, draft=Draft.empty())
 
     def _measure(self, job: Measure) -> float:
         model = self.forwards.models[job.model]

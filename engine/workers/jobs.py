@@ -103,7 +103,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Propose:
-    """Draft n tokens after each prefix, one forward for each position. Value: a tuple of `Proposed` per prefix."""
+    """Draft n tokens after each prefix, one forward for each position. Value: a tuple of `Grown` per prefix."""
 
     model: str
     prefixes: tuple[Prefix, ...]
@@ -111,7 +111,7 @@ class Propose:
     """How many for each prefix."""
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
-    """Slab rows to write q to, per prefix; empty for greedy drafts."""
+    """Slab rows to write q to, per prefix; none for greedy drafts."""
     stop_below: float = 0.0
     """A draft ends after a token whose own probability is less."""
 
@@ -162,7 +162,7 @@ class Grow:
 class Score:
     """One forward over the drafts. The logits stay on the worker under `scores`, or are judged at once and forgotten.
 
-    Value: None, or the Verdicts, without their drafts, or the states that a stage hands on.
+    Value: None, or a `Judgement` for each judge, or the states that a stage hands on.
     """
 
     model: str
@@ -173,7 +173,7 @@ class Score:
     judges: tuple[Judge, ...] = ()
     """Judge at once, one for each prefix: one round trip less."""
     best: bool = False
-    """Whether the verdicts bring the most probable token after every row, those that nobody judges included."""
+    """Whether the judgements hold the most probable token after every row, those that nobody judges included."""
     greedy: bool = False
     """Judge at temperature 0, whatever the run's: the model drafts by decoding alone, and may know more tokens."""
     stage: Stage | None = None
@@ -181,7 +181,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Judge:
-    """Apply the acceptance rules to kept scores. Value: a Verdict, without its draft."""
+    """Apply the acceptance rules to kept scores. Value: a `Judgement`."""
 
     scores: int
     draft: Draft
@@ -236,16 +236,8 @@ class Facts(NamedTuple):
     """Layers; 0 for what has none."""
 
 
-class Proposed(NamedTuple):
-    """One drafted token as the worker reports it."""
-
-    id: int
-    probability: float
-    top: tuple[tuple[int, float], ...]
-
-
 class Grown(NamedTuple):
-    """One node of a drafted tree as the worker reports it."""
+    """One node of a drafted tree or chain as the worker reports it."""
 
     id: int
     parent: int

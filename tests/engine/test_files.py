@@ -29,18 +29,18 @@ def test_only_regular_files_are_read(tmp_path):
             read_bytes(path, 100)
 
 
-def test_a_file_that_claims_no_size_is_bounded_all_the_same():
+def test_a_file_that_reports_no_size_is_limited():
     with pytest.raises(UsageError, match="more than 3 bytes"):
         read_bytes("/proc/self/status", 3)
 
 
 @pytest.mark.parametrize("name", ["missing", "a\0b"])
-def test_a_path_that_cannot_be_opened_is_one_line(tmp_path, name):
+def test_the_error_for_an_unreadable_path_is_one_line(tmp_path, name):
     with pytest.raises(UsageError, match="cannot read"):
         read_bytes(tmp_path / name, 10)
 
 
-def test_bytes_that_are_not_utf8_are_named(tmp_path):
+def test_the_error_for_invalid_utf8_names_the_byte(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"ab\xff")
     with pytest.raises(UsageError, match="byte 2 is not UTF-8"):

@@ -1,4 +1,4 @@
-"""Typical acceptance: the rule against an independent slow one, and that it is what it is marked as, lossy."""
+"""Typical acceptance equals a slow reference, and is lossy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.accept import Draws, judge
+from engine.accept import judge
+from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import METHODS
 from engine.types import Draft, DraftToken, Sampling, Typical
-from tests.engine.test_accept import Fixed, rows
-from tests.engine.test_joint import SMALL, method
-from tests.engine.toy import PROMPT, Parallel, Table, ToyRun, joint, target_joint, warp_plainly
+from tests.engine.toy import PROMPT, Parallel, Table, ToyRun, joint, rows, target_joint, warp_plainly
+from tests.engine.toy_draws import Fixed
+from tests.engine.toy_methods import SMALL, method
 
 ONE, PAPER = Sampling(1.0), Typical(0.09, 0.3)
 EXACT = 1e-9
@@ -29,7 +30,6 @@ def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
         logits,
         draft,
         lambda _: None,
-        sequence=0,
         position=10,
         sampling=sampling,
         draws=draws or Fixed(),
@@ -39,15 +39,11 @@ def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
 
 
 def tree(*nodes: tuple[int, int]) -> Draft:
-    """A draft of (token, parent)."""
+    """Return a draft of (token, parent)."""
     return Draft(tuple(DraftToken(*node) for node in nodes))
 
 
-def fates(verdict) -> dict[int, str]:
-    return {d.node: d.outcome for d in verdict.judged if d.node >= 0}
-
-
-# The slow reference: every path of the tree, whole, as the paper compares its candidates.
+# the slow reference compares all paths of the tree, as the paper compares its candidates
 
 
 def enough(p: np.ndarray, token: int, typical: Typical) -> bool:
@@ -57,7 +53,7 @@ def enough(p: np.ndarray, token: int, typical: Typical) -> bool:
 
 @dataclass
 class Reference:
-    """What typical acceptance keeps of a draft."""
+    """The path that typical acceptance chooses."""
 
     ps: list[np.ndarray]
     """p after the prefix, and after each node."""
@@ -65,14 +61,14 @@ class Reference:
     typical: Typical
 
     def paths(self) -> list[list[int]]:
-        """Every candidate, as nodes from the root on: one ends in each node."""
-        found = list[list[int]]()
+        """Return every candidate, as nodes from the root on; one ends in each node."""
+        paths = list[list[int]]()
         for node, (_, parent) in enumerate(self.tokens):
-            found.append([*(found[parent] if parent >= 0 else []), node])
-        return found
+            paths.append([*(paths[parent] if parent >= 0 else []), node])
+        return paths
 
     def accepted(self, path: list[int]) -> list[int]:
-        """The part of a candidate before its first token that is not probable enough."""
+        """Return the part of a candidate before its first improbable token."""
         kept = list[int]()
         for node in path:
             token, parent = self.tokens[node]
@@ -82,9 +78,10 @@ class Reference:
         return kept
 
     def best(self) -> list[int]:
-        """The longest; of equally long ones the likeliest, then the first."""
-        every = [self.accepted(path) for path in self.paths()] + [[]]
-        longest = [path for path in every if len(path) == max(map(len, every))]
+        """Return the longest accepted part; among equals the likeliest, then the first."""
+        candidates = [self.accepted(path) for path in self.paths()] + [[]]
+        length = max(map(len, candidates))
+        longest = [path for path in candidates if len(path) == length]
         return max(longest, key=self.likelihood)
 
     def likelihood(self, path: list[int]) -> float:
@@ -103,7 +100,7 @@ def random_tree(rng: np.random.Generator, vocabulary: int) -> list[tuple[int, in
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("typical", RULES, ids=str)
-def test_the_accepted_path_is_that_of_the_reference(typical, sampling):
+def test_the_accepted_path_equals_the_reference(typical, sampling):
     rng, lengths = np.random.default_rng(7), set[int]()
     for seed in range(150):
         tokens = random_tree(rng, 6)
@@ -135,7 +132,7 @@ class _Later(Draws):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
 @pytest.mark.parametrize("typical", [PAPER, Typical(0.3, 0.9)], ids=str)
-def test_every_round_of_the_method_is_that_of_the_reference(typical, sampling):
+def test_every_round_of_the_method_equals_the_reference(typical, sampling):
     p, q, tokens = Table(81, 4), Parallel(82, 4), 40
     settings = {"acceptance": "typical", "epsilon": typical.epsilon, "delta": typical.delta}
     run = ToyRun(p, q, Draws(5, 0), sampling, tokens)
@@ -154,10 +151,10 @@ def test_every_round_of_the_method_is_that_of_the_reference(typical, sampling):
     assert run.text == tuple(x[len(PROMPT) :][:tokens])
 
 
-# What becomes of each node.
+# the outcome of each node
 
 
-def test_a_token_stands_if_p_is_more_than_the_bound_and_not_if_it_is_the_bound():
+def test_a_token_is_accepted_if_p_is_above_the_bound():
     p = [0.5, 0.25, 0.125, 0.125]  # exp(-H) = 0.2973
     chain = [tree((t, -1)) for t in range(4)]
     for typical, standing in [
@@ -172,14 +169,14 @@ def test_a_token_stands_if_p_is_more_than_the_bound_and_not_if_it_is_the_bound()
         assert [t for t, v in enumerate(verdicts) if v.accepted] == standing, typical
 
 
-def test_what_p_rules_out_never_stands():
+def test_a_token_of_p_0_is_never_accepted():
     verdict = decide(
         rows([0.6, 0.4, 0.0], [1.0, 0.0, 0.0]), tree((2, -1)), Typical(0, 0), Fixed(target_10=0.5)
     )
     assert (verdict.accepted, verdict.own, verdict.origin) == ((), 0, "corrected")
 
 
-def test_the_most_probable_token_always_stands_where_delta_is_less_than_1():
+def test_the_most_probable_token_is_accepted_if_delta_is_below_1():
     rng = np.random.default_rng(2)
     for scale in (0.0, 0.01, 1.0, 8.0):
         for _ in range(50):
@@ -189,7 +186,7 @@ def test_the_most_probable_token_always_stands_where_delta_is_less_than_1():
             assert verdict.accepted == (best,)
 
 
-def test_of_equally_long_paths_the_likeliest_stands_and_of_equals_the_first():
+def test_among_equally_long_paths_the_likeliest_wins_then_the_first():
     half = [0.5, 0.5]
     nodes = [(0, -1), (1, -1)]
     verdict = decide(rows(half, half, half), tree(*nodes), draws=Fixed(target_11=0.9))
@@ -209,16 +206,16 @@ def test_of_equally_long_paths_the_likeliest_stands_and_of_equals_the_first():
     assert verdict.nodes == (1, 4), "0.2 * 0.7 < 0.8 * 0.2"
 
 
-def test_every_node_has_one_fate_and_tells_the_rule():
+def test_every_node_has_one_decision_with_its_rule():
     #        0 (0) - 2 (0)        4 (2) is ruled out
-    # prefix 1 (1) - 3 (1)        stands, but its path is less likely
+    # prefix 1 (1) - 3 (1)        is enough, but its path is less likely
     nodes = [(0, -1), (1, -1), (0, 0), (1, 1), (2, -1), (0, 4)]
     p = [0.6, 0.39, 0.01]
     verdict = decide(rows(*[p] * 7), tree(*nodes), draws=Fixed(target_12=0.3))
     assert (verdict.nodes, verdict.own, verdict.origin) == ((0, 2), 0, "bonus")
-    told = [(d.node, d.rule, d.outcome, d.p, d.position) for d in verdict.judged]
+    decisions = [(d.node, d.rule, d.outcome, d.p, d.position) for d in verdict.judged]
     nan = pytest.approx(math.nan, nan_ok=True)
-    assert told == [
+    assert decisions == [
         (1, "typical", "discarded", pytest.approx(0.39), 10),
         (4, "typical", "rejected", pytest.approx(0.01), 10),
         (0, "typical", "accepted", pytest.approx(0.6), 10),
@@ -230,14 +227,14 @@ def test_every_node_has_one_fate_and_tells_the_rule():
     assert [math.isnan(d.u) for d in verdict.judged] == [True] * 4 + [False, True, True]
 
 
-def test_where_nothing_stands_the_target_draws_from_p_what_may_be_a_rejected_token():
+def test_without_an_accepted_token_the_target_draws_from_p_even_a_rejected_token():
     p = [0.95, 0.03, 0.02]
     verdict = decide(rows(p, p), tree((1, -1)), draws=Fixed(target_10=0.96))
     assert (verdict.accepted, verdict.own, verdict.origin) == ((), 1, "corrected")
     assert [(d.rule, d.outcome, d.u) for d in verdict.judged[1:]] == [("typical", "corrected", 0.96)]
 
 
-def test_an_empty_draft_is_a_plain_step_and_without_bonus_nothing_follows():
+def test_an_empty_draft_is_a_plain_step_and_without_bonus_nothing_is_drawn():
     p = [0.6, 0.4]
     verdict = decide(rows(p), Draft.empty(), draws=Fixed(target_10=0.7))
     assert [(d.token, d.rule, d.outcome) for d in verdict.judged] == [(1, "target", "plain")]
@@ -245,31 +242,31 @@ def test_an_empty_draft_is_a_plain_step_and_without_bonus_nothing_follows():
     assert (verdict.accepted, verdict.own) == ((0,), None)
 
 
-def test_at_temperature_0_it_is_rule_2():
+def test_at_temperature_0_typical_acceptance_is_rule_2():
     rng = np.random.default_rng(3)
     for _ in range(60):
         tokens = random_tree(rng, 4)
         logits = torch.from_numpy(rng.normal(size=(len(tokens) + 1, 4)))
-        exact, asked = (decide(logits, tree(*tokens), t, sampling=Sampling()) for t in (None, PAPER))
-        assert repr(exact) == repr(asked)
+        exact, typical = (decide(logits, tree(*tokens), t, sampling=Sampling()) for t in (None, PAPER))
+        assert repr(exact) == repr(typical)
     texts = joint(
         method("medusa", tree=SMALL, acceptance="typical"), Table(1), Parallel(2), Sampling(), tokens=12
     )
     assert texts == target_joint(Table(1), Sampling(), tokens=12)
 
 
-# That it is lossy.
+# the rule is lossy
 
 
 def always(token: int, vocabulary: int):
-    """A drafter that drafts one token first, and everywhere."""
+    """Return a drafter that drafts one token at every position."""
     drafter = Parallel(1, vocabulary)
     drafter.level = lambda context, level: torch.eye(vocabulary, dtype=torch.float64)[token] * 9
     return drafter
 
 
 class Constant:
-    """A target that says the same after every text."""
+    """A target with the same distribution after every text."""
 
     def __init__(self, *p: float) -> None:
         self._row = torch.tensor(p, dtype=torch.float64).log()
@@ -278,8 +275,8 @@ class Constant:
         return self._row
 
 
-def test_a_drafted_token_of_probability_one_half_comes_every_time(tmp_path):
-    """Of p = (1/2, 3/10, 1/5) and a drafter that says 0, typical acceptance makes (1, 0, 0), and then one draw from p."""
+def test_a_drafted_token_of_probability_one_half_is_always_emitted(tmp_path):
+    """With p = (1/2, 3/10, 1/5) and a drafter of token 0, the first token is 0 with probability 1."""
     (tmp_path / "one.toml").write_text("paths = [[0]]\n")
     one = str(tmp_path / "one.toml")
     p, q = Constant(0.5, 0.3, 0.2), always(0, 3)
@@ -289,15 +286,14 @@ def test_a_drafted_token_of_probability_one_half_comes_every_time(tmp_path):
     assert lossy == pytest.approx({(0, 0): 0.5, (0, 1): 0.3, (0, 2): 0.2}, abs=EXACT)
 
 
-def test_a_drafted_token_that_is_not_probable_enough_costs_nothing(tmp_path):
-    """Where the rule accepts nothing the target draws everything, and the text follows p."""
+def test_if_no_drafted_token_is_accepted_the_text_follows_p(tmp_path):
     (tmp_path / "one.toml").write_text("paths = [[0]]\n")
     p, q = Constant(0.94, 0.03, 0.03), always(2, 3)
     decode = method("medusa", tree=str(tmp_path / "one.toml"), acceptance="typical")
     assert joint(decode, p, q, ONE, 2) == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
 
 
-def test_on_random_tables_the_distribution_is_another_one_and_exact_is_the_default():
+def test_on_random_tables_the_distribution_differs_and_exact_is_the_default():
     p, q = Table(71), Parallel(74)
     theirs = target_joint(p, ONE)
     for config, lossy in [({}, False), ({"acceptance": "exact"}, False), ({"acceptance": "typical"}, True)]:
@@ -307,7 +303,7 @@ def test_on_random_tables_the_distribution_is_another_one_and_exact_is_the_defau
         assert lossy or distance < EXACT
 
 
-# The settings.
+# settings
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A toy world: probability tables for models, a synchronous run, and draws that enumerate every outcome.
+"""A toy world: probability tables as models, and a run without workers.
 
-The toy run executes the real methods and the real acceptance rules. `joint` runs a method once for every
-outcome of its random draws and adds up the exact probability of each text.
+A toy run executes the real methods and the real acceptance rules. `joint` runs a method once for
+every outcome of its random draws and adds up the exact probability of each text.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from engine.accept import Draws, Key, judge, propose_token
+from engine.accept import judge
 from engine.drafters.level import next_level
 from engine.drafters.tree import TreeShape, line, root
+from engine.draws import Draws, propose_token
 from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
+from tests.engine.toy_draws import Branches, Enumerated
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""
 PROMPT = (0, 1)
 torch.set_num_threads(1)  # rows of 4 numbers
+
+
+def rows(*probabilities: list[float]) -> torch.Tensor:
+    """Return logits, (R, V), with these probabilities."""
+    return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
 class Table:
@@ -35,7 +40,7 @@ class Table:
         seed: Another seed, another table.
         vocabulary: V.
         sharpness: Scale of the logits.
-        banned: So many tokens get probability 0 in every context.
+        banned: Tokens of probability 0 in every context; which ones differs.
         order: Tokens of context that matter.
     """
 
@@ -57,7 +62,7 @@ class Table:
 
 
 class Blurred(Table):
-    """A drafter whose fuzzy forwards say something else: a table of their own, which bans other tokens."""
+    """A drafter whose fuzzy forwards use another table."""
 
     def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
         super().__init__(seed, vocabulary, banned=banned)
@@ -65,19 +70,19 @@ class Blurred(Table):
 
 
 class Parallel(Table):
-    """A drafter that says what comes some tokens later, whatever comes between: heads on one state, or mask tokens."""
+    """A drafter with one row per level, independent of the tokens between (Medusa heads, masks)."""
 
     def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
         super().__init__(seed, vocabulary, banned=banned)
         self._later = [Table(seed + 100 * level, vocabulary, banned=banned) for level in range(1, 8)]
 
     def level(self, context: Sequence[int], level: int) -> torch.Tensor:
-        """Return the row of the token that comes so many after the next one."""
+        """Return the row of the token `level` positions after the next one."""
         return self(context) if level == 0 else self._later[level - 1](context)
 
 
 def always_wrong(target: Table) -> Logits:
-    """Return a drafter that only drafts tokens the target never draws; the target must have banned some."""
+    """Return a drafter of tokens that the target never draws; the target must have banned some."""
 
     def logits(context: Sequence[int]) -> torch.Tensor:
         return torch.where(torch.isinf(target(context)), 0.0, -torch.inf).double()
@@ -86,7 +91,7 @@ def always_wrong(target: Table) -> Logits:
 
 
 def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """Warp one row token by token, as a second opinion on `engine.accept.warp`."""
+    """Warp one row token by token, as a second opinion on `engine.draws.warp`."""
     x = [float(v) / sampling.temperature for v in logits]
     order = sorted(range(len(x)), key=lambda i: -x[i])
     kept = order[: sampling.top_k] if sampling.top_k else order
@@ -119,17 +124,32 @@ class Scores:
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
             "another draft"
         )
-        return judge(
+        judgement = judge(
             self.rows[skip:],
             draft,
             lambda token: self.run.q_rows[token.q.row] if token.q else None,
-            sequence=self.prefix.sequence,
             position=len(self.prefix) + skip,
             sampling=self.run.sampling,
             draws=self.run.draws,
             bonus=bonus,
             typical=typical,
         )
+        return Verdict(**vars(judgement), sequence=0, draft=draft)
+
+
+@dataclass
+class ToySequence:
+    """The one sequence of a toy run, as `Batch` and drafters use it."""
+
+    x: Prefix
+    end: int
+
+    @property
+    def done(self) -> bool:
+        return len(self.x) >= self.end
+
+    def room(self, prefix: Prefix) -> int:
+        return self.end - len(prefix)
 
 
 class ToyRun:
@@ -145,7 +165,7 @@ class ToyRun:
         prompt: Sequence[int] = PROMPT,
         further: Sequence[Logits] = (),
     ) -> None:
-        self.x = Prefix(0, np.asarray(prompt, dtype=np.int64))
+        self.sequences = [ToySequence(Prefix(0, np.asarray(prompt, dtype=np.int64)), len(prompt) + tokens)]
         self.drafter = ToyDrafter(self, q)
         self.drafters = [self.drafter, *(ToyDrafter(self, other) for other in further)]
         self.target = ToyTarget(self, p)
@@ -153,24 +173,27 @@ class ToyRun:
         self.draws, self.sampling = draws, sampling
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
-        self._start, self._end = len(prompt), len(prompt) + tokens
-        self.sequences = [SimpleNamespace(room=self._end)]
+        self._output = slice(len(prompt), len(prompt) + tokens)
+
+    @property
+    def x(self) -> Prefix:
+        return self.sequences[0].x
+
+    @x.setter
+    def x(self, x: Prefix) -> None:
+        self.sequences[0].x = x
 
     @property
     def done(self) -> bool:
-        return len(self.x) >= self._end
+        return self.sequences[0].done
 
     @property
     def text(self) -> tuple[int, ...]:
-        return tuple(self.x.tokens[self._start : self._end].tolist())
+        return tuple(self.x.tokens[self._output].tolist())
 
     def document(self, text: str) -> tuple[int, ...]:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
-
-    def batch(self, size: int, dynamic: bool = False) -> ToyBatch:
-        """Return a batch of the one sequence."""
-        return ToyBatch(self)
 
     def race(self) -> Race:
         """Race as the real run does."""
@@ -178,7 +201,7 @@ class ToyRun:
 
     @property
     def room(self) -> int:
-        return self._end - len(self.x)
+        return self.sequences[0].room(self.x)
 
     def commit(self, verdict: Verdict, kept: Draft | None = None, pool: object = None) -> None:
         self.verdicts.append(verdict)
@@ -188,45 +211,6 @@ class ToyRun:
         """Keep a q row for judging."""
         self.q_rows.append(q)
         return RowRef("toy", len(self.q_rows) - 1)
-
-
-class ToyBatch:
-    """A batch of the one sequence; the run's models then take lists of one."""
-
-    def __init__(self, run: ToyRun) -> None:
-        self._run = run
-        run.drafter, run.target = OfLists(run.drafter), OfLists(run.target)
-
-    @property
-    def active(self) -> int:
-        return not self._run.done
-
-    @property
-    def xs(self) -> list[Prefix]:
-        return [self._run.x]
-
-    def room(self, prefix: Prefix) -> int:
-        return self._run.sequences[prefix.sequence].room - len(prefix)
-
-    def commit(self, verdicts: Sequence[Verdict]) -> None:
-        self._run.commit(*verdicts)
-
-    async def admit(self) -> None:
-        """Let nobody in: nobody waits."""
-
-
-class OfLists:
-    """A model whose methods take lists of one where those of the model take one."""
-
-    def __init__(self, model: object) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[None, None, list[object]]]:
-        async def call(*lists: object, **options: object) -> list[object]:
-            args = [one[0] if isinstance(one, list) else one for one in lists]
-            return [await getattr(self._model, name)(*args, **options)]
-
-        return call
 
 
 @dataclass
@@ -251,15 +235,27 @@ class ToyDrafter:
                 break
         return Draft(tuple(tokens))
 
+    async def propose_each(self, prefixes: Sequence[Prefix], n: int) -> list[Draft]:
+        return [await self.propose(prefix, n) for prefix in prefixes]
+
+    async def grow_each(self, prefixes: Sequence[Prefix], shape: TreeShape) -> list[Draft]:
+        return [await self.grow(prefix, shape) for prefix in prefixes]
+
     async def move(self, prefix: Prefix, to: ToyDrafter) -> None:
         """A table has no KV rows."""
 
-    async def decode(self, prefix: Prefix, guesses: Draft, beside: Tree) -> tuple[Draft, tuple[int, ...]]:
-        """Decode greedily: the guesses that are what this model says, and one token more."""
-        rows = rows_of(self.logits, prefix, guesses, beside)
-        where = {"sequence": 0, "position": len(prefix), "sampling": Sampling(), "draws": self.run.draws}
-        verdict = judge(rows, guesses, lambda _: None, **where)
-        chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(verdict.emitted))
+    async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
+        """Decode greedily: the confirmed guesses, and one token more."""
+        rows = rows_of(self.logits, prefix, guesses, window)
+        judgement = judge(
+            rows,
+            guesses,
+            lambda _: None,
+            position=len(prefix),
+            sampling=Sampling(),
+            draws=self.run.draws,
+        )
+        chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(judgement.emitted))
         return Draft(chain), tuple(rows.argmax(-1).tolist())
 
     async def grow(
@@ -270,13 +266,13 @@ class ToyDrafter:
         fuzzy: int = 1,
         calibrate: bool = True,
     ) -> Draft:
-        """Draft a tree; a fuzzy one is drafted by another table, after the first level where that is exact.
+        """Draft a tree; fuzzy levels use another table.
 
         A `Parallel` drafter has one row for all nodes of a level.
         """
         run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
         contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
-        for level in range(min(shape.depth, run.sequences[0].room - len(prefix))):
+        for level in range(min(shape.depth, run.sequences[0].room(prefix))):
             exact = fuzzy == 1 or (calibrate and level == 0)
             logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
             if isinstance(logits, Parallel):
@@ -322,20 +318,23 @@ class ToyTarget:
         return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft))
 
     async def verify(
-        self, prefix: Prefix, draft: Draft, beside: Tree | None = None, typical: Typical | None = None
+        self, prefix: Prefix, draft: Draft, window: Tree | None = None, typical: Typical | None = None
     ) -> Verdict:
         verdict = await self.score(prefix, draft).judge(draft, typical=typical)
-        if beside is None:
+        if window is None:
             return verdict
-        rows = rows_of(self.logits, prefix, draft, beside)
+        rows = rows_of(self.logits, prefix, draft, window)
         return replace(verdict, best=tuple(rows.argmax(-1).tolist()))
 
+    async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
+        return [await self.verify(*one) for one in zip(prefixes, drafts, strict=True)]
 
-def rows_of(logits: Logits, prefix: Prefix, draft: Draft, beside: Tree = NO_TREE) -> torch.Tensor:
-    """Return a model's rows after the prefix, after each node of the draft and after each one beside it."""
+
+def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE) -> torch.Tensor:
+    """Return rows after the prefix, each node of the draft and each row of a window, (R, V)."""
     start = tuple(prefix.tokens.tolist())
     rows = [logits(start)]
-    for ids, parents in ((draft.ids, draft.parents), beside):
+    for ids, parents in ((draft.ids, draft.parents), window):
         contexts = [start]
         for token, parent in zip(ids, parents, strict=True):
             contexts.append((*contexts[parent + 1], token))
@@ -344,79 +343,6 @@ def rows_of(logits: Logits, prefix: Prefix, draft: Draft, beside: Tree = NO_TREE
 
 
 Method = Callable[[ToyRun], Coroutine[None, None, None]]
-
-
-class Branches:
-    """Which way each choice goes in one execution, and then in the next one: depth first."""
-
-    def __init__(self) -> None:
-        self._script: list[int] = []
-        self._widths: list[int] = []
-        self._at = 0
-
-    def take(self, width: int) -> int:
-        """Return the way to go at a choice of so many ways."""
-        if self._at == len(self._script):
-            self._script.append(0)
-            self._widths.append(width)
-        assert self._widths[self._at] == width, "the execution is not a function of its draws"
-        self._at += 1
-        return self._script[self._at - 1]
-
-    def advance(self) -> bool:
-        """Go on to the next execution; False when there is none."""
-        self._at = 0
-        while self._script and self._script[-1] + 1 == self._widths[-1]:
-            del self._script[-1], self._widths[-1]
-        if self._script:
-            self._script[-1] += 1
-        return bool(self._script)
-
-
-class Enumerated(Draws):
-    """Draws that split the interval in which each key's number lies, and so reach every outcome.
-
-    A key that is asked twice goes on from the interval it was left with: correlations are found, not missed.
-
-    Args:
-        branches: Decides the parts taken.
-        horizon: Numbers for this position and later are 1/2: nothing that is compared may depend on them.
-    """
-
-    def __init__(self, branches: Branches, horizon: int) -> None:
-        super().__init__(0, 0)
-        self._branches, self._horizon = branches, horizon
-        self._intervals: dict[Key, tuple[float, float]] = {}
-
-    @property
-    def probability(self) -> float:
-        """Of the execution so far."""
-        return float(np.prod([high - low for low, high in self._intervals.values()]))
-
-    def number(self, key: Key) -> Key:
-        """Return the key whose number answers; a method with a known error overrides this."""
-        return key
-
-    def value(self, key: Key) -> float:
-        return float("nan")
-
-    def below(self, key: Key, t: float) -> bool:
-        return self._split(key, [0.0, min(t, 1.0), 1.0]) == 0
-
-    def choose(self, key: Key, weights: torch.Tensor | np.ndarray) -> int:
-        total = np.cumsum(np.asarray(weights, dtype=np.float64))
-        return self._split(key, [0.0, *(total / total[-1])])
-
-    def _split(self, key: Key, edges: list[float]) -> int:
-        if key.position >= self._horizon:
-            return int(np.searchsorted(edges, 0.5, side="right")) - 1
-        key = self.number(key)
-        low, high = self._intervals.get(key, (0.0, 1.0))
-        parts = [(max(low, a), min(high, b), i) for i, (a, b) in enumerate(pairwise(edges))]
-        parts = [part for part in parts if part[1] - part[0] > 1e-14]  # less is rounding
-        low, high, index = parts[self._branches.take(len(parts)) if len(parts) > 1 else 0]
-        self._intervals[key] = (low, high)
-        return index
 
 
 def joint(
@@ -428,7 +354,7 @@ def joint(
     draws: type[Enumerated] = Enumerated,
     further: Sequence[Logits] = (),
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact probability of every text of so many tokens that the method can give."""
+    """Return the exact probability of each text of this length that the method can emit."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
     branches = Branches()
     loop = asyncio.new_event_loop()
@@ -445,7 +371,7 @@ def joint(
 
 
 def target_joint(p: Logits, sampling: Sampling, tokens: int = 3) -> dict[tuple[int, ...], float]:
-    """Return the target's own probability of every text of so many tokens."""
+    """Return the target's probability of each text of this length."""
     texts = {(): 1.0}
     for _ in range(tokens):
         texts = {

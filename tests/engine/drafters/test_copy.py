@@ -20,7 +20,7 @@ def find(tokens, documents=(), match=2, copy=7, **more):
 
 
 def naive(text: list[int], documents: list[list[int]], match: int, copy: int, longest=0, latest=True):
-    """Look at every place of every text, from the latest to the earliest (or the reverse), for the longest match first."""
+    """Search every place of every text, latest (or earliest) first, for the longest match first."""
     texts, way = [*enumerate(documents), (-1, text)], -1 if latest else 1
     for n in range(longest or match + LONGER, match - 1, -1):
         for number, other in texts[::way]:
@@ -38,22 +38,22 @@ texts = st.lists(st.integers(0, 3), max_size=30)
 
 
 @given(texts, st.lists(texts, max_size=3), st.integers(1, 4), st.integers(1, 9), st.data())
-def test_it_finds_what_a_plain_search_finds(text, documents, match, copy, data):
+def test_a_copy_equals_the_result_of_a_plain_search(text, documents, match, copy, data):
     copier = Copier([array(d) for d in documents], match, copy)
-    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths asked about")):
+    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths of the calls")):
         assert copier.find(array(text[:length])) == naive(text[:length], documents, match, copy)
 
 
 @given(texts, st.integers(1, 3), st.integers(0, 3), st.booleans(), st.integers(1, 9), st.data())
-def test_first_or_latest_and_the_longest_match_counted_are_chosen(text, match, more, latest, copy, data):
+def test_first_or_latest_and_the_longest_match_equal_a_plain_search(text, match, more, latest, copy, data):
     options = {"longest": match + more, "latest": latest}
     copier = Copier([], match, copy, **options)
-    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths asked about")):
+    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths of the calls")):
         assert copier.find(array(text[:length])) == naive(text[:length], [], match, copy, **options)
 
 
 @given(texts, texts, st.integers(1, 3), st.integers(1, 9))
-def test_what_it_says_of_a_source_is_true(text, document, match, copy):
+def test_the_source_is_the_place_of_the_copy(text, document, match, copy):
     ids, source = find(text, [document], match, copy)
     if source is None:
         assert ids == ()
@@ -80,7 +80,7 @@ def test_the_longest_match_wins():
     assert find([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], copy=2) == ((5, 6), CopySource(-1, 3, 3))
 
 
-def test_a_match_counts_up_to_three_tokens_more_than_asked_for():
+def test_a_match_is_at_most_three_tokens_longer_than_the_shortest():
     long = [1, 2, 3, 4, 5, 6]
     assert find([*long, 7, 0, *long[1:], 8, *long], copy=1) == ((8,), CopySource(-1, 13, 5))
 
@@ -89,14 +89,14 @@ def test_the_latest_of_equal_matches_wins():
     assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), CopySource(-1, 7, 2))
 
 
-def test_the_first_of_equal_matches_is_copied_where_that_is_asked_for():
+def test_the_first_of_equal_matches_wins_on_request():
     text = [5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2]
     assert find(text, match=1, copy=2, longest=2, latest=False) == ((3, 6), CopySource(-1, 3, 2))
     assert find(text, match=1, copy=2, longest=1, latest=False) == ((3, 6), CopySource(-1, 3, 1))
     assert find([1, 1, 1], match=1, copy=3, latest=False) == ((1, 1, 1), CopySource(-1, 2, 2))
 
 
-def test_the_sequence_is_later_than_the_documents_and_they_come_in_order():
+def test_the_sequence_is_later_than_the_documents_which_are_in_order():
     documents = [[1, 2, 30], [1, 2, 31]]
     assert find([1, 2, 32, 1, 2], documents, copy=1) == ((32,), CopySource(-1, 2, 2))
     assert find([1, 2], documents, copy=1) == ((31,), CopySource(1, 2, 2))
@@ -108,12 +108,12 @@ def test_a_copy_ends_where_its_document_ends():
     assert find([3, 4], [[1, 2, 3, 4]]) == ((), None), "nothing follows the match"
 
 
-def test_a_copy_goes_on_into_itself_where_the_sequence_ends():
+def test_a_copy_continues_with_itself_at_the_end_of_the_sequence():
     assert find([7, 7, 7], copy=5) == ((7,) * 5, CopySource(-1, 2, 2))
     assert find([4, 5, 6, 4, 5], copy=8) == ((6, 4, 5, 6, 4, 5, 6, 4), CopySource(-1, 2, 2))
 
 
-def test_a_match_across_two_documents_is_none():
+def test_no_match_spans_two_documents():
     assert find([2, 3], [[1, 2], [3, 4]]) == ((), None)
 
 
@@ -142,16 +142,16 @@ def test_a_copier_follows_one_sequence():
             copier.find(array(other))
 
 
-def test_a_call_costs_what_the_sequence_grew_by(monkeypatch):
-    looked = []
+def test_a_call_indexes_only_new_tokens(monkeypatch):
+    indexed = []
     index = Copier._index
     monkeypatch.setattr(
         Copier,
         "_index",
-        lambda self, n, text, known: looked.append(len(text) - known) or index(self, n, text, known),
+        lambda self, n, text, known: indexed.append(len(text) - known) or index(self, n, text, known),
     )
     copier = Copier([list(range(50))])
     text = [i % 9 for i in range(400)]
     for length in range(100, 401, 4):
         copier.find(array(text[:length]))
-    assert looked == [50, 100, *[4] * 75]
+    assert indexed == [50, 100, *[4] * 75]

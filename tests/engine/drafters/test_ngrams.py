@@ -11,26 +11,26 @@ from engine.drafters.ngrams import Lookahead, Pool, Window
 from engine.types import NO_TREE, Draft, DraftToken
 
 
-def test_a_pool_gives_the_latest_first_and_drops_what_was_met_longest_ago():
+def test_a_pool_is_most_recent_first_and_drops_the_oldest():
     pool = Pool(2)
     pool.add([(1, 2, 3), (1, 4, 5), (9, 9, 9)])
     assert (pool.after(1, 5), pool.after(1, 1), len(pool)) == ([(4, 5), (2, 3)], [(4, 5)], 3)
     pool.add([(1, 2, 3), (1, 6, 7)])
-    assert pool.after(1, 5) == [(6, 7), (2, 3)], "met again counts as met now"
+    assert pool.after(1, 5) == [(6, 7), (2, 3)], "a repeated n-gram is the most recent"
     pool.forget([(1, 6, 7), (1, 0, 0), (5, 5, 5)])
     assert (pool.after(1, 5), pool.after(5, 5), len(pool)) == ([(2, 3)], [], 2)
 
 
 def paths(tree, last):
-    """The tokens from the prefix's last one to each row."""
-    found = []
+    """Return the tokens from the prefix's last one to each row."""
+    rows = []
     for token, parent in zip(*tree, strict=True):
-        found.append((*(found[parent] if parent >= 0 else (last,)), token))
-    return found
+        rows.append((*(rows[parent] if parent >= 0 else (last,)), token))
+    return rows
 
 
 def test_the_window_of_the_paper():
-    """N = 4, W = 5 as in its figure 2: orange, green and red rows; what the model says after red makes 4-grams."""
+    """N = 4, W = 5, as in its figure 2: the model's tokens after the red level complete 4-grams."""
     window = Window([10, 11, 12, 13, 14], 4, 5)
     window.tree(0, 100)
     assert window.move([20, 21, 22, 23, 24]) == []
@@ -38,10 +38,10 @@ def test_the_window_of_the_paper():
     assert window.move([30, 31, 32, 33, 34]) == []
     tree = window.tree(0, 100)
     assert window.levels == [[0, 11, 12, 13, 14], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]
-    said = paths(tree, 0)
-    assert said[:4] == [(0, 11), (0, 11, 12), (0, 11, 12, 13), (0, 11, 12, 13, 14)]
-    assert said[4:9] == [(0, 20), (0, 11, 21), (0, 11, 12, 22), (0, 11, 12, 13, 23), (0, 11, 12, 13, 14, 24)]
-    assert said[9:11] == [(0, 20, 30), (0, 11, 21, 31)]
+    rows = paths(tree, 0)
+    assert rows[:4] == [(0, 11), (0, 11, 12), (0, 11, 12, 13), (0, 11, 12, 13, 14)]
+    assert rows[4:9] == [(0, 20), (0, 11, 21), (0, 11, 12, 22), (0, 11, 12, 13, 23), (0, 11, 12, 13, 14, 24)]
+    assert rows[9:11] == [(0, 20, 30), (0, 11, 21, 31)]
     assert window.move([*range(100, 110), 40, 41, 42, 43, 44]) == [
         (0, 20, 30, 40),
         (11, 21, 31, 41),
@@ -53,7 +53,7 @@ def test_the_window_of_the_paper():
     assert window.levels == [[7, 21, 22, 23, 24], [30, 31, 32, 33, 34], [40, 41, 42, 43, 44]]
 
 
-def test_with_bigrams_the_window_is_one_row_and_says_what_comes_after_each():
+def test_for_bigrams_the_window_is_one_level():
     window = Window([5], 2, 3)
     assert window.tree(8, 100) == ((5, 5), (-1, 0))
     assert window.move([1, 2, 3]) == [(8, 1), (5, 2), (5, 3)]
@@ -61,7 +61,7 @@ def test_with_bigrams_the_window_is_one_row_and_says_what_comes_after_each():
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(2, 6), st.integers(1, 9), st.data())
-def test_no_row_stands_beyond_the_room_and_the_window_never_widens(prompt, level, columns, data):
+def test_no_row_exceeds_the_room_and_the_window_never_widens(prompt, level, columns, data):
     window, width = Window(np.array(prompt), level, columns), columns
     for _ in range(8):
         room = data.draw(st.integers(0, 12))
@@ -95,7 +95,7 @@ def test_guesses_share_branches_and_keep_their_last_token():
     assert ahead.guesses(Draft.empty(), 1, 9, 0) == Draft.empty()
 
 
-def test_phrases_hang_on_the_end_of_a_chain():
+def test_phrases_continue_a_chain():
     ahead = Lookahead("drafter", [1], 3, 1, 9)
     ahead.learn([(6, 7, 8), (6, 9, 9)])
     chain = Draft((DraftToken(5), DraftToken(6, 0)))
@@ -104,18 +104,18 @@ def test_phrases_hang_on_the_end_of_a_chain():
     assert ahead.guesses(chain, 6, 2, 2).ids == (5, 6)
 
 
-def test_what_is_told_is_what_was_learnt_since():
+def test_an_update_has_the_n_grams_learnt_since_the_last_one():
     ahead = Lookahead("target", [1, 2], 2, 2, 9)
     ahead.window.tree(1, 9)
     ahead.move((5, 0, 6), Draft((DraftToken(0),)))
-    told = ahead.told()
-    assert (told.model, told.window, told.gained, told.size) == (
+    update = ahead.update()
+    assert (update.model, update.window, update.gained, update.size) == (
         "target",
         ((1, 2), (5, 6)),
         ((1, 5), (2, 6)),
         2,
     )
-    assert ahead.told().gained == ()
+    assert ahead.update().gained == ()
 
 
 @pytest.mark.parametrize("cut", [True, False])

@@ -40,7 +40,7 @@ def test_one_row_serves_all_nodes_of_a_level():
         assert choose([row], above, SMALL, sampled) == choose([row, row], above, SMALL, sampled)
 
 
-def test_children_of_a_sampled_static_tree_are_drawn_without_replacement_each_by_its_own_number():
+def test_children_of_a_sampled_static_tree_are_drawn_without_replacement():
     above = [Node(0, 1, 0.0, (0,)), Node(0, 3, -1.0, (1,))]
     row = [0.4, 0.3, 0.2, 0.1]
     nodes = choose([row], above, SMALL, sampled=True)
@@ -52,7 +52,7 @@ def test_children_of_a_sampled_static_tree_are_drawn_without_replacement_each_by
     assert [(n.parent, n.token) for n in nodes] == [(0, first), (0, second), (1, other)]
 
 
-def test_where_q_has_too_few_tokens_nodes_are_missing_with_all_below_them():
+def test_if_q_has_too_few_tokens_nodes_and_their_descendants_are_missing():
     first = choose([[1.0, 0.0, 0.0, 0.0]], [root(ONE, True)], SMALL, sampled=True)
     assert [n.ranks for n in first] == [(0,)]
     second = choose([[0.0, 0.5, 0.0, 0.5]], first, SMALL)
@@ -65,7 +65,7 @@ def test_a_tree_can_be_cut():
     assert tree("medusa").depth == 4
 
 
-def test_a_dynamic_tree_gives_children_to_the_most_probable_paths_and_keeps_the_best_of_all():
+def test_a_dynamic_tree_extends_and_keeps_the_most_probable_paths():
     shape = Dynamic(2, 3, 4)
     first = choose([[0.6, 0.3, 0.1]], [root(ONE, False)], shape)
     assert shape.onward(first) == [0, 1]
@@ -82,13 +82,13 @@ def test_equal_paths_stay_in_the_order_drafted_so_parents_stay_with_their_childr
     assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
 
 
-def test_a_dynamic_tree_is_not_sampled():
+def test_a_dynamic_tree_cannot_be_sampled():
     with pytest.raises(ValueError, match="cannot be sampled"):
         choose([[0.5, 0.5]], [root(ONE, True)], Dynamic(2, 2, 2), sampled=True)
 
 
 @pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
-def test_a_shape_says_how_many_rows_of_q_its_nodes_need_at_most(shape):
+def test_parents_is_the_largest_number_of_q_rows(shape):
     above, parents = [root(ONE, False)], 0
     for _ in range(shape.depth):
         parents += len(above)
@@ -100,7 +100,7 @@ def test_a_shape_says_how_many_rows_of_q_its_nodes_need_at_most(shape):
 
 
 @pytest.mark.parametrize("text", ["paths = " + "[" * 20_000, f"paths = [[{'9' * 5000}]]", "paths", "\0"])
-def test_a_tree_file_that_cannot_be_read_is_named(text: str, tmp_path: Path):
+def test_the_error_for_an_unreadable_tree_file_names_it(text: str, tmp_path: Path):
     path = tmp_path / "own.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"own\.toml cannot be read: ") as error:
@@ -108,7 +108,7 @@ def test_a_tree_file_that_cannot_be_read_is_named(text: str, tmp_path: Path):
     assert "\n" not in str(error.value)
 
 
-def test_a_tree_file_is_read_anew_after_it_was_changed(tmp_path: Path):
+def test_a_changed_tree_file_is_read_again(tmp_path: Path):
     path = tmp_path / "own.toml"
     for paths in ([[0]], [[0], [1]]):
         path.write_text(f"paths = {paths}\n")

@@ -30,7 +30,7 @@ def shape(rejections: list[float], support: list[int], width: int) -> list[int]:
     return Wide(width, 3).counts([Node(0, 0, -n) for n in rejections], support)
 
 
-def test_the_most_probable_paths_are_kept_wherever_their_parents_stand():
+def test_the_most_probable_paths_are_kept_with_any_parents():
     first = level([[0.5, 0.3, 0.15, 0.05]], [root(ONE, False)], 3, False)
     assert [(n.parent, n.token) for n in first] == [(0, 0), (0, 1), (0, 2)]
     assert [n.path for n in first] == pytest.approx([0.5, 0.3, 0.15])
@@ -65,7 +65,7 @@ def test_at_temperature_0_nothing_is_drawn():
     )
 
 
-def test_siblings_are_drawn_one_after_the_other_without_replacement_each_by_its_own_number():
+def test_siblings_are_drawn_without_replacement_each_with_its_own_number():
     q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     nodes = level([q.tolist()], [root(ONE, True)], 4, True)
     assert sorted(n.token for n in nodes) == [0, 1, 2, 3]
@@ -85,7 +85,7 @@ def test_q_is_warped_before_the_draw():
     st.integers(1, 12),
     st.floats(0.05, 0.95),
 )
-def test_no_other_shape_is_reached_more_often_if_every_test_accepts_alike(nodes, width, alpha):
+def test_no_other_shape_is_reached_more_often_at_equal_acceptance_rates(nodes, width, alpha):
     """The shape against all others, for tests that accept with one probability."""
     rejections, support = zip(*nodes, strict=True)
     counts = shape(rejections, support, width)
@@ -112,5 +112,5 @@ def test_no_other_shape_is_reached_more_often_if_every_test_accepts_alike(nodes,
         ([0, 0], [1, 1], 4, [1, 1]),
     ],
 )
-def test_shape(rejections, support, width, counts):
+def test_counts_of_children(rejections, support, width, counts):
     assert shape(rejections, support, width) == counts

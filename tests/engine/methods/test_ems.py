@@ -1,4 +1,4 @@
-"""EMS-SD: every sequence's text is the one it has alone, whatever is packed how; and what the packing costs is counted."""
+"""EMS-SD: a sequence has the same text as alone, with any packing; the packing's cost is counted."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ PROMPTS = (
     "Tell me a story about a dragon.",
     "Hi",
     "One fox, two foxes. One fox, two foxes. One fox,",
-    "What is two and two? Say it twice: two and two is",
-    "A",
     "Once there was a fox. Once there was",
     "Tell me a joke.",
 )
@@ -46,7 +44,7 @@ def cluster(request):
 
 
 def alone(cluster, sampling: Sampling, limits: Limits, **config) -> list[Trace]:
-    """Each prompt in a run of its own: its sequence's draws are those of the seed that many higher."""
+    """Run each prompt alone; sequence i of a batch has the draws of the seed that is i higher."""
     warp = (sampling.temperature, sampling.top_k, sampling.top_p)
     return [
         cluster.run("ems", p, config=config, sampling=Sampling(*warp, seed=sampling.seed + i), limits=limits)
@@ -73,11 +71,12 @@ def verifies(trace: Trace):
     indirect=["cluster"],
     scope="module",
 )
-def test_every_text_is_the_one_it_has_alone(cluster, base, sampling):
+def test_a_sequence_has_the_same_text_as_alone(cluster, base, sampling):
     singles = alone(cluster, sampling, Limits(16), base=base)
-    cases = [(3, True, "both"), (2, True, "vanilla"), (24, False, "vanilla"), (4, False, "both")]
+    cases = [(3, True, "both"), (24, False, "vanilla")]
     if cluster.placement.runtime == "local-thread" and sampling == SAMPLINGS[base == "speculative"]:
-        cases += [(5, False, "inputs"), (4, True, "kv"), (3, True, "vanilla"), (1, True, "vanilla")]
+        cases += [(2, True, "vanilla"), (3, False, "both"), (4, False, "inputs"), (3, True, "kv")]
+        cases += [(1, True, "vanilla")]
     for batch, dynamic, variant in cases:
         config = {"base": base, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
         trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
@@ -88,11 +87,12 @@ def test_every_text_is_the_one_it_has_alone(cluster, base, sampling):
             assert trace.footer.reasons[i] == single.footer.reasons[0]
 
 
-@pytest.mark.parametrize(("base", "method"), [("llma", "llma"), ("speculative", "speculative")])
+@pytest.mark.parametrize("cluster", ["local-thread"], indirect=True, scope="module")
+@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
-def test_one_prompt_is_the_base_method_round_for_round(cluster, base, method, sampling):
-    config = {"gamma": 4} if method == "speculative" else {}
-    plain = cluster.run(method, PROMPTS[2], config=config, sampling=sampling, limits=Limits(24))
+def test_one_prompt_has_the_rounds_of_the_base_method(cluster, base, sampling):
+    config = {"gamma": 4} if base == "speculative" else {}
+    plain = cluster.run(base, PROMPTS[2], config=config, sampling=sampling, limits=Limits(24))
     trace = cluster.run("ems", PROMPTS[2], config={"base": base}, sampling=sampling, limits=Limits(24))
     assert trace.token_ids() == plain.token_ids()
     mine, theirs = ([(r.step, r.drafted, r.accepted, r.emitted) for r in t.rounds] for t in (trace, plain))
@@ -111,7 +111,7 @@ TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
 
 @pytest.fixture(scope="module")
 def tiny_singles(tiny):
-    """Ends of many kinds, and what each prompt's text is with each of them."""
+    """Return several limits, each with the prompts' runs alone."""
     free = [tiny.run("autoregressive", p, limits=Limits(24)) for p in TINY]
     ends = [
         Limits(24),
@@ -125,8 +125,8 @@ def tiny_singles(tiny):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("base", "width"), [("llma", 1), ("speculative", 1), ("speculative", 3)])
-def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, tiny_singles, base, width, variant):
-    """Also with a sliding window, whose masks padding must not disturb."""
+def test_an_end_inside_a_draft_ends_only_its_sequence(tiny, tiny_singles, base, width, variant):
+    """The target has a sliding window: padding must not change its masks."""
     config = {"base": base, "width": width, "match": 1, **VARIANTS[variant]}
     reasons = set()
     for limits, singles in tiny_singles:
@@ -139,7 +139,7 @@ def test_ends_inside_a_draft_end_one_sequence_and_no_other(tiny, tiny_singles, b
 
 
 def own(trace: Trace) -> list[list[tuple[int, int]]]:
-    """(new rows, cached rows) of each sequence in each verification."""
+    """Return (new rows, cached rows) of each sequence in each verification."""
     lengths, steps = [len(ids) for ids in trace.header.prompt_ids], dict[int, list[tuple[int, int]]]()
     for r in trace.rounds:
         steps.setdefault(r.step, []).append((r.drafted + 1, lengths[r.sequence] - 1))
@@ -147,13 +147,13 @@ def own(trace: Trace) -> list[list[tuple[int, int]]]:
     return list(steps.values())
 
 
+@pytest.mark.parametrize("cluster", ["local-thread"], indirect=True, scope="module")
 @pytest.mark.parametrize("base", BASES)
-def test_the_attention_computes_what_the_packing_says_and_no_cell_more(base):
-    with engine.open(runtime="local-thread", device="cpu") as cluster:
-        traces = {
-            name: cluster.run("ems", *PROMPTS, config={"base": base, **variant}, limits=Limits(24))
-            for name, variant in VARIANTS.items()
-        }
+def test_the_attention_computes_exactly_the_cells_of_the_packing(cluster, base):
+    traces = {
+        name: cluster.run("ems", *PROMPTS, config={"base": base, **variant}, limits=Limits(24))
+        for name, variant in VARIANTS.items()
+    }
     for name, trace in traces.items():
         kv_padding = [0] * len(PROMPTS)
         for span, (step, rounds) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
@@ -177,12 +177,12 @@ def test_the_attention_computes_what_the_packing_says_and_no_cell_more(base):
 
 
 def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
-    def ends_after(path: np.ndarray) -> int:
-        """Say 100 tokens, or 10 where the prompt says so, then 1."""
+    def next_token(path: np.ndarray) -> int:
+        """Return 100 rising tokens, or 10 if the prompt begins with 9, then 1."""
         return 1 if len(path) >= (104 if path[0] == 9 else 14) else int(path[-1]) + 1
 
     prompts = [[8, 20, 21], [9, 30, 31], [8, 40, 41], [8, 50, 51]]
-    with scripted_cluster(ends_after, ends_after, Flat(1000, 100)) as cluster:
+    with scripted_cluster(next_token, next_token, Flat(1000, 100)) as cluster:
         limits = cluster.limits(200, eos=(1,))
         config = {"base": "speculative", "batch": 2}
         runs = {
@@ -206,10 +206,10 @@ def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
     assert measure(runs[True]).seconds < measure(runs[False]).seconds
 
 
-def test_virtual_time_knows_the_padding():
-    """Bernoulli drafts: all rows draft alike until the end, so what differs is the padding of the KV caches."""
+def test_virtual_time_counts_the_padding():
+    """Bernoulli drafts have equal lengths until the end, so only the KV padding differs."""
     opened = {"profile": "A100-OPT", "profile_pair": "opt-125m-6.7b", "tokens": "bernoulli:0.7"}
-    config = {"base": "speculative", "batch": 7}
+    config = {"base": "speculative", "batch": len(PROMPTS)}
     with engine.open(runtime="virtual", **opened) as cluster:
         traces = {
             name: cluster.run("ems", *PROMPTS, config={**config, **variant}, limits=Limits(200))

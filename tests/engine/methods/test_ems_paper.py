@@ -1,4 +1,4 @@
-"""EMS-SD's own example (Table 1, Figure 2): two samples, two steps, on every packing; and what appendix B computes."""
+"""EMS-SD's example (Table 1, Figure 2: two samples, two steps) with every packing; appendix B."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ import numpy as np
 import pytest
 
 from engine.methods import METHODS
+from engine.run.batch import Batch
 from engine.types import Draft, DraftToken, Layout, Packing
 from tests.engine.workers.harness import scripted_cluster
 from traces import batches
 from traces.metrics import measure
 
 PREDICTED = [(5, 2), (2, 5)]
-"""Of each step: the draft tokens of sample 0 and of sample 1."""
+"""Per step: the draft tokens of sample 0 and of sample 1."""
 ACCEPTED = [(4, 1), (2, 6)]
-"""Tokens that the verification brings, the target's own included."""
+"""Per step: the emitted tokens, the target's own included."""
 PROMPTS = ([10, 11], [500, 501])
 VARIANTS = [Packing(inputs, kv) for inputs in (False, True) for kv in (False, True)]
 
 
-def says(path: np.ndarray) -> int:
+def successor(path: np.ndarray) -> int:
     return int(path[-1]) + 1
 
 
 def draft(x, length: int, right: int) -> Draft:
-    """A chain whose first `right` tokens are the target's."""
+    """Return a chain whose first `right` tokens are the target's."""
     ids = [int(x.tokens[-1]) + 1 + i if i < right else 7 for i in range(length)]
     return Draft(tuple(DraftToken(token, i - 1) for i, token in enumerate(ids)))
 
 
 async def decode(run, cfg) -> None:
-    batch = run.batch(2)
+    batch = Batch(run, 2)
     for lengths, accepted in zip([*PREDICTED, (0, 0)], [*ACCEPTED, (1, 1)], strict=True):
         drafts = [draft(x, n, min(a - 1, n)) for x, n, a in zip(batch.xs, lengths, accepted, strict=True)]
-        batch.commit(await run.target.verify(batch.xs, drafts))
+        batch.commit(await batch.verify(drafts))
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
 def example(request, monkeypatch):
-    """The example's trace, with a third step that shows the padding of the second one's KV cache."""
+    """Return the example's trace; a third step shows the KV padding of the second one."""
     method = replace(
         METHODS["ems"], decode=decode, layout=lambda _: Layout(drafters=0, batch=2, packing=request.param)
     )
     monkeypatch.setitem(METHODS, "ems", method)
-    with scripted_cluster(says, says) as cluster:
+    with scripted_cluster(successor, successor) as cluster:
         return request.param, cluster.run("ems", *PROMPTS, limits=cluster.limits(40))
 
 
-def test_the_example_accepts_what_the_table_says(example):
+def test_the_example_accepts_the_tokens_of_the_table(example):
     _, trace = example
     by_step = [[r for r in trace.rounds if r.step == step] for step in (1, 2)]
     assert [tuple(r.drafted for r in rounds) for rounds in by_step] == PREDICTED
@@ -60,13 +61,13 @@ def test_the_example_accepts_what_the_table_says(example):
     assert trace.token_ids(1) == list(range(502, 502 + 1 + 6 + 1))
 
 
-def test_the_padding_of_the_table(example):
+def test_the_example_has_the_padding_of_the_table(example):
     packing, trace = example
     steps = batches.forwards(trace)
     inputs = [tuple(share.padded_rows - share.rows for share in steps[step]) for step in (1, 2)]
     assert inputs == ([(0, 0), (0, 0)] if packing.unpad_inputs else [(0, 3), (3, 0)])
-    behind = [[share.padded_cached - share.cached for share in steps[step]] for step in (1, 2, 3)]
-    after = [tuple(b - a for a, b in zip(before, now, strict=True)) for before, now in pairwise(behind)]
+    kv_padding = [[share.padded_cached - share.cached for share in steps[step]] for step in (1, 2, 3)]
+    after = [tuple(b - a for a, b in zip(before, now, strict=True)) for before, now in pairwise(kv_padding)]
     assert after == ([(0, 0), (0, 0)] if packing.unpad_kv else [(0, 3), (4, 0)])
     missing = batches.missing(trace)
     assert [missing[1], missing[2]] == [(0, 3), (4, 0)]
@@ -96,7 +97,7 @@ def test_the_examples_ratios(example):
 
 
 def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
-    """Its second conclusion: accepted lengths are geometric, at most 8; a large batch's longest is nearly always 8."""
+    """Accepted lengths are geometric, at most 8; the longest of a large batch is nearly always 8."""
     draws = random.Random(1)
 
     def accepted() -> int:

@@ -18,7 +18,7 @@ def test_stopped_work_brings_no_result_also_when_it_was_ready():
             ended.append(name)
 
     async def play() -> list[str]:
-        found: list[str] = []
+        results: list[str] = []
         async with Race() as race:
             first, slow = race.start(work("first", 0)), race.start(work("slow", 60))
             race.start(work("second", 0.01))
@@ -27,8 +27,8 @@ def test_stopped_work_brings_no_result_also_when_it_was_ready():
             race.stop(slow)
             race.stop(None)
             async for results in race:
-                found += results
-        return found
+                results += results
+        return results
 
     assert asyncio.run(play()) == ["second"]
     assert sorted(ended) == ["first", "second", "slow"]

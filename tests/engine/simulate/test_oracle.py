@@ -263,7 +263,7 @@ class TestRecorded:
 
 
 def test_one_certain_token_survives_every_warp():
-    from engine.accept import warp
+    from engine.draws import warp
 
     model, _ = scripted_pair(lambda _: 2, lambda _: 2, vocab_size=5)
     logits = model.forward(model.new_cache(1, 1), Rows.chain(0, [0], 0), np.array([0])).logits

@@ -10,7 +10,7 @@ import torch
 
 from engine.model.load import load
 from engine.simulate.oracle import Scripted
-from engine.types import NO_TREE, Draft, DraftToken, Packing, Prefix, Sampling, Tree, Verdict
+from engine.types import NO_TREE, Draft, DraftToken, Judgement, Packing, Prefix, Sampling, Tree
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Judge, Load, Propose, Score
 from tests.engine.methods.pairs import make_pair
@@ -36,8 +36,8 @@ def loader(request, tmp_path_factory):
     return partial(load, str(pair.target_path), device="cpu", dtype=torch.float32, name="target")
 
 
-def score(made: Host, tokens, draft: Draft, beside: Tree = NO_TREE, **more) -> tuple[Verdict, int]:
-    """Return the verdict and how many rows the forward fed."""
+def score(made: Host, tokens, draft: Draft, beside: Tree = NO_TREE, **more) -> tuple[Judgement, int]:
+    """Return the judgement and how many rows the forward fed."""
     parents = tuple(p if p < 0 else p + len(draft) for p in beside[1])
     tree = (*draft.ids, *beside[0]), (*draft.parents, *parents)
     job = Score("target", (Prefix(0, np.array(tokens)),), (tree,), 1, (Judge(1, draft, True, 0),), **more)

@@ -1,0 +1,202 @@
+"""A run's jobs: submission to workers, span ids, and spans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from engine.errors import WorkerDied
+from engine.trace.events import Part, Row, Span, SpanKind
+from engine.types import Prefix
+from engine.workers.jobs import Drop, Job, Reply
+
+if TYPE_CHECKING:
+    from engine.trace.emitter import TraceEmitter
+    from engine.workers.worker import Ticket, Worker
+
+
+class Submission:
+    """A job at its worker. `record` emits its spans, once.
+
+    Args:
+        dispatcher: Emits the spans.
+        worker: The worker that does the job.
+        role: `target` or `drafter`, for the spans.
+        sequence: The sequence it works on, for the spans; -1 for several.
+        ticket: The worker's promise of a reply.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, worker: Worker, role: str, sequence: int, ticket: Ticket
+    ) -> None:
+        self.worker = worker
+        self.role = role
+        self.sequence = sequence
+        self.step = dispatcher.step
+        """The round that submitted it."""
+        self.spans = range(0)
+        """Span ids, one per stamp of the reply."""
+        self.kind: SpanKind | None = None
+        """Kind of its spans; None keeps the kinds that the worker reports."""
+        self.reply = ticket.reply
+        self.recorded = False
+        self._dispatcher = dispatcher
+        self._ticket = ticket
+        self._stopped = False
+
+    async def result(self) -> Reply:
+        """Return the reply and emit the spans; if the caller is cancelled, stop the job."""
+        await self.wait()
+        self.record()
+        return self.reply.result()
+
+    async def wait(self) -> None:
+        """Wait until the job is over; if the caller is cancelled, stop the job."""
+        try:
+            await asyncio.shield(self.reply)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ask the worker to stop; the spans are emitted as cancelled when the reply arrives."""
+        self._stopped = True
+        self._ticket.stop()
+        self.record_when_over()
+
+    def record_when_over(self) -> None:
+        """Emit the spans now, or when the reply arrives."""
+        if self.reply.done():
+            self.record()
+        else:
+            self.reply.add_done_callback(lambda _: self.record())
+
+    def record(self) -> None:
+        """Emit the spans unless that is done or the job failed; the job must be over."""
+        failed = self.reply.cancelled() or self.reply.exception() is not None
+        if self.recorded or failed:
+            return
+        self.recorded = True
+        reply = self.reply.result()
+        if self.kind is not None:
+            stamps = tuple(stamp._replace(kind=self.kind) for stamp in reply.stamps)
+            reply = reply._replace(stamps=stamps)
+        self._dispatcher.emit_spans(self, reply, "cancelled" if self._stopped else "done")
+
+
+class Dispatcher:
+    """Submits a run's jobs and emits their spans; `step` is the current round, 0 during prefill.
+
+    Args:
+        emit: Receives spans and their parts.
+        emitter: Emits rounds, deferred until the workers are busy.
+        origin: The workers' nanosecond that is the run's 0.
+        check: Called before every job; raises what must end the run, such as `RunCancelled`.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[Row], None],
+        emitter: TraceEmitter,
+        *,
+        origin: int,
+        check: Callable[[], None],
+    ) -> None:
+        self.emitter = emitter
+        self.step = 0
+        self._emit = emit
+        self._origin = origin
+        self._check = check
+        self._open = True
+        self._n_spans = 0
+        self._in_flight: dict[asyncio.Future[Reply], Submission] = {}
+        self._unrecorded: list[Submission] = []
+
+    def span_ids(self, n: int) -> range:
+        """Reserve the next n span ids."""
+        self._n_spans += n
+        return range(self._n_spans - n, self._n_spans)
+
+    def submit(self, worker: Worker, role: str, job: Job, spans: range = range(0)) -> Submission:
+        """Submit a job, then emit the pending events of earlier rounds: the worker is busy now.
+
+        Args:
+            worker: The worker that does the job.
+            role: `target` or `drafter`, for the spans.
+            job: The job.
+            spans: Ids of its spans.
+        """
+        self._check()
+        submission = Submission(self, worker, role, _sequence(job), worker.submit(job))
+        submission.spans = spans
+        self._in_flight[submission.reply] = submission
+        submission.reply.add_done_callback(lambda reply: self._in_flight.pop(reply, None))
+        self.emitter.flush()
+        return submission
+
+    async def call(self, worker: Worker, role: str, job: Job, spans: range) -> Reply:
+        """Submit a job, wait for its reply and emit its spans; for the arguments see `submit`."""
+        return await self.submit(worker, role, job, spans).result()
+
+    def keep(self, submission: Submission) -> Submission:
+        """Remember a job whose spans are emitted later; `settle` emits them at the latest."""
+        self._unrecorded = [*(s for s in self._unrecorded if not s.recorded), submission]
+        return submission
+
+    def busy(self, worker: Worker) -> bool:
+        """Whether a worker has a job of this run, stopped jobs included."""
+        return any(submission.worker is worker for submission in self._in_flight.values())
+
+    def forget(self, submission: Submission, scores: int) -> None:
+        """Emit the spans of a forward that will not be judged again; drop its logits."""
+        submission.record_when_over()
+        if self._open:
+            submission.worker.submit(Drop(scores))
+
+    async def settle(self, patience: float | None = None) -> WorkerDied | None:
+        """Stop the jobs in flight, wait until the workers are free, and emit the pending events.
+
+        Args:
+            patience: Seconds after which workers that have not answered are killed; None waits.
+
+        Returns:
+            The error of a worker that died meanwhile, if one did.
+        """
+        for submission in self._unrecorded:
+            if not submission.recorded and not submission.reply.done():
+                submission.stop()
+        left = dict(self._in_flight)
+        if left and patience is not None:
+            _, late = await asyncio.wait(left, timeout=patience)
+            for worker in {left[reply].worker for reply in late}:
+                worker.kill(f"did not answer for {patience:g} s after the run was stopped")
+        while self._in_flight:
+            await asyncio.wait(list(self._in_flight))
+        self._open = False
+        for submission in self._unrecorded:
+            submission.record()
+        self.emitter.flush()
+        self.emitter.discard_all(self.step)
+        errors = [reply.exception() for reply in left if not reply.cancelled()]
+        return next((error for error in errors if isinstance(error, WorkerDied)), None)
+
+    def emit_spans(self, submission: Submission, reply: Reply, outcome: str) -> None:
+        """Emit one span per stamp, and the parts of fuzzy forwards."""
+        work, devices = submission, submission.worker.devices
+        for number, stamp in zip(work.spans, reply.stamps, strict=False):
+            device, kind = devices[stamp.lane].name, cast("SpanKind", stamp.kind)
+            start, end = stamp.start - self._origin, stamp.end - self._origin
+            origin = (work.role, work.step, work.sequence)
+            size = (stamp.rows, stamp.context, outcome, stamp.cells)
+            rank = 0 if stamp.alone else stamp.lane
+            self._emit(Span(number, device, kind, start, end, *origin, *size, rank))
+            for part in stamp.parts:
+                at = part.later(-self._origin)
+                self._emit(Part(number, at.kind, at.layer, at.start, at.end))
+
+
+def _sequence(job: Job) -> int:
+    """Return the sequence that a job works on; -1 for several, 0 for a job without prefixes."""
+    prefixes: Sequence[Prefix] = getattr(job, "prefixes", ())
+    return prefixes[0].sequence if len(prefixes) == 1 else -1 if prefixes else 0

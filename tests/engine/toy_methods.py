@@ -1,0 +1,125 @@
+"""The real methods, and trees of other forms, for toy runs."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+
+from engine.draws import Key, warp
+from engine.methods import find
+from engine.types import Draft, DraftToken
+from tests.engine.toy import Method, ToyRun
+
+SMALL, TWO = (str(Path(__file__).parent / "trees" / f"{name}.toml") for name in ("small", "two"))
+METHODS = {
+    "autoregressive": ("autoregressive", {}),
+    "speculative-1": ("speculative", {"gamma": 1}),
+    "speculative-2": ("speculative", {"gamma": 2}),
+    "speculative-3": ("speculative", {"gamma": 3}),
+    "speculative-greedy-1": ("speculative", {"gamma": 1, "drafts": "greedy"}),
+    "speculative-greedy-3": ("speculative", {"gamma": 3, "drafts": "greedy"}),
+    "pearl-1": ("pearl", {"gamma": 1}),
+    "pearl-2": ("pearl", {"gamma": 2}),
+    "pearl-3": ("pearl", {"gamma": 3}),
+    "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
+    "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
+    "pearl-2-guesses": ("pearl", {"gamma": 2, "guesses": 2}),
+    "pearl-3-pipeline": ("pearl", {"gamma": 3, "placement": "pipeline", "stages": 2}),
+    "pearl-3-guesses": ("pearl", {"gamma": 3, "guesses": 1}),
+    "dsi": ("dsi", {"lookahead": 2, "sp": 1}),
+    "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
+    "llma": ("llma", {"match": 1, "copy": 3}),
+    "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),
+    "prompt-lookup-first": ("prompt_lookup", {"ngram": 2, "copy": 3}),
+    "prompt-lookup-latest": ("prompt_lookup", {"ngram": 1, "copy": 2, "which": "latest"}),
+    "assisted-1": ("assisted", {"start": 1, "confidence": 0.0}),
+    "assisted-3-sure": ("assisted", {"start": 3, "confidence": 0.5}),
+    "assisted-2-greedy": ("assisted", {"start": 2, "confidence": 0.4, "drafts": "greedy"}),
+    "lookahead-2": ("lookahead", {"level": 2, "window": 4, "guesses": 4}),
+    "lookahead-3": ("lookahead", {"level": 3, "window": 3, "guesses": 2}),
+    "ouroboros": ("ouroboros", {"gamma": 1, "level": 2, "window": 3, "guesses": 3, "phrases": 2}),
+    "ouroboros-2": ("ouroboros", {"gamma": 2, "level": 3, "window": 2, "guesses": 2, "phrases": 3}),
+    "tree-1x3": ("tree", {"width": 1, "depth": 3}),
+    "tree-2x1": ("tree", {"width": 2, "depth": 1}),
+    "tree-2x2": ("tree", {"width": 2, "depth": 2}),
+    "tree-2x3": ("tree", {"width": 2, "depth": 3}),
+    "tree-3x1": ("tree", {"width": 3, "depth": 1}),
+    "tree-greedy-2x2": ("tree", {"width": 2, "depth": 2, "drafts": "greedy"}),
+    "tree-greedy-3x3": ("tree", {"width": 3, "depth": 3, "drafts": "greedy"}),
+    "ems-llma": ("ems", {"match": 1, "copy": 3}),
+    "ems-speculative": ("ems", {"base": "speculative", "gamma": 2}),
+    "ems-tree-2x2": ("ems", {"base": "speculative", "gamma": 2, "width": 2}),
+    "ems-tree-3x2": ("ems", {"base": "speculative", "gamma": 2, "width": 3}),
+    "easyspec-3": ("easyspec", {"gamma": 3}),
+    "easyspec-3-no-calibration": ("easyspec", {"gamma": 3, "calibrate": False}),
+    "easyspec-2x2": ("easyspec", {"gamma": 2, "width": 2}),
+    "easyspec-greedy-3x3": ("easyspec", {"gamma": 3, "width": 3, "drafts": "greedy"}),
+    "eagle": ("eagle", {"tree": TWO}),
+    "eagle-greedy": ("eagle", {"tree": SMALL, "drafts": "greedy"}),
+    "eagle2": ("eagle2", {"top": 2, "depth": 3, "total": 6}),
+    "hydra": ("hydra", {"tree": SMALL}),
+    "medusa": ("medusa", {"tree": SMALL}),
+    "parallelspec_medusa": ("parallelspec_medusa", {"tree": SMALL, "masks": 2}),
+    "parallelspec_eagle": ("parallelspec_eagle", {"tree": TWO, "masks": 2}),
+    "parallelspec_eagle-greedy": ("parallelspec_eagle", {"tree": SMALL, "masks": 2, "drafts": "greedy"}),
+    "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
+}
+
+
+def method(key: str, **config: object) -> Method:
+    """Return the real method with these settings."""
+    entry = find(key)
+    settings = entry.configure(config)
+
+    def decode(run: ToyRun) -> Coroutine[None, None, None]:
+        if entry.layout(settings).stages > 1:  # a drafter at both ends
+            run.drafters = [run.drafter, run.drafter]
+        return entry.decode(run, settings)
+
+    return decode
+
+
+def sampled_tree(*widths: int, wide: bool = True) -> Method:
+    """Return a method with trees sampled without replacement, `widths[i]` children on level i."""
+
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            tokens, contexts, level = list[DraftToken](), {-1: tuple(run.x.tokens.tolist())}, [-1]
+            for width in widths:
+                grown = list[int]()
+                for parent in level:
+                    context = contexts[parent]
+                    q = warp(run.drafter.logits(context)[None], run.sampling)[0]
+                    row, rest = run.keep(q), q.clone()
+                    for _ in range(min(width, int((q > 0).sum()))):
+                        node = len(tokens)
+                        token = run.draws.choose(Key(len(context), "draft", node), rest)
+                        rest[token] = 0
+                        tokens.append(DraftToken(token, parent, row))
+                        contexts[node] = (*context, token)
+                        grown.append(node)
+                level = grown if wide else grown[:1]
+            run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
+
+    return decode
+
+
+def top_tree(*widths: int, as_sampled: bool = False) -> Method:
+    """Return a method with trees of the drafter's most probable tokens; `as_sampled` is an error."""
+
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            tokens, contexts, level = list[DraftToken](), {-1: tuple(run.x.tokens.tolist())}, [-1]
+            for width in widths:
+                grown = list[int]()
+                for parent in level:
+                    logits = run.drafter.logits(contexts[parent])
+                    row = run.keep(logits.softmax(-1)) if as_sampled else None
+                    for token in logits.topk(width).indices.tolist():
+                        grown.append(len(tokens))
+                        contexts[len(tokens)] = (*contexts[parent], token)
+                        tokens.append(DraftToken(token, parent, row))
+                level = grown
+            run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
+
+    return decode
