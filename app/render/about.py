@@ -76,7 +76,7 @@ def _lossless(method: Method) -> str:
 def _clusters() -> str:
     clusters = [Profile.load(name) for name in profiles()]
     rows = [
-        [text(p.title), text(", ".join(pair.title for pair in p.pairs.values())), text(p.source)]
+        [text(p.title), text("; ".join(pair.title for pair in p.pairs.values())), text(p.source)]
         for p in clusters
     ]
     return table(["cluster", "pairs", "source of the figures"], rows, "Virtual clusters")
