@@ -129,21 +129,25 @@ def serve(
             service = Service(database or default_path())
             app = build_app(service, host=host, auth=auth)
             service.start(RunRequest(method="", prompt=""))  # load the models while the user types
-            shown = f"[{host}]" if ":" in host else host
-            line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
-            config = uvicorn.Config(
-                app,
-                http=BoundedConnection,
-                proxy_headers=False,  # a client could fake its address
-                log_level="warning",
-                timeout_graceful_shutdown=1,
-            )
-            _Server(config, lambda: (announce or _print)(line)).run(sockets=[listener])
+            _run(app, listener, host, announce or _print)
     finally:
         listener.close()
         if service is not None:
             service.close()
     return 0
+
+
+def _run(app: ASGIApp, listener: socket.socket, host: str, announce: Callable[[str], None]) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        proxy_headers=False,  # a client could fake its address
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )
+    _Server(config, lambda: announce(line)).run(sockets=[listener])
 
 
 @contextlib.contextmanager

@@ -72,6 +72,21 @@ def check_output(path: Path) -> None:
 
 def add_generation(parser: argparse.ArgumentParser) -> None:
     """Add prompts, sampling and limits."""
+    _add_prompts(parser)
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="generate at most N tokens (128)"
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the output before this text; repeatable",
+    )
+    _add_sampling(parser)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument(
@@ -87,9 +102,9 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
         help="use N rows of the prompt file, taken evenly from its categories",
     )
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="N", help="generate at most N tokens (128)"
-    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
     parser.add_argument(
         "--top-k",
@@ -111,13 +126,6 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="S",
         help="seed of all draws; prompt i of a file has seed S + i (0)",
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the output before this text; repeatable",
     )
 
 

@@ -130,7 +130,7 @@ def _build_sampling(form: Form) -> None:
     usual = Sampling()
     gr.HTML("<h2>Sampling</h2>")
     with gr.Row(elem_classes="app-pair"):
-        warm = gr.Slider(
+        temperature = gr.Slider(
             0,
             2,
             usual.temperature,
@@ -141,34 +141,38 @@ def _build_sampling(form: Form) -> None:
             buttons=[],
             min_width=150,
         )
-        form.add("temperature", warm)
+        form.add("temperature", temperature)
         _number(
             form, "max_new_tokens", Limits().max_new_tokens, "New tokens", "Maximum length of the answer."
         )
     form.alert("sampling")
     with gr.Accordion("Seed, top-k, top-p, stop strings", open=False, elem_classes="app-fold"):
-        with gr.Row(elem_classes="app-pair"):
-            _number(form, "seed", usual.seed, "Seed", "The same seed gives the same answer.")
-            _number(form, "top_k", usual.top_k, "Top-k", "Sample from the k most probable tokens; 0 = all.")
-        nucleus = gr.Slider(
-            0.05,
-            1,
-            usual.top_p,
-            step=0.05,
-            label="Top-p",
-            info="Sample from the most probable tokens with this total probability.",
-            elem_id="top-p",
-            buttons=[],
-        )
-        form.add("top_p", nucleus)
-        ends = gr.Textbox(
-            "",
-            lines=2,
-            label="Stop strings",
-            info="One per line; the answer ends before the first that occurs.",
-            elem_id="stop-strings",
-        )
-        form.add("stop", ends)
+        _build_more_sampling(form, usual)
+
+
+def _build_more_sampling(form: Form, usual: Sampling) -> None:
+    with gr.Row(elem_classes="app-pair"):
+        _number(form, "seed", usual.seed, "Seed", "The same seed gives the same answer.")
+        _number(form, "top_k", usual.top_k, "Top-k", "Sample from the k most probable tokens; 0 = all.")
+    nucleus = gr.Slider(
+        0.05,
+        1,
+        usual.top_p,
+        step=0.05,
+        label="Top-p",
+        info="Sample from the most probable tokens with this total probability.",
+        elem_id="top-p",
+        buttons=[],
+    )
+    form.add("top_p", nucleus)
+    ends = gr.Textbox(
+        "",
+        lines=2,
+        label="Stop strings",
+        info="One per line; the answer ends before the first that occurs.",
+        elem_id="stop-strings",
+    )
+    form.add("stop", ends)
 
 
 def _number(form: Form, name: str, value: float, label: str, info: str) -> None:

@@ -1,4 +1,4 @@
-"""The playground in a browser with the real engine: chat, stop, hover, replay, history, errors, themes."""
+"""The playground in a browser: chat, stop, hover, replay, history, errors, themes."""
 
 from __future__ import annotations
 
