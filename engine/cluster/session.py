@@ -24,14 +24,14 @@ from engine.cluster.recording import Listener, Recording
 from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
-from engine.methods import Method, find
+from engine.methods import Method, Situation, find
 from engine.model.hub import Report
 from engine.model.pair import Pair
 from engine.model.sources import resolve, resolve_local
 from engine.model.text import Detokenizer
 from engine.trace.events import Header
 from engine.trace.trace import Trace
-from engine.types import Layout, Limits, Sampling
+from engine.types import MOST_DRAFTERS, Layout, Limits, Sampling
 from engine.workers.jobs import Measure
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
@@ -69,36 +69,33 @@ class Cluster:
         return self._c
 
     @property
-    def depth(self) -> int:
-        """Layers of the drafter; 0 without one, or where it has none."""
-        return self.placement.depth
-
-    @property
     def context(self) -> int:
-        """Positions that both models know."""
+        """Positions that all models of the pair support."""
         return self.pair.context
 
-    @property
-    def devices(self) -> int:
-        """How many devices may share a drafter's layers."""
-        return self.placement.site.ranks()
-
     def stages(self, asked: int) -> int:
-        """Return over how many devices a target is split by its layers: as many as asked for, or a usual number for 0.
+        """Return how many devices a target's layers are split over: `asked`, or the default for 0.
 
         Raises:
-            UsageError: There are fewer devices or layers, or no target can be split here.
+            UsageError: The cluster has fewer devices, the target fewer layers, or it cannot be split.
         """
         return self.placement.stages(asked)
 
     @property
-    def drafters(self) -> int:
-        """How many different drafters there are."""
-        return self.placement.site.drafters()
-
-    def servers(self, drafters: int) -> int:
-        """Return how many target servers there is room for beside so many drafters."""
-        return self.placement.site.servers(drafters)
+    def situation(self) -> Situation:
+        """The facts about this cluster that the methods' plans use."""
+        site = self.placement.site
+        drafters = site.drafters()
+        return Situation(
+            context=self.context,
+            depth=self.placement.depth,
+            devices=site.ranks(),
+            drafters=drafters,
+            servers=tuple(site.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
+            c=lambda: self.c,
+            stages=self.stages,
+            head_levels=lambda kind: self.head(kind).levels,
+        )
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `engine.heads.find.Heads`)."""
@@ -118,7 +115,7 @@ class Cluster:
             UsageError: It has not; the message says what is missing.
         """
         found = find(method)
-        layout = self._layout(found, found.plan(found.configure({}), self))
+        layout = self._layout(found, found.plan(found.configure({}), self.situation))
         self.placement.site.seats(layout)
         if layout.head:
             self.head(layout.head)
@@ -190,7 +187,7 @@ class Cluster:
     ) -> Request:
         """Check what is asked for, and complete it."""
         found = find(method)
-        cfg = found.plan(found.configure(config), self)
+        cfg = found.plan(found.configure(config), self.situation)
         limits = self._with_eos(limits)
         if not prompts:
             raise UsageError(f"{method} was given no prompt; give it at least one")

@@ -1,8 +1,10 @@
-"""Assisted generation: a draft length that follows the last round, and drafts that stop where the drafter is unsure.
+"""Assisted generation: the draft length follows the last round; a draft ends at an uncertain token.
 
-Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4). Lossless.
-After a round that accepts all of its draft the next one is 2 tokens longer, otherwise 1 shorter. A draft ends early
-after a token whose own probability is low; that token stays, since a draft that left it out would favour likely ones.
+Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4).
+
+Lossless. After a round that accepts the whole draft the next draft is 2 tokens longer, otherwise 1
+shorter. A draft ends early after a token to which the drafter gives a low probability. That token
+stays in the draft: dropping it would favour likely tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.methods.common import chain_drafts
 from engine.methods.registry import method, setting
 from engine.types import Layout
 
@@ -26,13 +29,12 @@ class Config:
 
     start: int = setting(5, "Draft length of the first round.", low=1, high=32)
     confidence: float = setting(
-        0.4, "End a draft after a token that the drafter gives less probability; 0 never does.", low=0, high=1
+        0.4,
+        "End a draft after a token whose probability under the drafter is lower; 0 never ends it early.",
+        low=0,
+        high=1,
     )
-    drafts: str = setting(
-        "sampled",
-        "How the drafter picks tokens when the temperature is above 0.",
-        choices=("sampled", "greedy"),
-    )
+    drafts: str = chain_drafts()
 
 
 @method(
@@ -42,7 +44,7 @@ class Config:
     layout=lambda _: Layout(turns=True),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft, verify, adapt the draft length, until the run is done."""
+    """Draft, verify, adapt the draft length; until the run is done."""
     length, sampled = cfg.start, cfg.drafts == "sampled"
     while not run.done:
         draft = await run.drafter.propose(run.x, length, sampled=sampled, stop_below=cfg.confidence)

@@ -1,6 +1,6 @@
-"""Autoregressive decoding: one target forward for every token, the baseline of all the others.
+"""Autoregressive decoding: one target forward for every token, the baseline of all other methods.
 
-It uses the same decoder, KV cache, sampler and runtime as every other method.
+It uses the same decoder, KV cache, sampler and runtime as the other methods.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Nothing to set."""
+    """No settings."""
 
 
 @method(title="Autoregressive", source="the baseline", config=Config, uses=("target",), baseline=True)
 async def decode(run: Run, cfg: Config) -> None:  # noqa: ARG001 - every method takes its Config
-    """Draw x ~ p(. | prefix) until the run is done."""
+    """Draw y ~ p(. | x) and commit it; until the run is done."""
     while not run.done:
         run.commit(await run.target.verify(run.x, Draft.empty()))

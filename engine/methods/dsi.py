@@ -1,10 +1,13 @@
-"""DSI: drafters that never wait, and a pool of target servers that verify their blocks side by side.
+"""DSI: drafters never wait; a pool of target servers verifies their drafts in parallel.
 
-Source: Distributed Speculative Inference (ICLR 2025), algorithm 1 with lookahead (section 3.1). Lossless.
-Each drafter drafts a line of its own, token after token. Whenever a line has another `lookahead` tokens, or nothing that
-runs covers the next position, a free server scores all of the line that is not yet decided. Results are judged in order,
-whoever brings them. A line with a wrong draft is stopped, with the servers that score what comes after it; its drafter
-joins the longest line that stands. A turn lasts until none stands; who found that has already decided the next token.
+Source: Distributed Speculative Inference (ICLR 2025), algorithm 1 with lookahead (section 3.1).
+
+Lossless. Each drafter extends its line, a chain of drafted tokens after x, token by token. A free
+server verifies a line's undecided tokens whenever the line has `lookahead` more of them, or no
+other verification covers the next position. Verifications are judged in order of position. A line
+with a wrong token is stopped, with the verifications of it; its drafter joins the longest line that
+agrees with x (lines 8 to 10 of the algorithm). A turn ends when every line is rejected; that
+verification already produced the next token.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from engine.methods.registry import Situation, method, setting
-from engine.types import MOST_DRAFTERS, Draft, DraftToken, Layout, Prefix, Verdict
+from engine.types import MOST_DRAFTERS, Draft, DraftToken, Layout, Prefix
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from engine.run.run import Run
     from engine.run.scores import Scores
 
+MOST_LOOKAHEAD = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -32,83 +37,99 @@ class Config:
 
     lookahead: int = setting(
         0,
-        "Tokens drafted for each verification task; 0 is the smallest for which the servers suffice.",
+        "Tokens drafted for each verification; 0 is the smallest number for which the servers suffice.",
         low=1,
-        high=64,
+        high=MOST_LOOKAHEAD,
         auto="planned",
     )
     sp: int = setting(
         0,
-        "Speculation parallelism: target servers; 0 is as many as the lookahead needs, of those there is room for.",
+        "Speculation parallelism: target servers; 0 uses as many as the lookahead needs, if the cluster has them.",
         low=1,
         high=64,
         auto="planned",
     )
     drafters: int = setting(
         1,
-        "Drafters that race, the first ones of the pair, each on a device of its own.",
+        "Drafters that race: the first ones of the pair, each on its own device.",
         low=1,
         high=MOST_DRAFTERS,
     )
     acceptance: str = setting(
         "match",
-        "match: a draft stands if it is the token the target draws itself (lines 8 and 9). rejection: drafts are sampled.",
+        "match: accept a draft if the target draws the same token (lines 8 and 9). rejection: sample drafts, use p/q.",
         choices=("match", "rejection"),
     )
 
 
-def servers(lookahead: int, c: float) -> int:
-    """Return how many target servers verify a drafter of speed c without a queue (section 3.1, which prints <= for >=).
+# The plan: how many servers for which lookahead.
 
-    One more is needed where a block takes longer to draft than to verify: partial blocks are then verified in between.
+
+def servers(lookahead: int, c: float) -> int:
+    """Return the servers that verify a drafter's blocks without a queue: ceil(c / lookahead).
+
+    Section 3.1 has this formula, with <= printed for >=. One more server is needed if a block takes
+    longer to draft than to verify, because partial blocks are then verified in between.
     """
     return ceil(c / lookahead - 1e-9) + (lookahead > c)
 
 
-def plan(cfg: Config, there: Situation) -> Config:
-    """Choose the smallest feasible lookahead for the servers there are, and no more servers than it needs.
-
-    Every drafter needs as many: what two of them say is verified apart from where they differ.
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Choose the smallest feasible lookahead, and no more servers than it needs for each drafter.
 
     Raises:
-        UsageError: There are fewer drafters than asked for, or no common rule for them; there is no room for them or for
-            the servers asked for, or the lookahead asked for needs more servers than there are.
+        UsageError: The cluster lacks drafters, devices or servers, the drafters have no common
+            rule, or the lookahead asked for needs more servers than there are.
     """
     if cfg.drafters > 1:
-        _check_drafters(cfg, there)
-    room = max(1, there.servers(cfg.drafters))
-    if cfg.sp > room:
-        beside = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
+        _check_drafters(cfg, situation)
+    free = max(1, situation.servers[cfg.drafters])
+    if cfg.sp > free:
+        drafters = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
         raise UsageError(
-            f"sp is {cfg.sp}; beside {beside} there is room for 1 to {room} target server(s): ask for fewer, or for 0"
+            f"sp is {cfg.sp}; beside {drafters} there is room for 1 to {free} target server(s): ask for fewer, or for 0"
         )
-    most = cfg.sp or room
-    least = max(1, ceil(there.c / most - 1e-9))
-    if not cfg.lookahead:
-        lookahead = next((k for k in range(1, 65) if servers(k, there.c) <= most), least)
-    elif cfg.lookahead < least:
-        needed = servers(cfg.lookahead, there.c)
-        raise UsageError(
-            f"lookahead is {cfg.lookahead}; with {most} target server(s) and a drafter {there.c:.1f} times as fast as the "
-            f"target it must be at least {least}" + (f" (or sp at least {needed})" if needed <= room else "")
-        )
-    else:
-        lookahead = cfg.lookahead
-    needed = cfg.drafters * servers(lookahead, there.c)
-    return replace(cfg, lookahead=lookahead, sp=cfg.sp or min(room, needed))
+    c = situation.c()
+    lookahead = _planned_lookahead(cfg.lookahead, cfg.sp or free, free, c)
+    needed = cfg.drafters * servers(lookahead, c)
+    return replace(cfg, lookahead=lookahead, sp=cfg.sp or min(free, needed))
 
 
-def _check_drafters(cfg: Config, there: Situation) -> None:
+def _planned_lookahead(lookahead: int, sp: int, free: int, c: float) -> int:
+    """Return the lookahead asked for, or the smallest that `sp` servers verify without a queue.
+
+    If no lookahead avoids a queue, 0 becomes the smallest one that keeps up with the drafter.
+
+    Raises:
+        UsageError: The lookahead asked for does not keep up with the drafter.
+    """
+    least = max(1, ceil(c / sp - 1e-9))
+    if not lookahead:
+        return next((k for k in range(1, MOST_LOOKAHEAD + 1) if servers(k, c) <= sp), least)
+    if lookahead < least:
+        needed = servers(lookahead, c)
+        raise UsageError(
+            f"lookahead is {lookahead}; with {sp} target server(s) and a drafter {c:.1f} times as fast as the "
+            f"target it must be at least {least}" + (f" (or sp at least {needed})" if needed <= free else "")
+        )
+    return lookahead
+
+
+def _check_drafters(cfg: Config, situation: Situation) -> None:
+    """Raise UsageError unless several drafters can race: by rule 2, and with a device for each."""
     if cfg.acceptance != "match":
         raise UsageError(
             f"acceptance is {cfg.acceptance}; with {cfg.drafters} drafters it must be match: they have no common q"
         )
-    most = max((n for n in range(1, there.drafters + 1) if there.servers(n) >= 1), default=1)
+    most = max((n for n in range(1, situation.drafters + 1) if situation.servers[n] >= 1), default=1)
     if cfg.drafters > most:
         raise UsageError(
-            f"drafters is {cfg.drafters}; it must be at most {most}: the pair has {there.drafters}, each needs a device "
-            "of its own beside a target server's; name more with --drafter, or use a virtual profile"
+            f"drafters is {cfg.drafters}; it must be at most {most}: the pair has {situation.drafters}, each needs a "
+            "device of its own beside a target server's; name more with --drafter, or use a virtual profile"
         )
+
+
+# The algorithm.
 
 
 @method(
@@ -127,170 +148,196 @@ async def decode(run: Run, cfg: Config) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """What one drafter follows: drafted tokens after the text, its own and those of a line it joined."""
+    """A drafter, and the undecided tokens of its line: its own, or those of the line it joined."""
 
     drafter: Model
-    drafted: Draft = field(default_factory=Draft.empty)
-    over: bool = False
-    """Whether the output has no room for more drafts."""
-    work: Task[Any] | None = None
-    """What it does now, in the race."""
+    draft: Draft = field(default_factory=Draft.empty)
+    full: bool = False
+    """Whether the output has no room for more tokens."""
+    job: Task[Any] | None = None
+    """The draft under way."""
 
 
 @dataclass(eq=False, slots=True)
-class _Task:
-    """A verification: scores, of which row i decides position start + i, given that the text has the ids before it."""
+class _Verification:
+    """Scores of one target forward over x and a line: row i decides position start + i."""
 
     scores: Scores
     start: int
+    """len(x) when it started."""
     ids: tuple[int, ...]
-    work: Task[Any] | None = None
+    """The line's tokens: those from position `start` on."""
+    job: Task[Any] | None = None
 
     def covers(self, position: int) -> bool:
-        """Whether some row decides it."""
+        """Return whether a row decides this position."""
         return position <= self.start + len(self.ids)
 
-    def after(self, position: int) -> tuple[int, ...]:
-        """Return the scored ids from there on."""
+    def ids_from(self, position: int) -> tuple[int, ...]:
+        """Return the scored tokens from this position on."""
         return self.ids[position - self.start :]
 
 
 class _Turn:
-    """From a known prefix to the first token that no line has: drafted wrong by all, or not drafted in time."""
+    """Decoding up to a token that no line has: all were wrong, or had no token there yet.
+
+    Args:
+        run: The run.
+        cfg: Settings.
+        pool: The target servers, the one that was used longest ago first; reordered in place.
+    """
 
     def __init__(self, run: Run, cfg: Config, pool: list[Model]) -> None:
         self.run, self.cfg, self.pool = run, cfg, pool
         self.race = run.race()
         self.start = len(run.x)
         self.lines = [_Line(drafter) for drafter in run.drafters]
-        self.running: list[_Task] = []
-        self.ready: list[_Task] = []
+        self.running: list[_Verification] = []
+        self.finished: list[_Verification] = []
 
     async def play(self) -> None:
-        """Draft, verify and commit until the turn ends; what still runs then is preempted."""
+        """Draft, verify and commit until the turn ends; then preempt all work under way."""
         async with self.race:
             for line in self.lines:
-                self.draft(line)
-            self.dispatch()
+                self.start_draft(line)
+            self.start_verifications()
             async for results in self.race:
-                for who, result in results:
-                    if isinstance(who, _Task):
-                        self.running.remove(who)
-                        self.ready.append(who)
+                for worker, result in results:
+                    if isinstance(worker, _Verification):
+                        self.running.remove(worker)
+                        self.finished.append(worker)
                     elif result:
-                        who.drafted += result
-                        self.draft(who)
+                        worker.draft += result
+                        self.start_draft(worker)
                     else:
-                        who.over = True
-                if await self.judge():
+                        worker.full = True
+                if await self.commit_decided():
                     return
-                self.dispatch()
+                self.start_verifications()
 
-    def draft(self, line: _Line) -> None:
-        """Let a line's drafter draft its next token."""
+    def start_draft(self, line: _Line) -> None:
+        """Start to draft a line's next token (line 6)."""
         sampled = self.cfg.acceptance == "rejection"
-        line.work = self.race.start(_drafted(line, self.run.x + line.drafted, sampled))
+        line.job = self.race.start(_next_draft(line, self.run.x + line.draft, sampled))
 
-    def dispatch(self) -> None:
-        """Send lines to free servers: one at once where nothing covers the next position, each at a block's end."""
-        while line := self.unserved():
-            server = self.server()
-            if server is None:
-                return
-            scores = server.score(self.run.x, line.drafted)
-            task = _Task(scores, len(self.run.x), line.drafted.ids)
-            self.running.append(task)
-            task.work = self.race.start(_finished(task))
+    # Verifications: which line next, on which server.
 
-    def unserved(self) -> _Line | None:
-        """Return a line that needs a server."""
-        if not self.live:
-            return max(self.lines, key=lambda line: len(line.drafted))
-        return next((line for line in self.lines if self.sent(line) < self.due(line)), None)
+    def start_verifications(self) -> None:
+        """Start verifications until no line needs one or no server is free."""
+        while (line := self.line_to_verify()) and (server := self.take_server()):
+            scores = server.score(self.run.x, line.draft)
+            verification = _Verification(scores, len(self.run.x), line.draft.ids)
+            verification.job = self.race.start(_next_scores(verification))
+            self.running.append(verification)
+
+    def line_to_verify(self) -> _Line | None:
+        """Return a line that needs a verification.
+
+        If none covers the next position, this is the longest line, whatever its length. Otherwise
+        it is the first line that has tokens to verify that no verification has.
+        """
+        if not self.covering:
+            return max(self.lines, key=lambda line: len(line.draft))
+        return next((line for line in self.lines if self.verified(line) < self.due(line)), None)
 
     def due(self, line: _Line) -> int:
-        """Return how many tokens of the turn servers should have: whole blocks, and at the end of the output all."""
-        drafted = len(self.run.x) - self.start + len(line.drafted)
-        return drafted if line.over else drafted // self.cfg.lookahead * self.cfg.lookahead
+        """Return how many of the turn's tokens need verification: whole blocks, at last all."""
+        drafted = len(self.run.x) - self.start + len(line.draft)
+        return drafted if line.full else drafted // self.cfg.lookahead * self.cfg.lookahead
 
-    def sent(self, line: _Line) -> int:
-        """Return how many they have, be it for another line that says the same."""
-        now, ids = len(self.run.x), line.drafted.ids
-        return now - self.start + max((_common(task.after(now), ids) for task in self.live), default=0)
+    def verified(self, line: _Line) -> int:
+        """Return how many of the turn's tokens on a line are being verified, on any line."""
+        position = len(self.run.x)
+        shared = (_common(v.ids_from(position), line.draft.ids) for v in self.covering)
+        return position - self.start + max(shared, default=0)
 
     @property
-    def live(self) -> list[_Task]:
-        """The verifications, under way or not judged yet, that cover the next position: all that still matter."""
-        return [task for task in (*self.running, *self.ready) if task.covers(len(self.run.x))]
+    def covering(self) -> list[_Verification]:
+        """The verifications that cover the next position; the others no longer matter."""
+        return [v for v in (*self.running, *self.finished) if v.covers(len(self.run.x))]
 
-    def server(self) -> Model | None:
-        """Return a free server; where the next position needs one and none is free, the one that was preempted first."""
-        free = next((server for server in self.pool if not server.busy), None)
-        if free is None and not self.live:
-            free = self.pool[0]
-        if free is not None:
-            self.pool.remove(free)
-            self.pool.append(free)
-        return free
+    def take_server(self) -> Model | None:
+        """Return a free server, or a preempted one if the next position needs one now."""
+        server = next((server for server in self.pool if not server.busy), None)
+        if server is None and not self.covering:
+            server = self.pool[0]
+        if server is not None:
+            self.pool.remove(server)
+            self.pool.append(server)
+        return server
 
-    async def judge(self) -> bool:
-        """Commit all that can be decided now, in order; return whether that ends the turn."""
-        while task := next((t for t in self.ready if t.covers(len(self.run.x))), None):
-            scored = task.after(now := len(self.run.x))
-            draft, leaves = self.candidates(scored)
-            own = self.cfg.acceptance == "match" and not leaves
-            if not draft and not own:
-                return False  # a sampled draft is awaited: the text must not depend on who is faster
-            verdict = await task.scores.judge(draft, bonus=own, skip=now - task.start)
+    # Results: what is accepted, which lines and verifications stop.
+
+    async def commit_decided(self) -> bool:
+        """Commit all positions that are decided; return whether the turn is over."""
+        while verification := next((v for v in self.finished if v.covers(len(self.run.x))), None):
+            position = len(self.run.x)
+            draft, leaves = self.candidates(verification.ids_from(position))
+            bonus = self.cfg.acceptance == "match" and not leaves
+            if not draft and not bonus:
+                return False  # a sampled draft is under way: the text must not depend on which is faster
+            verdict = await verification.scores.judge(draft, bonus=bonus, skip=position - verification.start)
             self.run.commit(verdict)
             if self.run.done or verdict.own is not None:
                 return True
-            self.settle(verdict, now)
+            self.stop_contradicted(verdict.accepted, position)
         return False
 
     def candidates(self, scored: tuple[int, ...]) -> tuple[Draft, bool]:
-        """Return the tokens of all lines that these scores decide, and whether some are not among the scored ones.
+        """Gather the tokens of all lines that a verification decides.
 
-        First the scored tokens, then leaves beside and after them. Of equal ones the first line's counts (line 9).
+        Args:
+            scored: The tokens that the verification scored, from the next position on.
+
+        Returns:
+            The scored tokens as a chain, then the lines' other tokens as leaves beside it and after
+            it; and whether leaves exist. Of equal tokens the first line's counts (line 9).
         """
-        paths = [(line.drafted.tokens, _common(line.drafted.ids, scored)) for line in self.lines]
+        lines = [(line.draft.tokens, _common(line.draft.ids, scored)) for line in self.lines]
         chain, leaves = list[DraftToken](), list[DraftToken]()
         for depth in range(len(scored) + 1):
-            there = dict[int, DraftToken]()
-            for tokens, agreed in paths:
-                if len(tokens) > depth <= agreed:
-                    there.setdefault(tokens[depth].id, tokens[depth])
-            chain += [there.pop(token) for token in scored[depth : depth + 1]]
-            leaves += there.values()
-        lease = tuple(each for line in self.lines for each in line.drafted.lease)
-        return Draft((*chain, *leaves), lease), bool(leaves)
+            tokens = dict[int, DraftToken]()
+            for line, common in lines:
+                if len(line) > depth <= common:
+                    tokens.setdefault(line[depth].id, line[depth])
+            chain += [tokens.pop(token) for token in scored[depth : depth + 1]]
+            leaves += tokens.values()
+        leases = tuple(lease for line in self.lines for lease in line.draft.lease)
+        return Draft((*chain, *leaves), leases), bool(leaves)
 
-    def settle(self, verdict: Verdict, before: int) -> None:
-        """Stop what the text now contradicts; drafters of lines that do not stand join the longest that does (line 8)."""
-        said = verdict.accepted
-        for task in (*self.running, *self.ready):
-            if _common(task.after(before), said) < min(len(task.after(before)), len(said)):
-                self.race.stop(task.work)
-                (self.running if task in self.running else self.ready).remove(task)
-        standing = [line for line in self.lines if line.drafted.ids[: len(said)] == said]
-        for line in standing:
-            line.drafted = line.drafted[len(said) :]
-        longest = max(standing, key=lambda line: len(line.drafted))
+    def stop_contradicted(self, accepted: tuple[int, ...], position: int) -> None:
+        """Stop all verifications and drafts that the accepted tokens contradict (line 8).
+
+        Their drafters join the longest line that agrees (line 10).
+
+        Args:
+            accepted: The tokens just accepted; at least one line agrees with them.
+            position: Position of the first of them.
+        """
+        for verification in (*self.running, *self.finished):
+            ids = verification.ids_from(position)
+            if _common(ids, accepted) < min(len(ids), len(accepted)):
+                self.race.stop(verification.job)
+                (self.running if verification in self.running else self.finished).remove(verification)
+        agreeing = [line for line in self.lines if line.draft.ids[: len(accepted)] == accepted]
+        for line in agreeing:
+            line.draft = line.draft[len(accepted) :]
+        longest = max(agreeing, key=lambda line: len(line.draft))
         for line in self.lines:
-            if line not in standing:
-                self.race.stop(line.work)
-                line.drafted, line.over = longest.drafted, False
-                self.draft(line)
+            if line not in agreeing:
+                self.race.stop(line.job)
+                line.draft, line.full = longest.draft, False
+                self.start_draft(line)
 
 
-async def _drafted(line: _Line, prefix: Prefix, sampled: bool) -> tuple[_Line, Draft]:
+async def _next_draft(line: _Line, prefix: Prefix, sampled: bool) -> tuple[_Line, Draft]:
     return line, await line.drafter.propose(prefix, 1, sampled=sampled)
 
 
-async def _finished(task: _Task) -> tuple[_Task, Scores]:
-    return task, await task.scores
+async def _next_scores(verification: _Verification) -> tuple[_Verification, Scores]:
+    return verification, await verification.scores
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many ids two paths begin with in common."""
+    """Return the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,9 +1,12 @@
-"""EAGLE: a layer beside the target drafts hidden states, one level of a static tree after the other.
+"""EAGLE: one layer on the target's device drafts hidden states, level by level along a static tree.
 
-Source: EAGLE (Li et al. 2024, arXiv:2401.15077), as in ParallelSpec's baselines; its static tree of 25 nodes. Lossless.
-From the target's state before a token, and the token, the layer predicts the state after it; the target's own head turns
-that into q. Deeper nodes read predicted states; accepted tokens are read again with the exact ones. Children are drawn
-from q without replacement and judged by rule 1, or taken by probability and judged by rule 2.
+Source: EAGLE (Li et al. 2024, arXiv:2401.15077), as in ParallelSpec's baselines; its tree of 25
+nodes.
+
+Lossless. From the target's state before a token and the token itself, the layer predicts the next
+state; the target's output layer turns it into q. Deeper nodes read predicted states; accepted
+tokens are read again with the target's exact states. Children are sampled from q without
+replacement (rule 1), or are the most probable ones (rule 2).
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
-from engine.methods.registry import Situation, method, setting
-from engine.types import Layout
+from engine.methods.common import decode_trees, head_layout, static_tree, tree_drafts
+from engine.methods.registry import Situation, method
 
 if TYPE_CHECKING:
     from engine.run.run import Run
@@ -25,23 +28,17 @@ HEAD = "eagle"
 class Config:
     """Settings of EAGLE."""
 
-    tree: str = setting(
-        "eagle", "Static tree: eagle, medusa, or the path of a file that ends in .toml.", high=400
-    )
-    drafts: str = setting(
-        "sampled",
-        "How children are picked when the temperature is above 0: sampled without replacement, or the most probable ones.",
-        choices=("sampled", "greedy"),
-    )
+    tree: str = static_tree("eagle")
+    drafts: str = tree_drafts()
 
 
-def plan(cfg: Config, there: Situation) -> Config:
-    """Check head and tree; any depth will do.
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Check the head and the tree; EAGLE drafts trees of any depth.
 
     Raises:
-        UsageError: There is no head, or the tree is wrong.
+        UsageError: The head is missing, or the tree is wrong.
     """
-    there.head(HEAD)
+    situation.head_levels(HEAD)
     tree(cfg.tree)
     return cfg
 
@@ -51,11 +48,8 @@ def plan(cfg: Config, there: Situation) -> Config:
     source="EAGLE (2024), as in ParallelSpec",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(drafters=0, head=HEAD),
+    layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree of states and tokens, verify it, commit, until the run is done."""
-    shape = tree(cfg.tree)
-    while not run.done:
-        draft = await run.drafter.grow(run.x, shape, sampled=cfg.drafts == "sampled")
-        run.commit(await run.target.verify(run.x, draft))
+    """Draft a tree of states and tokens, verify it, commit; until the run is done."""
+    await decode_trees(run, tree(cfg.tree), sampled=cfg.drafts == "sampled")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.drafters.copy import Copier
 from engine.drafters.tree import Wide
+from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
-from engine.methods.tree import check_nodes
 from engine.run.batch import Batch
 from engine.types import Draft, Layout, Packing
 

@@ -1,8 +1,9 @@
-"""Lookahead decoding: the target's own forward looks ahead, and n-grams found that way are verified in the same forward.
+"""Lookahead decoding: each target forward verifies n-grams of a pool and computes new ones for it.
 
-Source: Fu et al. 2024 (arXiv:2402.02057), algorithm 2; a baseline of PEARL and ParallelSpec. Lossless.
-No drafter. One target forward holds the last token, the n-grams of the pool that begin with it (judged), and the
-look-ahead window (scored only), as one tree of rows.
+Source: Fu et al. 2024 (arXiv:2402.02057), algorithm 2; a baseline of PEARL and ParallelSpec.
+
+Lossless. No drafter runs. One target forward holds, as a tree of rows, the last token, the pool's
+n-grams that begin with it (judged) and the look-ahead window (scored only).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
-from engine.errors import UsageError
+from engine.methods.common import check_window
 from engine.methods.registry import Situation, method, setting
 from engine.types import Draft, Layout
 
@@ -23,25 +24,16 @@ if TYPE_CHECKING:
 class Config:
     """Settings of lookahead decoding."""
 
-    level: int = setting(5, "N: length of the n-grams; the window has one level less.", low=2, high=8)
+    level: int = setting(5, "N: length of the n-grams; the window has N - 1 levels.", low=2, high=8)
     window: int = setting(7, "W: columns of the window, one for each of the next positions.", low=1, high=64)
     guesses: int = setting(
         7, "G: n-grams kept for each first token, and verified in one forward.", low=1, high=64
     )
 
 
-def check_window(level: int, window: int, context: int) -> None:
-    """Raise UsageError unless a window's deepest row can stand in the context."""
-    if level + window - 2 >= context:
-        raise UsageError(
-            f"window is {window}; with level {level} and a context of {context} tokens it must be at least 1 and at most "
-            f"{context - level + 1}"
-        )
-
-
-def plan(cfg: Config, there: Situation) -> Config:
-    """Refuse a window that is larger than the context."""
-    check_window(cfg.level, cfg.window, there.context)
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Check that the window fits the context."""
+    check_window(cfg.level, cfg.window, situation.context)
     return cfg
 
 
@@ -54,11 +46,11 @@ def plan(cfg: Config, there: Situation) -> Config:
     layout=lambda cfg: Layout(drafters=0, slack=(cfg.level - 1) * (cfg.window + cfg.guesses)),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Verify n-grams and look ahead in one forward, commit, until the run is done."""
-    ahead = Lookahead("target", run.x.tokens, cfg.level, cfg.window, cfg.guesses)
+    """Verify n-grams and compute new ones in one forward, commit; until the run is done."""
+    lookahead = Lookahead("target", run.x.tokens, cfg.level, cfg.window, cfg.guesses)
     while not run.done:
         last = int(run.x.tokens[-1])
-        draft = ahead.guesses(Draft.empty(), last, cfg.guesses, run.room)
-        verdict = await run.target.verify(run.x, draft, window=ahead.window.tree(last, run.room))
-        ahead.move(verdict.best, draft)
-        run.commit(verdict, pool=ahead)
+        draft = lookahead.guesses(Draft.empty(), last, cfg.guesses, run.room)
+        verdict = await run.target.verify(run.x, draft, window=lookahead.window.tree(last, run.room))
+        lookahead.move(verdict.best, draft)
+        run.commit(verdict, pool=lookahead)

@@ -1,12 +1,15 @@
 """PEARL: draft and verify at the same time, with a draft length that adapts.
 
-Source: PEARL (ICLR 2025), sections 3.2 and 3.3, algorithm 2. Lossless.
-Pre-verify: while the drafter drafts a chunk, the target checks the chunk's first token. Post-verify: while the
-target checks a chunk, the drafter goes on as if all of it were accepted. `pending` holds the tokens drafted after
-the prefix and not yet verified; empty means pre-verify mode. With `guesses`, pre-verify also checks tokens copied from
-the text so far (section 4.3 names such a pool as future work): they are a function of the prefix, so rule 2 decides
-those positions, and drafts that say the same as what was emitted live on. In the placement `pipeline` (appendix G) the target's
-layers are split over several devices, and the drafter works where the target does not.
+Source: PEARL (ICLR 2025), sections 3.2 and 3.3, algorithm 2.
+
+Lossless. Pre-verify: while the drafter drafts a chunk, the target verifies the chunk's first token.
+Post-verify: while the target verifies a chunk, the drafter drafts on as if all of it were accepted.
+`pending` holds the tokens that were drafted after x and are not verified yet; if it is empty, the
+mode is pre-verify. With `guesses`, pre-verify also verifies tokens copied from the text so far
+(section 4.3 names such a pool as future work). They are a function of the prefix, so rule 2 decides
+those positions; drafts that begin with the emitted tokens stay pending. In the placement `pipeline`
+(appendix G) the target's layers are split over several devices, and the drafter works on whichever
+end the target does not use.
 """
 
 from __future__ import annotations
@@ -34,33 +37,33 @@ class Config:
         high=32,
         auto="round(c)",
     )
-    pre_verify: bool = setting(True, "Check the first token of a chunk while the chunk is drafted.")
-    post_verify: bool = setting(True, "Go on drafting while a chunk is verified.")
+    pre_verify: bool = setting(True, "Verify the first token of a chunk while the chunk is drafted.")
+    post_verify: bool = setting(True, "Draft on while a chunk is verified.")
     guesses: int = setting(
         0,
-        "Tokens to pre-verify besides, copied from where the last two stood before; 0 is the paper's PEARL.",
+        "Tokens copied from an earlier occurrence of the last two and pre-verified as well; 0 is the paper's PEARL.",
         low=0,
         high=16,
     )
     placement: str = setting(
         "separate",
-        "Where drafter and target live: on devices of their own, both on one, or the drafter on the ends of a target split by layers.",
+        "Devices: one for each model, one for both, or a pipeline of target layers with the drafter on both ends.",
         choices=("separate", "co-located", "pipeline"),
     )
     stages: int = setting(
         0,
-        "In a pipeline, the devices that the target's layers are split over; 0 is what the target takes anyway, at least 2.",
+        "Devices of the pipeline; 0 uses as many as the target takes anyway, at least 2.",
         low=2,
         high=16,
         auto="planned",
     )
 
 
-def plan(cfg: Config, there: Situation) -> Config:
-    """Take round(c) for a gamma that is left open, and split the target as it is split anyway."""
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Choose gamma = round(c) and the cluster's usual number of stages where they are 0."""
     if cfg.placement == "pipeline":
-        cfg = replace(cfg, stages=there.stages(cfg.stages))
-    return cfg if cfg.gamma else replace(cfg, gamma=min(32, max(1, round(there.c))))
+        cfg = replace(cfg, stages=situation.stages(cfg.stages))
+    return cfg if cfg.gamma else replace(cfg, gamma=min(32, max(1, round(situation.c()))))
 
 
 def layout(cfg: Config) -> Layout:
@@ -78,11 +81,11 @@ def layout(cfg: Config) -> Layout:
     layout=layout,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Overlap drafting and verification until the run is done; with both strategies off it is `speculative`."""
+    """Overlap drafting and verification until the run is done."""
     pending, copier = Draft.empty(), Copier(copy=max(1, cfg.guesses))
     while not run.done:
         if not pending and not cfg.pre_verify:
-            pending = await draft(run, run.x, cfg.gamma)
+            pending = await _draft(run, run.x, cfg.gamma)
             continue
         if pending and not cfg.post_verify:
             run.commit(await run.target.verify(run.x, pending))
@@ -90,30 +93,30 @@ async def decode(run: Run, cfg: Config) -> None:
             continue
         guess = copier.draft(run.x.tokens, run.room) if cfg.guesses and not pending else Draft.empty()
         scores = run.target.score(run.x, pending or guess)
-        ahead = await draft(run, run.x + pending, cfg.gamma)
+        chunk = await _draft(run, run.x + pending, cfg.gamma)
         if guess:
             verdict = await scores.judge(guess)
-            pending = _after(ahead, verdict.emitted)
+            pending = _rest(chunk, verdict.emitted)
         else:
-            verdict = await scores.judge(pending + ahead[:1], bonus=False)
-            pending = ahead[1:] if verdict.all_accepted else Draft.empty()
+            verdict = await scores.judge(pending + chunk[:1], bonus=False)
+            pending = chunk[1:] if verdict.all_accepted else Draft.empty()
         run.commit(verdict, kept=pending)
 
 
-async def draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
-    """Draft gamma tokens; in a pipeline the first half on the last device, the rest on the first (appendix G)."""
+async def _draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
+    """Draft gamma tokens; in a pipeline the last device drafts the first half (appendix G)."""
     if len(run.drafters) == 1:
         return await run.drafter.propose(prefix, gamma)
     last, first = run.drafters
-    head = await last.propose(prefix, ceil(gamma / 2))
-    rest = min(gamma // 2, run.room + len(run.x) - len(prefix) - len(head))
-    if rest < 1:
-        return head
-    await last.move(prefix + head, to=first)
-    return head + await first.propose(prefix + head, rest)
+    half = await last.propose(prefix, ceil(gamma / 2))
+    count = min(gamma // 2, run.room + len(run.x) - len(prefix) - len(half))
+    if count < 1:
+        return half
+    await last.move(prefix + half, to=first)
+    return half + await first.propose(prefix + half, count)
 
 
-def _after(ahead: Draft, emitted: tuple[int, ...]) -> Draft:
-    """Return what is left of a draft that began as the text went on; nothing when it did not."""
+def _rest(draft: Draft, emitted: tuple[int, ...]) -> Draft:
+    """Drop the emitted tokens from the front of a draft; an empty draft if it begins otherwise."""
     n = len(emitted)
-    return ahead[n:] if ahead.ids[:n] == emitted else Draft.empty()
+    return draft[n:] if draft.ids[:n] == emitted else Draft.empty()

@@ -1,7 +1,9 @@
-"""Prompt lookup: draft what followed the last few tokens where they stood before, in the prompt or the output.
+"""Prompt lookup: draft the continuation of an earlier occurrence of the last few tokens.
 
-Source: prompt lookup decoding (Saxena 2023), ParallelSpec's baseline PLD (section 5). Lossless.
-No drafter: the last 3 tokens are looked up, then the last 2, then the last one. Where nothing matches, the round is one
+Source: prompt lookup decoding (Saxena 2023), ParallelSpec's baseline PLD (section 5).
+
+Lossless. It looks up the last 3 tokens in the prompt and the output, then the last 2, then the last
+one; no drafter runs. A copy is a function of the prefix: rule 2. A round without a match is one
 plain target forward.
 """
 
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
+from engine.methods.common import decode_copies
 from engine.methods.registry import method, setting
 
 if TYPE_CHECKING:
@@ -23,20 +26,17 @@ class Config:
 
     ngram: int = setting(
         3,
-        "Longest n-gram: so many of the last tokens are looked up, then fewer, down to one.",
+        "Longest n-gram: look up this many of the last tokens, then fewer, down to one.",
         low=1,
         high=16,
     )
-    copy: int = setting(10, "Tokens copied at most before each verification.", low=1, high=32)
+    copy: int = setting(10, "Most tokens copied before each verification.", low=1, high=32)
     which: str = setting(
-        "first", "Which of several matches of one length is copied.", choices=("first", "latest")
+        "first", "Which of several equally long matches is copied.", choices=("first", "latest")
     )
 
 
 @method(title="Prompt lookup", source="Saxena 2023, as in ParallelSpec", config=Config, uses=("target",))
 async def decode(run: Run, cfg: Config) -> None:
-    """Look up, verify, commit, until the run is done."""
-    copier = Copier(match=1, longest=cfg.ngram, copy=cfg.copy, latest=cfg.which == "latest")
-    while not run.done:
-        draft = copier.draft(run.x.tokens, run.room)
-        run.commit(await run.target.verify(run.x, draft))
+    """Look up, verify, commit; until the run is done."""
+    await decode_copies(run, Copier(match=1, longest=cfg.ngram, copy=cfg.copy, latest=cfg.which == "latest"))

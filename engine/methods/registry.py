@@ -1,82 +1,45 @@
-"""The list of methods: one file each in this folder, its name the key everywhere."""
+"""The registry of methods: each file of this folder registers one, under its file name.
+
+`registry.py` and `common.py` are no methods.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from engine.errors import UsageError, shown
 from engine.types import Layout, check_range, check_text, number
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from engine.run.run import Run
 
 
-class Situation(Protocol):
-    """What a method may know of where it will run, to choose what was left to it."""
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The facts about a cluster that a method's `plan` may use."""
 
-    @property
-    def c(self) -> float:
-        """T(target) / T(drafter), one row each."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Layers of the drafter; 0 without one, or where it has none."""
-        ...
-
-    @property
-    def context(self) -> int:
-        """Positions that the models know."""
-        ...
-
-    @property
-    def devices(self) -> int:
-        """How many devices may share a drafter's layers."""
-        ...
-
-    @property
-    def drafters(self) -> int:
-        """How many different drafters there are."""
-        ...
-
-    def servers(self, drafters: int) -> int:
-        """Return how many target servers there is room for beside so many drafters."""
-        ...
-
-    def stages(self, asked: int) -> int:
-        """Return over how many devices a target is split by its layers: as many as asked for, or a usual number for 0.
-
-        Raises:
-            UsageError: There are fewer devices or layers, or no target can be split here.
-        """
-        ...
-
-    def head(self, kind: str) -> HeadLimits:
-        """Return the drafting head of a kind.
-
-        Raises:
-            UsageError: There is none, or it does not fit the target.
-        """
-        ...
-
-
-class HeadLimits(Protocol):
-    """What a method may know of a drafting head."""
-
-    @property
-    def levels(self) -> int:
-        """Tokens it was trained to draft one after the other; 0 where any number will do."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
-        ...
+    context: int
+    """Positions that all models of the pair support."""
+    depth: int
+    """Layers of the drafter; 0 without a drafter, or if no model computes its tokens."""
+    devices: int
+    """Devices that can share a drafter's layers."""
+    drafters: int
+    """Different drafters of the pair."""
+    servers: tuple[int, ...]
+    """Target servers that fit beside 0, 1, 2, ... drafters."""
+    c: Callable[[], float]
+    """() -> T(target) / T(drafter), one row each; the first call may measure it."""
+    stages: Callable[[int], int]
+    """Stages asked for (0: the default) -> devices that the target's layers are split over; raises
+    UsageError if that is impossible."""
+    head_levels: Callable[[str], int]
+    """Head kind -> levels that the pair's head of this kind can draft, 0 for any number; raises
+    UsageError without such a head."""
 
 
 Decode = Callable[["Run", Any], Awaitable[None]]
@@ -93,16 +56,16 @@ def setting(
     auto: str = "",
     lossy: tuple[str, ...] = (),
 ) -> Any:
-    """Declare one field of a Config; it becomes a control in the playground.
+    """Declare one field of a Config; the playground shows it as a control.
 
     Args:
-        default: Its value unless set.
-        doc: One sentence in the words of the field.
+        default: Default value.
+        doc: One sentence that describes the setting.
         low: Smallest number allowed.
-        high: Largest number allowed; for a text without choices, the most characters.
-        choices: The texts allowed.
-        auto: What the value 0 stands for, in a word or two: the method's plan replaces it.
-        lossy: Those of the choices that change the distribution of the text; runs with one are marked.
+        high: Largest number allowed; for free text, the largest number of characters.
+        choices: Allowed texts.
+        auto: Meaning of the value 0, in a word or two; the method's `plan` replaces 0.
+        lossy: Choices that change the output distribution; runs with such a choice are marked.
     """
     metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto, "lossy": lossy}
     return dataclasses.field(default=default, metadata=metadata)
@@ -110,7 +73,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a method's Config, as the playground and the command line see it."""
+    """One field of a method's Config, with what a control for it needs."""
 
     name: str
     type: type
@@ -124,14 +87,14 @@ class Setting:
 
     @property
     def free_text(self) -> bool:
-        """Whether a person writes what they like."""
+        """Whether the value is any text."""
         return self.type is str and not self.choices
 
     def parse(self, value: Any) -> Any:
-        """Return the value in the field's type, checked.
+        """Convert a value to the field's type and check it.
 
         Raises:
-            UsageError: It is of another type or out of range.
+            UsageError: The value has another type or is out of range.
         """
         value = self._convert(value)
         if self.choices and value not in self.choices:
@@ -150,14 +113,14 @@ class Setting:
         check_text(self.name, text)
 
     def _convert(self, value: Any) -> Any:
-        wrong = UsageError(f"{self.name} is {shown(value)}; it must be {self._wanted()}")
+        wrong = UsageError(f"{self.name} is {shown(value)}; it must be {self._allowed()}")
         if self.type is bool:
-            named = {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}
+            words = {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}
             if isinstance(value, bool):
                 return value
-            if str(value).lower() not in named:
+            if str(value).lower() not in words:
                 raise wrong
-            return named[str(value).lower()]
+            return words[str(value).lower()]
         if isinstance(value, bool):
             raise wrong
         if self.type is str:
@@ -172,8 +135,8 @@ class Setting:
             raise wrong
         return number
 
-    def _wanted(self) -> str:
-        """Return what a value must be, in words."""
+    def _allowed(self) -> str:
+        """Describe the allowed values for an error message."""
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
         bounds = [
             f"{side} {number(bound)}"
@@ -185,7 +148,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Everything the app, the tests and the docs may know about one method."""
+    """One method as the rest of the program sees it."""
 
     key: str
     title: str
@@ -193,20 +156,20 @@ class Method:
     summary: str
     """First line of the module's docstring."""
     uses: tuple[str, ...]
-    """The models it runs: `target`, `drafter`."""
+    """Models that the method runs: `target`, `drafter`."""
     baseline: bool
-    """Whether speed-ups are taken over it."""
+    """Whether it is the baseline of speed-ups."""
     Config: type
     decode: Decode
     layout: Callable[[Any], Layout]
-    """From a Config to the workers it runs on."""
+    """Config -> the workers that the method needs."""
     batched: bool
     """Whether one run decodes several prompts at once."""
     plan: Callable[[Any, Situation], Any]
-    """Replaces what a Config leaves open."""
+    """(Config, Situation) -> Config without `auto` values, checked against the cluster."""
 
     def settings(self) -> tuple[Setting, ...]:
-        """The fields of its Config, in order."""
+        """Return the fields of the Config, in order."""
         hints = get_type_hints(self.Config)
         return tuple(
             Setting(name=f.name, type=hints[f.name], default=f.default, **f.metadata)
@@ -214,21 +177,21 @@ class Method:
         )
 
     def lossless(self, cfg: Any) -> bool:
-        """Whether a Config keeps the target's distribution: none of its fields is at a lossy choice."""
+        """Return whether runs with this Config keep the target's distribution."""
         return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """Return a Config with these fields set.
+        """Make a Config; fields that are not given have their defaults.
 
         Raises:
-            UsageError: A field is unknown, of the wrong type or out of range.
+            UsageError: A field is unknown, has the wrong type or is out of range.
         """
-        known = {s.name: s for s in self.settings()}
+        settings = {s.name: s for s in self.settings()}
         for name in values:
-            if name not in known:
-                fields = f"its fields are {', '.join(known)}" if known else "it has no fields"
+            if name not in settings:
+                fields = f"its fields are {', '.join(settings)}" if settings else "it has no fields"
                 raise UsageError(f"{self.key} has no field {shown(name)}; {fields}")
-        return self.Config(**{name: known[name].parse(value) for name, value in values.items()})
+        return self.Config(**{name: settings[name].parse(value) for name, value in values.items()})
 
 
 def method(
@@ -242,16 +205,21 @@ def method(
     layout: Callable[[Any], Layout] | None = None,
     plan: Callable[[Any, Situation], Any] | None = None,
 ) -> Callable[[Decode], Decode]:
-    """Register the coroutine below under its file's name; a file holds exactly one.
+    """Register the decorated coroutine as the method of its file; one method per file.
 
-    `layout` is what it runs on, given its Config; without one, a device for each model it uses. `plan` completes a
-    Config whose settings have an `auto` value.
+    Args:
+        title: Name in the playground.
+        source: Paper, in a few words.
+        config: Dataclass of the settings.
+        uses: Models that the method runs.
+        baseline: Whether it is the baseline of speed-ups.
+        batched: Whether one run decodes several prompts at once.
+        layout: Config -> workers; by default one device for each model in `uses`.
+        plan: Replaces `auto` values of a Config and checks it; by default nothing is replaced.
     """
-    one_each = Layout(drafters=int("drafter" in uses))
+    device_per_model = Layout(drafters=int("drafter" in uses))
 
     def register(decode: Decode) -> Decode:
-        import sys
-
         key = decode.__module__.rpartition(".")[2]
         if key in METHODS:
             raise ValueError(f"{key}.py registers two methods: {METHODS[key].title!r} and {title!r}")
@@ -265,7 +233,7 @@ def method(
             baseline,
             config,
             decode,
-            layout or (lambda _: one_each),
+            layout or (lambda _: device_per_model),
             batched,
             plan or (lambda cfg, _: cfg),
         )
@@ -275,10 +243,10 @@ def method(
 
 
 def find(key: str) -> Method:
-    """Return the method of that key.
+    """Return the method with this key.
 
     Raises:
-        UsageError: There is none; the message lists those there are.
+        UsageError: The key is unknown; the message lists the keys.
     """
     if key not in METHODS:
         raise UsageError(f"there is no method {shown(key)}; choose one of {', '.join(sorted(METHODS))}")

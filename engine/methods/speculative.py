@@ -1,7 +1,9 @@
-"""Speculative decoding: draft gamma tokens, check them all in one target forward.
+"""Speculative decoding: draft gamma tokens, verify all of them in one target forward.
 
-Source: Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1; Chen et al. 2023 (arXiv:2302.01318). Lossless.
-A round emits the n accepted tokens and one of the target's own: corrected when n < gamma, else the bonus.
+Source: Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1; Chen et al. 2023 (arXiv:2302.01318).
+
+Lossless. A round emits the n accepted tokens and one token of the target: the correction if n <
+gamma, else the bonus.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.methods.common import chain_drafts
 from engine.methods.registry import method, setting
 from engine.types import Layout
 
@@ -21,11 +24,7 @@ class Config:
     """Settings of speculative decoding."""
 
     gamma: int = setting(5, "Draft length: tokens drafted before each verification.", low=1, high=32)
-    drafts: str = setting(
-        "sampled",
-        "How the drafter picks tokens when the temperature is above 0.",
-        choices=("sampled", "greedy"),
-    )
+    drafts: str = chain_drafts()
 
 
 @method(
@@ -35,7 +34,7 @@ class Config:
     layout=lambda _: Layout(turns=True),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft, verify, commit, until the run is done."""
+    """Draft, verify, commit; until the run is done."""
     while not run.done:
         draft = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
         run.commit(await run.target.verify(run.x, draft))

@@ -1,4 +1,4 @@
-"""Tiny pairs with a tokenizer, on disk: any family, with drafters that are right, wrong or something in between."""
+"""Tiny pairs with a tokenizer on disk: any family, with a right, a wrong or another drafter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ DRAFTERS = ("other", "right", "wrong")
 
 
 def make_pair(folder: Path, family: str, drafter: str) -> tuple[Pair, torch.nn.Module]:
-    """Return the pair and the target as a transformers model."""
+    """Return the pair and the target as a transformers model.
+
+    Args:
+        folder: Where the models are saved.
+        family: Key of `tiny.reference`.
+        drafter: `right` (the target itself), `wrong` (never the target's argmax) or `other` (a
+            noisy target).
+    """
     target = tiny.reference(family, seed=1)
-    with torch.no_grad():  # the first token decides little otherwise: random models fall into short cycles
+    with torch.no_grad():  # otherwise random models fall into short cycles for any prompt
         target.get_input_embeddings().weight.mul_(3.0)
     path = folder / f"{family}-target"
     if not path.exists():
@@ -33,7 +40,7 @@ def _drafter(target: torch.nn.Module, family: str, kind: str) -> torch.nn.Module
     model = tiny.reference(family, seed=1)
     model.load_state_dict(target.state_dict())
     with torch.no_grad():
-        if kind == "wrong":  # every argmax is one token further: never right
+        if kind == "wrong":  # every argmax is the next token id: never the target's
             head = model.get_output_embeddings()
             if head.weight is model.get_input_embeddings().weight:
                 head.weight = torch.nn.Parameter(head.weight.clone())

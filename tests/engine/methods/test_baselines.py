@@ -1,9 +1,8 @@
-"""Prompt lookup, assisted generation, lookahead decoding and Ouroboros: rounds, times and traces on scripted models."""
+"""Prompt lookup, assisted generation, lookahead, Ouroboros in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from engine.errors import UsageError
 from engine.methods import find
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.situations import situation
 from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
 from tests.engine.workers.harness import Flat, scripted_cluster
@@ -21,7 +21,7 @@ TARGET_US, DRAFTER_US, SAMPLE_US, COMMUNICATE_US = 1000, 250, 30, 20
 JUDGED_US = TARGET_US + SAMPLE_US + COMMUNICATE_US
 WARM = Sampling(0.8, seed=5)
 STORY = "Tell me a story."
-Says = Callable[[np.ndarray], int]
+NextToken = Callable[[np.ndarray], int]
 
 
 def counts_up(path: np.ndarray) -> int:
@@ -30,11 +30,11 @@ def counts_up(path: np.ndarray) -> int:
 
 
 def never(path: np.ndarray) -> int:
-    """Never what `counts_up` says."""
+    """5, which `counts_up` never returns."""
     return 5
 
 
-def run(method: str, prompt: list[int], new: int, drafter: Says = counts_up, **config):
+def run(method: str, prompt: list[int], new: int, drafter: NextToken = counts_up, **config):
     latency = Flat(TARGET_US, DRAFTER_US, SAMPLE_US, COMMUNICATE_US)
     with scripted_cluster(counts_up, drafter, latency) as cluster:
         return cluster.run(method, prompt, config=config, limits=cluster.limits(new))
@@ -45,7 +45,7 @@ def rounds(trace):
 
 
 def times(trace):
-    """When each round ended, in microseconds of decoding."""
+    """Return when each round ended, in microseconds of decoding."""
     start = max(s.end for s in trace.spans if s.kind == "prefill")
     return [(r.time - start) // 1000 for r in trace.rounds]
 
@@ -103,13 +103,13 @@ def test_the_draft_shrinks_by_one_down_to_one_token():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
-def test_a_draft_ends_after_its_first_unsure_token(bundled, sampling):
+def test_a_draft_ends_after_its_first_uncertain_token(bundled, sampling):
     config = {"start": 12, "confidence": 0.5}
     trace = bundled.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(64))
     length, lengths = 12, set[int]()
     for r in trace.rounds:
         drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
-        assert all(d.q >= 0.5 for d in drafted[:-1]), "it would have ended before"
+        assert all(d.q >= 0.5 for d in drafted[:-1]), "an earlier uncertain token ends the draft"
         room = 64 - sum(other.emitted for other in trace.rounds[: r.step - 1])
         assert len(drafted) == min(length, room) or drafted[-1].q < 0.5
         lengths.add(len(drafted) - min(length, room))
@@ -121,7 +121,7 @@ def test_a_draft_ends_after_its_first_unsure_token(bundled, sampling):
 # Lookahead decoding.
 
 
-def test_guesses_and_window_are_one_forward_in_the_profiles_time():
+def test_guesses_and_window_take_the_time_of_one_forward():
     trace = run("lookahead", [10, 11], 80, level=3, window=4, guesses=2)
     assert len(rows(trace, "verify")) == len(trace.rounds) < 80
     ends = np.cumsum([JUDGED_US if r.drafted else TARGET_US for r in trace.rounds])
@@ -148,7 +148,7 @@ def test_a_whole_ngram_is_accepted_to_its_last_token_and_one_more_follows():
     assert len(trace.rounds) < 30
 
 
-def test_the_trace_tells_window_and_pool():
+def test_the_trace_holds_window_and_pool():
     trace = run("lookahead", [10, 11], 12, level=3, window=2, guesses=2)
     first, second, third = trace.pooled[:3]
     assert [p.step for p in trace.pooled] == [r.step for r in trace.rounds]
@@ -167,17 +167,24 @@ def test_the_trace_tells_window_and_pool():
         assert not path or any(list(gram[1 : 1 + len(path)]) == path for gram in tried[r.step])
 
 
-@pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
-@pytest.mark.parametrize("new", [1, 2, 3, 5, tiny.CONTEXT - 1])
-def test_no_row_leaves_the_context_however_wide_the_window(tmp_path_factory, method, new):
+@pytest.fixture(scope="module")
+def tiny_cluster(tmp_path_factory):
+    """Open a tiny pair; the target also as a transformers model."""
     pair, model = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        yield cluster, model
+
+
+@pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
+@pytest.mark.parametrize("new", [1, 3, tiny.CONTEXT - 1])
+def test_no_row_lies_beyond_the_context_whatever_the_window(tiny_cluster, method, new):
+    cluster, model = tiny_cluster
     prompt = list(range(20, 20 + tiny.CONTEXT - new))
     config = {"level": 8, "window": tiny.CONTEXT - 7, "guesses": 64}
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
-        trace = cluster.run(method, prompt, config=config, limits=Limits(new))
-        assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
-        with pytest.raises(UsageError, match="context of 64 tokens it must be at least 1 and at most 57"):
-            cluster.run(method, prompt, config=config | {"window": 58}, limits=Limits(new))
+    trace = cluster.run(method, prompt, config=config, limits=Limits(new))
+    assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
+    with pytest.raises(UsageError, match="context of 64 tokens it must be at least 1 and at most 57"):
+        cluster.run(method, prompt, config=config | {"window": 58}, limits=Limits(new))
 
 
 # Ouroboros.
@@ -220,10 +227,15 @@ def test_without_phrases_the_pool_still_learns_from_rejected_drafts():
     assert {p.model for p in trace.pooled} == {"drafter"}
 
 
+@pytest.fixture(scope="module")
+def plain(bundled):
+    """Return the token ids of autoregressive decoding."""
+    return bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(48)).token_ids()
+
+
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "ouroboros"])
-def test_what_is_drafted_changes_no_token_at_any_temperature(bundled, method):
-    plain = bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(64)).token_ids()
-    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(64))
+def test_drafts_change_no_token_above_temperature_0(bundled, plain, method):
+    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(48))
     assert trace.token_ids() == plain
     assert sum(r.accepted for r in trace.rounds) > 0
 
@@ -244,7 +256,7 @@ def test_what_is_drafted_changes_no_token_at_any_temperature(bundled, method):
         ("ouroboros", {"phrases": 17}, "phrases is 17; it must be at least 0 and at most 16"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(method, config, message):
+def test_settings_out_of_range_are_refused(method, config, message):
     with pytest.raises(UsageError) as caught:
         find(method).configure(config)
     assert str(caught.value) == message
@@ -252,9 +264,9 @@ def test_settings_that_cannot_be_are_refused(method, config, message):
 
 @pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
 def test_a_window_larger_than_the_context_is_refused(method):
-    found, there = find(method), SimpleNamespace(context=20)
-    found.plan(found.configure({"level": 5, "window": 16}), there)
+    found, small = find(method), situation(context=20)
+    found.plan(found.configure({"level": 5, "window": 16}), small)
     with pytest.raises(UsageError) as caught:
-        found.plan(found.configure({"level": 5, "window": 17}), there)
-    says = "window is 17; with level 5 and a context of 20 tokens it must be at least 1 and at most 16"
-    assert str(caught.value) == says
+        found.plan(found.configure({"level": 5, "window": 17}), small)
+    message = "window is 17; with level 5 and a context of 20 tokens it must be at least 1 and at most 16"
+    assert str(caught.value) == message

@@ -1,4 +1,7 @@
-"""DSI in virtual time, under the paper's assumptions 1 to 3: constant latencies, a faster drafter, free preemption."""
+"""DSI in virtual time under the paper's assumptions 1 to 3.
+
+They are constant latencies, a drafter that is not slower than the target, and free preemption.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from engine.errors import UsageError
 from engine.methods.dsi import Config, plan, servers
 from engine.trace.trace import Trace
+from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]
@@ -19,30 +23,30 @@ T = 840  # microseconds of a target forward; divisible by 1 to 8
 FORWARDS = ("verify", "pre-verify")
 
 
-def say(path) -> int:
+def target_token(path) -> int:
     return (int(path[-1]) * 7 + len(path)) % 500 + 10
 
 
 def pair(right: list[bool]):
-    """A target, and a drafter that is right where the list says so (counted from the first output token)."""
+    """Return a target and a drafter that is right at output position i if right[i]."""
 
     def draft(path) -> int:
         position = len(path) - len(PROMPT)
-        return say(path) if position < len(right) and right[position] else 5
+        return target_token(path) if position < len(right) and right[position] else 5
 
-    return say, draft
+    return target_token, draft
 
 
-def cluster(right: list[bool], drafter_us: int, preempts: bool = True) -> TestCluster:
+def open_cluster(right: list[bool], drafter_us: int, preempts: bool = True) -> TestCluster:
     return scripted_cluster(*pair(right), Flat(T, drafter_us, preempts=preempts))
 
 
-def run(there: TestCluster, method: str, new: int, **config: object) -> Trace:
-    return there.run(method, PROMPT, config=config, limits=there.limits(new))
+def run(cluster: TestCluster, method: str, new: int, **config: object) -> Trace:
+    return cluster.run(method, PROMPT, config=config, limits=cluster.limits(new))
 
 
 def times(trace: Trace) -> list[int]:
-    """When each token was there, in microseconds after prefill."""
+    """Return the commit time of each token, in microseconds after prefill."""
     return [commit.time // 1000 - T for commit in trace.commits]
 
 
@@ -50,15 +54,15 @@ patterns = st.lists(st.booleans(), min_size=1, max_size=14)
 speeds = st.sampled_from([T // 8, T // 7, T // 5, T // 4, T // 3, T // 2, 2 * T // 3, T - 1, T])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(patterns, speeds, st.integers(1, 9))
 def test_never_slower_than_autoregressive_or_speculative(right, drafter_us, lookahead):
-    new = len(right) + lookahead  # at the end of the output blocks are shorter and would need more servers
-    with cluster(right, drafter_us) as there:
+    new = len(right) + lookahead  # shorter blocks at the end of the output would need more servers
+    with open_cluster(right, drafter_us) as cluster:
         sp = servers(lookahead, T / drafter_us)
-        trace = run(there, "dsi", new, lookahead=lookahead, sp=sp)
-        plain = run(there, "autoregressive", new)
-        serial = run(there, "speculative", new, gamma=lookahead)
+        trace = run(cluster, "dsi", new, lookahead=lookahead, sp=sp)
+        plain = run(cluster, "autoregressive", new)
+        serial = run(cluster, "speculative", new, gamma=lookahead)
     mine = times(trace)
     assert trace.token_ids() == plain.token_ids() == serial.token_ids()
     assert all(a <= b for a, b in zip(mine, times(plain), strict=True)), "later than autoregressive"
@@ -67,7 +71,7 @@ def test_never_slower_than_autoregressive_or_speculative(right, drafter_us, look
 
 
 def test_table_1():
-    """Tokens there at t0 to t4 with a drafter of 1/7 and lookahead 1, in units of a target forward."""
+    """Tokens committed by t0 to t4, in target forwards, with a drafter of 1/7 and lookahead 1."""
     t, new = [0, 2, 32 / 7, 8, 64 / 7], 60
     worst, best = [False] * new, [True] * new
     expected = {
@@ -80,8 +84,8 @@ def test_table_1():
     }
     config = {"autoregressive": {}, "speculative": {"gamma": 1}, "dsi": {"lookahead": 1, "sp": 7}}
     for (method, case), counts in expected.items():
-        with cluster(worst if case == "worst" else best, T // 7) as there:
-            done = times(run(there, method, new, **config[method]))
+        with open_cluster(worst if case == "worst" else best, T // 7) as cluster:
+            done = times(run(cluster, method, new, **config[method]))
         assert [sum(time <= at * T for time in done) for at in t] == counts, (method, case)
 
 
@@ -89,26 +93,26 @@ def test_table_1():
 @given(patterns, speeds, st.integers(1, 4), st.integers(1, 9))
 def test_never_slower_than_autoregressive_with_too_few_servers(right, drafter_us, sp, more):
     lookahead = ceil(T / drafter_us / sp) + more - 1
-    with cluster(right, drafter_us) as there:
-        mine = times(run(there, "dsi", len(right), lookahead=lookahead, sp=sp))
-        plain = times(run(there, "autoregressive", len(right)))
+    with open_cluster(right, drafter_us) as cluster:
+        mine = times(run(cluster, "dsi", len(right), lookahead=lookahead, sp=sp))
+        plain = times(run(cluster, "autoregressive", len(right)))
     assert all(a <= b for a, b in zip(mine, plain, strict=True))
 
 
 @settings(deadline=None, max_examples=25)
 @given(patterns, speeds)
 def test_proposition_1_bounds_the_time_of_every_text(right, drafter_us):
-    """t1 p (N - 1) + t2 ((1 - p)(N - 1) + 1), with p the share of right drafts: it holds without the expectation."""
+    """t1 p (N - 1) + t2 ((1 - p)(N - 1) + 1), p the share of right drafts, for each text."""
     new = len(right)
-    with cluster(right, drafter_us) as there:
-        mine = times(run(there, "dsi", new, lookahead=1, sp=servers(1, T / drafter_us)))
+    with open_cluster(right, drafter_us) as cluster:
+        mine = times(run(cluster, "dsi", new, lookahead=1, sp=servers(1, T / drafter_us)))
     hits = sum(right[: new - 1])
     assert mine[-1] <= drafter_us * hits + T * (new - 1 - hits + 1)
 
 
 def test_a_drafter_that_is_always_wrong_costs_nothing():
-    with cluster([], T // 4) as there:
-        trace = run(there, "dsi", 10, lookahead=2, sp=3)
+    with open_cluster([], T // 4) as cluster:
+        trace = run(cluster, "dsi", 10, lookahead=2, sp=3)
     assert times(trace) == [T * (i + 1) for i in range(10)]
     cancelled = [s for s in trace.spans if s.outcome == "cancelled"]
     assert {s.model for s in cancelled} == {"drafter", "target"}, (
@@ -117,9 +121,9 @@ def test_a_drafter_that_is_always_wrong_costs_nothing():
 
 
 def test_a_drafter_that_is_always_right_hides_all_verification():
-    # after the first forward a token comes with every draft: the drafts of T / 4 each, behind one target forward
-    with cluster([True] * 40, T // 4) as there:
-        trace = run(there, "dsi", 24, lookahead=1, sp=servers(1, 4))
+    # after the first target forward every draft of T / 4 commits a token
+    with open_cluster([True] * 40, T // 4) as cluster:
+        trace = run(cluster, "dsi", 24, lookahead=1, sp=servers(1, 4))
     assert times(trace) == [T + i * T // 4 for i in range(24)]
     assert {s.device for s in trace.spans if s.kind in FORWARDS} == {
         "gpu-target", "gpu-target-1", "gpu-target-2", "gpu-target-3"
@@ -127,8 +131,8 @@ def test_a_drafter_that_is_always_right_hides_all_verification():
 
 
 def test_without_free_preemption_a_server_stays_busy_until_its_forward_ends():
-    with cluster([], T // 4, preempts=False) as there:
-        trace = run(there, "dsi", 6, lookahead=2, sp=3)
+    with open_cluster([], T // 4, preempts=False) as cluster:
+        trace = run(cluster, "dsi", 6, lookahead=2, sp=3)
     for device in {s.device for s in trace.spans}:
         work = sorted((s.start, s.end) for s in trace.spans if s.device == device and s.kind != "sample")
         assert all(a[1] <= b[0] for a, b in pairwise(work)), "one forward at a time"
@@ -137,10 +141,10 @@ def test_without_free_preemption_a_server_stays_busy_until_its_forward_ends():
 
 @settings(deadline=None, max_examples=25)
 @given(patterns, speeds, st.integers(1, 6))
-def test_whenever_the_verified_prefix_grows_something_covers_the_next_position(right, drafter_us, lookahead):
-    with cluster(right, drafter_us) as there:
+def test_whenever_the_verified_prefix_grows_work_covers_the_next_position(right, drafter_us, lookahead):
+    with open_cluster(right, drafter_us) as cluster:
         sp = servers(lookahead, T / drafter_us)
-        trace = run(there, "dsi", len(right), lookahead=lookahead, sp=sp)
+        trace = run(cluster, "dsi", len(right), lookahead=lookahead, sp=sp)
     prompt = len(PROMPT)
     forwards = [s for s in trace.spans if s.kind in FORWARDS]
     for commit in trace.commits[:-1]:
@@ -161,16 +165,8 @@ def test_servers_needed(lookahead, c, needed):
     assert servers(lookahead, c) == needed
 
 
-class Room:
-    def __init__(self, c: float, room: int) -> None:
-        self.c, self._room = c, room
-
-    def servers(self, drafters: int) -> int:
-        return self._room
-
-
 @pytest.mark.parametrize(
-    ("c", "room", "asked", "planned"),
+    ("c", "free", "asked", "planned"),
     [
         (14.8, 7, {}, (3, 5)),
         (7, 7, {}, (1, 7)),
@@ -180,25 +176,25 @@ class Room:
         (5, 7, {"lookahead": 2}, (2, 3)),
     ],
 )
-def test_the_plan_is_the_smallest_feasible_lookahead(c, room, asked, planned):
-    cfg = plan(Config(**asked), Room(c, room))
+def test_the_plan_is_the_smallest_feasible_lookahead(c, free, asked, planned):
+    cfg = plan(Config(**asked), situation(c=c, servers=(free, free)))
     assert (cfg.lookahead, cfg.sp) == planned
 
 
-def test_an_infeasible_lookahead_says_which_is_feasible():
+def test_an_infeasible_lookahead_is_refused_with_a_feasible_one():
     with pytest.raises(
         UsageError, match=r"lookahead is 1; with 2 target server\(s\) .* at least 3 \(or sp at least 5\)"
     ):
-        plan(Config(lookahead=1, sp=2), Room(5, 7))
+        plan(Config(lookahead=1, sp=2), situation(c=5, servers=(7, 7)))
 
 
-def test_more_servers_are_not_advised_where_there_is_no_room_for_them():
+def test_more_servers_than_the_cluster_has_are_not_advised():
     with pytest.raises(UsageError, match=r"lookahead is 1; .* it must be at least 3$"):
-        plan(Config(lookahead=1), Room(5, 2))
+        plan(Config(lookahead=1), situation(c=5, servers=(2, 2)))
 
 
-def test_more_servers_than_there_is_room_for_are_refused():
-    with cluster([True], T // 4) as there:
-        object.__setattr__(there.placement.site, "devices", 3)
+def test_more_servers_than_the_cluster_has_are_refused():
+    with open_cluster([True], T // 4) as cluster:
+        object.__setattr__(cluster.placement.site, "devices", 3)
         with pytest.raises(UsageError, match=r"sp is 4; .* room for 1 to 2 target server\(s\)"):
-            run(there, "dsi", 4, lookahead=1, sp=4)
+            run(cluster, "dsi", 4, lookahead=1, sp=4)

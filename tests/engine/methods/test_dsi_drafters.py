@@ -1,4 +1,4 @@
-"""DSI with several drafters: lines that race in virtual time, the same text on every runtime, and what is refused."""
+"""DSI with several drafters: races in virtual time, texts on all runtimes, settings."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
 from engine.types import Layout, Limits, Sampling
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, say, speeds, times
+from tests.engine.methods.situations import situation
+from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, speeds, target_token, times
 from tests.engine.workers.harness import Flat, scripted_cluster
 
 D = T // 4
 
 
 def drafter(right: list[bool], wrong: int):
-    """A drafter that is right where the list says so, and says a token of its own elsewhere."""
+    """Return a drafter that is right at output position i if right[i], else drafts `wrong`."""
 
     def draft(path) -> int:
         position = len(path) - len(PROMPT)
-        return say(path) if position < len(right) and right[position] else wrong
+        return target_token(path) if position < len(right) and right[position] else wrong
 
     return draft
 
@@ -45,19 +46,23 @@ class Uneven(Flat):
     others: tuple[int, ...] = ()
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
-        each = dict(zip(("drafter-2", "drafter-3"), self.others, strict=False))
-        return each.get(model, super().__call__(model, rows, context, batch))
+        speeds = dict(zip(("drafter-2", "drafter-3"), self.others, strict=False))
+        return speeds.get(model, super().__call__(model, rows, context, batch))
 
 
-def cluster(rights: list[list[bool]], drafter_us: int, preempts: bool = True, others: tuple[int, ...] = ()):
+def open_cluster(
+    rights: list[list[bool]], drafter_us: int, preempts: bool = True, others: tuple[int, ...] = ()
+):
     first, *further = (drafter(right, 2 + i) for i, right in enumerate(rights))
-    return scripted_cluster(say, first, Uneven(T, drafter_us, preempts=preempts, others=others), further)
+    return scripted_cluster(
+        target_token, first, Uneven(T, drafter_us, preempts=preempts, others=others), further
+    )
 
 
 def race(rights: list[list[bool]], drafter_us: int, new: int, lookahead: int = 1, **config: int) -> Trace:
     enough = {"lookahead": lookahead, "sp": len(rights) * servers(lookahead, T / drafter_us)}
-    with cluster(rights, drafter_us) as there:
-        return run(there, "dsi", new, drafters=len(rights), **(enough | config))
+    with open_cluster(rights, drafter_us) as cluster:
+        return run(cluster, "dsi", new, drafters=len(rights), **(enough | config))
 
 
 lines = st.integers(1, 12).flatmap(
@@ -65,9 +70,9 @@ lines = st.integers(1, 12).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=15)
 @given(lines, speeds)
-def test_no_token_comes_later_than_with_the_best_of_the_drafters_alone(rights, drafter_us):
+def test_no_token_is_later_than_with_the_best_drafter_alone(rights, drafter_us):
     new = len(rights[0]) + 1
     mine = times(race(rights, drafter_us, new))
     for right in rights:
@@ -75,31 +80,34 @@ def test_no_token_comes_later_than_with_the_best_of_the_drafters_alone(rights, d
         assert all(a <= b for a, b in zip(mine, alone, strict=True))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=15)
 @given(lines, speeds, st.tuples(speeds, speeds), st.integers(1, 6), st.integers(1, 5), st.booleans())
-def test_never_slower_than_autoregressive_whatever_speeds_and_servers(
+def test_never_slower_than_autoregressive_with_any_speeds_and_servers(
     rights, drafter_us, others, lookahead, sp, preempts
 ):
     new = len(rights[0]) + 2
     lookahead = max(lookahead, -(-T // (drafter_us * sp)))
-    with cluster(rights, drafter_us, preempts, others) as there:
-        trace = run(there, "dsi", new, lookahead=lookahead, sp=sp, drafters=len(rights))
-        plain = run(there, "autoregressive", new)
+    with open_cluster(rights, drafter_us, preempts, others) as cluster:
+        trace = run(cluster, "dsi", new, lookahead=lookahead, sp=sp, drafters=len(rights))
+        plain = run(cluster, "autoregressive", new)
     assert trace.token_ids() == plain.token_ids()
     drafts = {s.id for s in trace.spans if s.kind == "draft" and s.outcome == "done"}
-    assert drafts == {d.draft_span for d in trace.decisions if d.draft_span >= 0}, "every draft has its fate"
+    assert drafts == {d.draft_span for d in trace.decisions if d.draft_span >= 0}, (
+        "every draft has an outcome"
+    )
     if preempts:
         assert all(a <= b for a, b in zip(times(trace), times(plain), strict=True))
 
 
 def test_a_line_survives_the_rejection_of_another_and_no_token_waits():
-    # The first drafter is wrong at 1, the second at 6, both at 8. Position i is scored from the moment i - 1 is drafted.
+    # The first drafter is wrong at 1, the second at 6, both at 8.
+    # The forward that decides position i starts when position i - 1 is drafted.
     first = [i not in (1, 8) for i in range(12)]
     second = [i not in (6, 8) for i in range(12)]
     trace = race([first, second], D, 12)
     restart = T + 8 * D
     assert times(trace) == [T + i * D for i in range(9)] + [restart + T + i * D for i in range(3)]
-    # Alone each would have begun anew once more: a whole forward instead of a draft's time.
+    # Alone, each drafter would restart once more: a target forward instead of a draft.
     assert times(race([first], D, 12))[2] == T + D + T
     origins = {c.position - len(PROMPT): c.origin for c in trace.commits}
     assert [i for i, origin in origins.items() if origin != "accepted"] == [8]
@@ -115,16 +123,17 @@ def test_a_line_survives_the_rejection_of_another_and_no_token_waits():
     }  # fmt: skip
 
 
-def test_what_lines_have_in_common_is_scored_once():
-    # They part at 1: one forward starts at 0 and at D, two at 2 D; the wrong line's are called off at T + D.
+def test_the_common_prefix_of_lines_is_scored_once():
+    # The lines differ at 1: one forward starts at 0 and at D, two at 2 D; at T + D the
+    # wrong line's forwards are preempted.
     first, second = [True, False, *[True] * 8], [True] * 10
     trace = race([first, second], D, 10)
     started = [(s.start // 1000 - T) for s in trace.spans if s.kind in FORWARDS]
     assert [started.count(at) for at in (0, D, 2 * D, 3 * D, 4 * D)] == [1, 1, 2, 2, 2]
-    assert [started.count(at) for at in (6 * D, 7 * D)] == [1, 1], "both drafters follow one line again"
-    off = [s for s in trace.spans if s.outcome == "cancelled" and s.end // 1000 - T == T + D]
-    assert {s.model for s in off} == {"drafter", "target"}
-    assert sum(s.kind in FORWARDS for s in off) == 3, (
+    assert [started.count(at) for at in (6 * D, 7 * D)] == [1, 1], "both drafters are on one line again"
+    preempted = [s for s in trace.spans if s.outcome == "cancelled" and s.end // 1000 - T == T + D]
+    assert {s.model for s in preempted} == {"drafter", "target"}
+    assert sum(s.kind in FORWARDS for s in preempted) == 3, (
         "the current verifier and the right line's servers go on"
     )
 
@@ -134,13 +143,7 @@ def test_the_same_drafter_twice_changes_no_time():
     assert times(race([right, right], D, 9)) == times(race([right], D, 9))
 
 
-class Room:
-    """Nine devices, three drafters."""
-
-    c, drafters = 3.0, 3
-
-    def servers(self, drafters: int) -> int:
-        return 9 - drafters
+NINE_DEVICES = situation(c=3, drafters=3, servers=tuple(9 - drafters for drafters in range(9)))
 
 
 @pytest.mark.parametrize(
@@ -153,13 +156,13 @@ class Room:
         ({"drafters": 2, "sp": 2}, (2, 2)),
     ],
 )
-def test_every_line_needs_servers_of_its_own(asked, planned):
-    cfg = plan(Config(**asked), Room())
+def test_servers_are_planned_for_every_line(asked, planned):
+    cfg = plan(Config(**asked), NINE_DEVICES)
     assert (cfg.lookahead, cfg.sp) == planned
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         ({"drafters": 4}, r"drafters is 4; it must be at most 3: .* name more with --drafter"),
         ({"drafters": 2, "acceptance": "rejection"}, r"acceptance is rejection; with 2 drafters it must be match"),
@@ -167,21 +170,23 @@ def test_every_line_needs_servers_of_its_own(asked, planned):
         ({"drafters": 2, "sp": 2, "lookahead": 1}, r"lookahead is 1; .* at least 2 \(or sp at least 3\)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(config, says):
-    with pytest.raises(UsageError, match=says):
-        plan(Config(**config), Room())
+def test_infeasible_settings_are_refused(config, message):
+    with pytest.raises(UsageError, match=message):
+        plan(Config(**config), NINE_DEVICES)
 
 
 def test_more_drafters_than_devices_are_refused():
-    small = Room()
-    small.servers = lambda drafters: 2 - drafters
+    small = situation(drafters=3, servers=(2, 1, 0, -1))
     with pytest.raises(UsageError, match=r"drafters is 2; it must be at most 1: the pair has 3"):
         plan(Config(drafters=2), small)
 
 
 def test_more_than_eight_are_out_of_range():
-    with cluster([[True]], D) as there, pytest.raises(UsageError, match=r"drafters is 9; .* at most 8"):
-        run(there, "dsi", 4, drafters=9)
+    with (
+        open_cluster([[True]], D) as cluster,
+        pytest.raises(UsageError, match=r"drafters is 9; .* at most 8"),
+    ):
+        run(cluster, "dsi", 4, drafters=9)
 
 
 @pytest.fixture(scope="module")
@@ -194,23 +199,23 @@ def trio(tmp_path_factory):
 
 @contextmanager
 def three_devices(pair: Pair, runtime: str):
-    """Three workers, also where there are fewer cores."""
+    """Open a cluster of three workers on one core."""
     core = min(os.sched_getaffinity(0))
     devices = tuple(Device(f"cpu:{core}/{name}", "", f"CPU core {core} {name}", "cpu") for name in "abc")
     placement = Placement(runtime, LocalDevices(pair, runtime, devices, 1), Layout(), c=3.0)
-    with Cluster(pair, placement) as there:
-        yield there
+    with Cluster(pair, placement) as cluster:
+        yield cluster
 
 
 def second_drafter_counts(trace: Trace) -> bool:
-    """Whether a token stands that the second drafter drafted."""
+    """Return whether a token of the second drafter was accepted."""
     second = max(s.device for s in trace.spans if s.kind == "draft")
     drafted = {s.id for s in trace.spans if s.device == second}
     return any(d.draft_span in drafted and d.outcome == "accepted" for d in trace.decisions)
 
 
 def raced(opened: Cluster, sampling: Sampling) -> Trace:
-    """Let two drafters race; on real threads who comes first differs from run to run, so up to five times."""
+    """Race two drafters, on threads (where the order varies) up to five times."""
     for _ in range(5):
         trace = opened.run("dsi", [5, 6], config={"drafters": 2}, sampling=sampling, limits=Limits(24))
         if opened.placement.profile or second_drafter_counts(trace):
@@ -221,11 +226,11 @@ def raced(opened: Cluster, sampling: Sampling) -> Trace:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_k=20, seed=3)], ids=["greedy", "warm"])
 def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
     texts = []
-    for there in (
+    for opening in (
         three_devices(trio, "local-thread"),
         engine.open(trio, runtime="virtual", profile="8xA100"),
     ):
-        with there as opened:
+        with opening as opened:
             trace = raced(opened, sampling)
             plain = opened.run("autoregressive", [5, 6], sampling=sampling, limits=Limits(24))
             assert trace.token_ids() == plain.token_ids()
@@ -239,9 +244,9 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
 
 
 def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
-    with three_devices(trio, "local-process") as there:
-        there.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(4))
-        worker = there.placement.crew(Layout(targets=1, drafters=2)).workers["drafter"][1]
+    with three_devices(trio, "local-process") as cluster:
+        cluster.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(4))
+        worker = cluster.placement.crew(Layout(targets=1, drafters=2)).workers["drafter"][1]
         seen = []
 
         def listen(event: object) -> None:
@@ -250,15 +255,15 @@ def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
                 os.kill(worker.pid, signal.SIGKILL)
 
         with pytest.raises(WorkerDied, match=rf"process {worker.pid}\) was killed by SIGKILL"):
-            there.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(60), listener=listen)
+            cluster.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(60), listener=listen)
         assert seen[-1].status == "failed"
 
 
-def test_bernoulli_drafters_err_each_at_places_of_its_own():
+def test_bernoulli_drafters_err_independently():
     def rate(tokens: str, **config: int) -> tuple[float, list[int]]:
         place = {"runtime": "virtual", "profile": "8xA100", "profile_pair": "starcoder-15b-humaneval"}
-        with engine.open(**place, tokens=tokens) as there:
-            trace = there.run("dsi", "Hello", config=config, limits=Limits(150))
+        with engine.open(**place, tokens=tokens) as cluster:
+            trace = cluster.run("dsi", "Hello", config=config, limits=Limits(150))
         return times(trace)[-1], trace.token_ids()
 
     alone, text = rate("bernoulli:0.6")

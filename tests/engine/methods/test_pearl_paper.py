@@ -79,7 +79,7 @@ def test_prefix_and_mode_of_every_step(gamma, script, text, emits, modes):
 
 
 def test_next_draft_starts_after_all_pending_tokens():
-    """Post-verify drafts on as if everything were accepted: the drafter never waits, its rows come after pending ones."""
+    """Post-verify drafts on as if all pending tokens were accepted: one new row per draft."""
     with scripted_cluster(lambda p: int(p[-1]) % 50 + 10, lambda p: int(p[-1]) % 50 + 10) as cluster:
         trace = cluster.run("pearl", [1, 2, 3], config={"gamma": 4}, limits=cluster.limits(40))
     decode = [s for s in trace.spans if s.kind == "draft"]

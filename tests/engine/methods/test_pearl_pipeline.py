@@ -1,4 +1,4 @@
-"""PEARL under resource competition: the schedule of its appendix G, the KV rows it moves, and virtual times by hand."""
+"""PEARL in a pipeline: the schedule of appendix G, the KV rows that are copied, virtual times."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine.model.stage import to_bytes
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Export, Import, Load, Prefill, Propose
+from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
@@ -51,9 +52,9 @@ def occupied(trace, model: str) -> list[list[int]]:
         steps = []
         for i in range(20):
             at = start + (i * STEP + STEP // 2) * 1000
-            here = [s for s in trace.spans if s.model == model and s.start <= at < s.end]
-            assert len(here) <= 1, "a model is on one device at a time"
-            steps += [int(s.device.removeprefix("gpu")) for s in here]
+            running = [s for s in trace.spans if s.model == model and s.start <= at < s.end]
+            assert len(running) <= 1, "a model is on one device at a time"
+            steps += [int(s.device.removeprefix("gpu")) for s in running]
         rounds.append(steps)
     return rounds
 
@@ -80,27 +81,27 @@ def test_drafter_and_target_are_never_on_one_device_at_once(gamma, c, stages, dr
         for b in trace.spans:
             if a.model == "drafter" and b.model == "target" and a.device == b.device:
                 assert a.end <= b.start or b.end <= a.start
-    prefill = latency.drafter_us + latency.target_us  # the drafter's comes first where the first stage is
+    prefill = latency.drafter_us + latency.target_us  # one after the other: both need the first device
     without_waiting = prefill + latency.target_us * len(trace.rounds)
     assert trace.footer.time == 1000 * without_waiting
 
 
 def test_an_odd_gamma_on_two_devices_makes_the_target_wait_for_the_drafter():
-    """3 of 5 drafts take 12 of 20 sub-steps, the last of two stages could begin after 10: the paper's plan needs three."""
+    """3 of 5 drafts take 12 of 20 sub-steps, but the second of two stages could start after 10."""
     trace = run(APPENDIX_G, stages=2)
     first = [s for s in trace.spans if s.step == 1 and s.kind in FORWARDS]
     assert [(s.start - first[0].start) // 1_000_000 for s in first] == [0, 12]
 
 
-def test_halves_are_drafted_at_the_ends_and_rows_move_between():
+def test_halves_are_drafted_at_the_ends_and_rows_are_copied_between():
     trace = run(Flat(20 * STEP, 4 * STEP, row_move_us=STEP))
     spans = [s for s in trace.spans if s.step == 2 and s.model == "drafter"]
     begin = spans[0].start
-    told = [
+    copied = [
         (s.kind, s.device, (s.start - begin) // 1_000_000, (s.end - begin) // 1_000_000, s.rows)
         for s in spans
     ]
-    assert told == [
+    assert copied == [
         ("draft", "gpu3", 0, 4, 3),  # the other half of the round before was drafted elsewhere
         ("draft", "gpu3", 4, 8, 1),
         ("draft", "gpu3", 8, 12, 1),
@@ -111,7 +112,7 @@ def test_halves_are_drafted_at_the_ends_and_rows_move_between():
     moved = [s for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
     drafts = [s for s in trace.spans if s.kind == "draft" and s.device == "gpu0"]
     assert len(moved) == len(trace.rounds) - 1
-    assert {s.rows for s in drafts} == {1}, "every row that was drafted at the other end has come"
+    assert {s.rows for s in drafts} == {1}, "the rows drafted at the other end were copied"
 
 
 @pytest.mark.parametrize(("gamma", "ends"), [(1, [1, 0]), (2, [1, 1]), (3, [2, 1]), (7, [4, 3])])
@@ -121,7 +122,7 @@ def test_the_larger_half_is_drafted_on_the_last_device(gamma, ends):
     assert [drafts.count("gpu3"), drafts.count("gpu0")] == ends
 
 
-def test_a_draft_that_ends_with_the_output_is_neither_moved_nor_gone_on_with():
+def test_a_draft_that_ends_with_the_output_is_not_copied_to_the_first_device():
     trace = run(APPENDIX_G, new=3)
     assert [s.device for s in trace.spans if s.kind == "draft"] == ["gpu3"] * 3
     assert not [s for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
@@ -139,29 +140,29 @@ def test_a_draft_that_ends_with_the_output_is_neither_moved_nor_gone_on_with():
     ],
     ids=str,
 )
-def test_a_pipeline_changes_no_row_whatever_the_strategies(config, drafter):
+def test_a_pipeline_gives_the_trace_rows_of_separate_devices(config, drafter):
     def rows(placement: str):
         trace = run(APPENDIX_G, drafter, placement=placement, **config)
-        told = [(r.step, r.mode, r.drafted, r.accepted, r.emitted) for r in trace.rounds]
-        return told, [(d.position, d.token, d.node, d.outcome) for d in trace.decisions], trace.token_ids()
+        rounds = [(r.step, r.mode, r.drafted, r.accepted, r.emitted) for r in trace.rounds]
+        return rounds, [(d.position, d.token, d.node, d.outcome) for d in trace.decisions], trace.token_ids()
 
     assert rows("pipeline") == rows("separate")
 
 
-def test_a_forward_of_all_stages_counts_once_and_with_all_of_its_time():
+def test_a_forward_over_all_stages_counts_once():
     trace = run(APPENDIX_G)
-    found = measure(trace)
-    assert found.target_forwards == len(trace.rounds)
-    assert found.verify_seconds_per_100_tokens == pytest.approx(len(trace.rounds) * 0.020 / 41 * 100)
-    assert found.c == pytest.approx(5)
-    assert found.sp_degree == 1
+    metrics = measure(trace)
+    assert metrics.target_forwards == len(trace.rounds)
+    assert metrics.verify_seconds_per_100_tokens == pytest.approx(len(trace.rounds) * 0.020 / 41 * 100)
+    assert metrics.c == pytest.approx(5)
+    assert metrics.sp_degree == 1
 
 
-# The rows that move.
+# KV rows that are copied.
 
 
-class Two:
-    """Two devices with the bundled drafter, after the same prefill."""
+class Devices:
+    """Three devices with the bundled drafter, after the same prefill."""
 
     def __init__(self) -> None:
         pair = Pair.find("bundled")
@@ -177,12 +178,12 @@ class Two:
         return reply.value[0], [stamp.rows for stamp in reply.stamps]
 
 
-def test_moved_rows_are_all_that_the_other_device_needs():
-    two = Two()
-    last, first, alone = two.hosts
-    head, _ = two.draft(last, two.prefix, 3)
-    longer = two.prefix + [token.id for token in head]
-    start = len(two.prefix) - 1
+def test_copied_rows_are_all_that_the_other_device_needs():
+    devices = Devices()
+    last, first, alone = devices.hosts
+    head, _ = devices.draft(last, devices.prefix, 3)
+    longer = devices.prefix + [token.id for token in head]
+    start = len(devices.prefix) - 1
     exported = last.handle(Export("drafter", (longer,), start))
     assert [(s.kind, s.rows) for s in exported.stamps] == [("communicate", 3)]
     cache = last.forwards.cache("drafter")
@@ -193,62 +194,48 @@ def test_moved_rows_are_all_that_the_other_device_needs():
     assert to_bytes(held.tensor[:, :, :, : len(longer) - 1]) == to_bytes(
         cache.tensor[:, :, :, : len(longer) - 1]
     )
-    tail, rows = two.draft(first, longer, 2)
+    tail, rows = devices.draft(first, longer, 2)
     assert rows == [1, 1], "one row for each draft"
-    own, rows = two.draft(alone, longer, 2)
-    assert rows == [4, 1], "without the move three rows more"
+    own, rows = devices.draft(alone, longer, 2)
+    assert rows == [4, 1], "without the copy three more rows"
     assert [token.id for token in tail] == [token.id for token in own]
     for mine, theirs in zip(tail, own, strict=True):
         assert mine.probability == pytest.approx(theirs.probability, abs=1e-5)
 
 
-def test_rows_that_are_not_there_are_neither_sent_nor_built_upon():
-    two = Two()
-    last, first, _ = two.hosts
-    longer = two.prefix + (5, 6, 7)  # noqa: RUF005 - a Prefix, not a tuple
+def test_missing_rows_are_refused_on_both_sides():
+    devices = Devices()
+    last, first, _ = devices.hosts
+    longer = devices.prefix + (5, 6, 7)  # noqa: RUF005 - a Prefix, not a tuple
     with pytest.raises(SpecScopeError, match=r"only \d+ of \d+ KV rows of the drafter are here"):
-        last.handle(Export("drafter", (longer,), len(two.prefix)))
-    two.draft(last, longer, 1)
-    data = last.handle(Export("drafter", (longer,), len(two.prefix))).value
+        last.handle(Export("drafter", (longer,), len(devices.prefix)))
+    devices.draft(last, longer, 1)
+    data = last.handle(Export("drafter", (longer,), len(devices.prefix))).value
     with pytest.raises(SpecScopeError, match="KV rows of the drafter are here"):
-        first.handle(Import("drafter", (longer,), len(two.prefix), data))
+        first.handle(Import("drafter", (longer,), len(devices.prefix), data))
 
 
-def test_exporting_leaves_what_is_cached_alone():
-    two = Two()
-    last, *_ = two.hosts
-    head, _ = two.draft(last, two.prefix, 4)
+def test_exporting_does_not_change_the_cache():
+    devices = Devices()
+    last, *_ = devices.hosts
+    head, _ = devices.draft(last, devices.prefix, 4)
     ids = [token.id for token in head]
-    last.handle(Export("drafter", (two.prefix + ids[:2],), len(two.prefix) - 1))
-    _, rows = two.draft(last, two.prefix + ids, 1)
+    last.handle(Export("drafter", (devices.prefix + ids[:2],), len(devices.prefix) - 1))
+    _, rows = devices.draft(last, devices.prefix + ids, 1)
     assert rows == [1]
 
 
 # Settings.
 
 
-class Room:
-    """What a plan may know."""
-
-    c = 4.0
-    depth = 4
-    devices = 4
-
-    def servers(self, drafters: int) -> int:
-        return 1
-
-    def stages(self, asked: int) -> int:
-        return asked or 3
-
-
 def test_stages_are_planned_in_a_pipeline_only():
-    assert plan(Config(placement="pipeline"), Room()).stages == 3
-    assert plan(Config(placement="pipeline", stages=2), Room()).stages == 2
-    assert plan(Config(), Room()).stages == 0
+    assert plan(Config(placement="pipeline"), situation()).stages == 3
+    assert plan(Config(placement="pipeline", stages=2), situation()).stages == 2
+    assert plan(Config(), situation()).stages == 0
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "expected"),
+    ("pipeline", "asked", "expected"),
     [
         (Pipeline(2, 4, 80), 0, 2),
         (Pipeline(3, 4, 80), 0, 3),
@@ -259,9 +246,9 @@ def test_stages_are_planned_in_a_pipeline_only():
         (Pipeline(2, 3), 1, "stages is 1; it must be at least 2 and at most 3: there are 3 devices"),
     ],
 )  # fmt: skip
-def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, there, asked, expected):
+def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, pipeline, asked, expected):
     with scripted_cluster(right, right) as cluster:
-        monkeypatch.setattr(type(cluster.placement.site), "pipeline", lambda _: there)
+        monkeypatch.setattr(type(cluster.placement.site), "pipeline", lambda _: pipeline)
         if isinstance(expected, int):
             assert cluster.stages(asked) == expected
             return
@@ -280,8 +267,8 @@ def test_q_of_sampled_drafts_comes_from_both_ends():
             cluster.run("pearl", "Hi", config={"gamma": 4, "placement": p}, sampling=warm, limits=Limits(40))
             for p in ("separate", "pipeline")
         ]
-    told = [[(d.position, d.token, d.rule, d.outcome, d.u) for d in trace.decisions] for trace in traces]
-    assert told[0] == told[1]
+    decisions = [[(d.position, d.token, d.rule, d.outcome, d.u) for d in trace.decisions] for trace in traces]
+    assert decisions[0] == decisions[1]
     assert "ratio" in {d.rule for d in traces[1].decisions}
     for a, b in zip(traces[0].decisions, traces[1].decisions, strict=True):
         assert (a.q is None) == (b.q is None)

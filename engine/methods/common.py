@@ -1,0 +1,143 @@
+"""Settings, plans and loops that several methods share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.drafters.static import MOST_NODES, within
+from engine.errors import UsageError
+from engine.methods.registry import setting
+from engine.types import Layout, check_range
+
+if TYPE_CHECKING:
+    from engine.drafters.copy import Copier
+    from engine.drafters.tree import TreeShape
+    from engine.run.run import Run
+
+MOST_LEVELS = 32
+"""Levels of a static tree that heads may be asked for."""
+
+
+# Settings.
+
+
+def chain_drafts() -> Any:
+    """Declare the setting `drafts` of a method that drafts chains."""
+    return setting(
+        "sampled",
+        "How the drafter picks tokens when the temperature is above 0.",
+        choices=("sampled", "greedy"),
+    )
+
+
+def tree_drafts() -> Any:
+    """Declare the setting `drafts` of a method that drafts trees."""
+    return setting(
+        "sampled",
+        "How the drafter picks tokens when the temperature is above 0: "
+        "sampled without replacement, or the most probable ones.",
+        choices=("sampled", "greedy"),
+    )
+
+
+def static_tree(default: str) -> Any:
+    """Declare the setting `tree`: a name in assets/trees or a file."""
+    return setting(default, "Static tree: eagle, medusa, or the path of a file that ends in .toml.", high=400)
+
+
+def tree_heads() -> Any:
+    """Declare the setting `heads`: how many of a head's levels draft."""
+    return setting(
+        0,
+        "Heads that draft, one level of the tree each; 0 uses as many as the tree has levels.",
+        low=1,
+        high=MOST_LEVELS,
+        auto="the tree's",
+    )
+
+
+def tree_masks() -> Any:
+    """Declare the setting `masks`: ParallelSpec's K."""
+    return setting(
+        0,
+        "K, mask tokens: the tree is cut to K + 1 levels; 0 uses as many as the tree needs.",
+        low=1,
+        high=16,
+        auto="the tree's",
+    )
+
+
+def check_nodes(width: int, levels: int, name: str) -> None:
+    """Raise UsageError if width * levels exceeds `MOST_NODES`; `name` is the levels' setting."""
+    if width * levels > MOST_NODES:
+        raise UsageError(
+            f"width {width} times {name} {levels} is {width * levels} nodes; it must be at most "
+            f"{MOST_NODES}: at this width {name} is at most {MOST_NODES // width}"
+        )
+
+
+def check_window(level: int, window: int, context: int) -> None:
+    """Raise UsageError if the deepest row of a look-ahead window would lie beyond the context."""
+    if level + window - 2 >= context:
+        raise UsageError(
+            f"window is {window}; with level {level} and a context of {context} tokens it must be at least 1 "
+            f"and at most {context - level + 1}"
+        )
+
+
+# Layouts and plans of methods with a drafting head.
+
+
+def head_layout(kind: str) -> Layout:
+    """Return the layout of a method whose head drafts on the target's device."""
+    return Layout(drafters=0, head=kind)
+
+
+def planned_heads(tree: str, heads: int, levels: int) -> int:
+    """Return how many heads draft: those asked for, or one per level of the tree for 0.
+
+    Args:
+        tree: Setting `tree`.
+        heads: Setting `heads`.
+        levels: Levels that the drafting head can draft.
+
+    Raises:
+        UsageError: The drafting head has fewer levels, or the tree is wrong.
+    """
+    check_range("heads", heads, 0, levels)
+    return within(tree, levels, heads, "the head").depth
+
+
+def planned_masks(tree: str, masks: int, levels: int) -> int:
+    """Return K: the masks asked for, or one fewer than the tree has levels for 0.
+
+    Args:
+        tree: Setting `tree`.
+        masks: Setting `masks`.
+        levels: Levels that the drafting head can draft, K + 1 with its largest K.
+
+    Raises:
+        UsageError: The drafting head has fewer masks, or the tree is wrong.
+    """
+    check_range("masks", masks, 0, levels - 1)
+    return within(tree, levels, masks and masks + 1, "the head").depth - 1
+
+
+# Loops.
+
+
+async def decode_trees(run: Run, shape: TreeShape, *, sampled: bool) -> None:
+    """Draft a tree, verify it in one target forward, commit; until the run is done."""
+    while not run.done:
+        draft = await run.drafter.grow(run.x, shape, sampled=sampled)
+        run.commit(await run.target.verify(run.x, draft))
+
+
+async def decode_copies(run: Run, copier: Copier) -> None:
+    """Draft by copying, verify in one target forward, commit; until the run is done.
+
+    A round without a match is one plain target forward.
+    """
+    while not run.done:
+        draft = copier.draft(run.x.tokens, run.room)
+        run.commit(await run.target.verify(run.x, draft))
