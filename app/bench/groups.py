@@ -22,8 +22,9 @@ from app.bench.plan import Note, Plan
 from app.bench.race import Generate, Race
 from engine.drafters.static import tree
 from engine.errors import UsageError
+from engine.heads.config import HeadConfig
 from engine.heads.files import check_head
-from engine.heads.form import PARALLEL, HeadConfig
+from engine.heads.kinds import KINDS
 from engine.methods import BASELINE
 from engine.model.pair import Pair
 from engine.trace.trace import Trace
@@ -119,9 +120,10 @@ def find(folder: Path, pair: Pair) -> dict[Path, HeadConfig]:
     if not heads:
         raise UsageError(f"{folder} has no subfolders with heads; give a folder with a head for each K")
     kinds = sorted({config.kind for config in heads.values()})
-    if len(kinds) > 1 or kinds[0] not in PARALLEL:
+    parallel = [name for name, kind in KINDS.items() if kind.sized_by == "masks"]
+    if len(kinds) > 1 or kinds[0] not in parallel:
         raise UsageError(
-            f"{folder} has heads of kind {', '.join(kinds)}; all must be of one kind of {', '.join(PARALLEL)}"
+            f"{folder} has heads of kind {', '.join(kinds)}; all must be of one kind of {', '.join(parallel)}"
         )
     masks = [config.masks for config in heads.values()]
     if repeated := [k for k in masks if masks.count(k) > 1]:

@@ -16,8 +16,7 @@ from engine.cluster.site import Assignment, Site
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
-from engine.heads.find import HeadFile
-from engine.heads.modules import load_head
+from engine.heads.find import HeadFile, load_head
 from engine.model.pair import Pair
 from engine.simulate.profile import Profile
 from engine.trace.events import Device

@@ -1,1 +1,1 @@
-"""Drafting heads on disk: their form, and published checkpoints brought into it."""
+"""Drafting heads: their files, their modules, how each kind drafts and how it is trained."""

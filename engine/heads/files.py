@@ -1,4 +1,4 @@
-"""Read and write drafting heads: SpecScope's own form (`engine.heads.form`), and published ones (`engine.heads.official`)."""
+"""Read drafting heads, in SpecScope's own form or as published, and write them in the former."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from engine.errors import ModelError, UsageError, one_line
+from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import read_bytes, replacing
-from engine.heads.form import INDICES, LAYER, HeadConfig
-from engine.heads.official import Published, Shapes, is_needless, recognise
+from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
+from engine.heads.kinds import KINDS
+from engine.heads.published import Published, check_supported, is_redundant
 from engine.model.fields import LONGEST_VOCABULARY
 from engine.model.load import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, read_config, read_object, some
 
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from engine.heads.kind import Kind
+
 VERSION = 1
 
 
 class HeadWeights(NamedTuple):
-    """A drafting head, read."""
+    """The content of a head's files."""
 
     config: HeadConfig
     tensors: dict[str, Tensor]
-    """Named as in `HeadConfig.tensors`."""
+    """Named as in `Kind.tensors`."""
 
 
 def read_head(
@@ -43,29 +46,29 @@ def read_head(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> HeadWeights:
-    """Read a head of SpecScope's own form or a published one; whole, or not at all.
+    """Read a head in SpecScope's own form or a published one, and check it first.
 
     Args:
         path: Its directory.
-        target: Directory of the target it is to serve; where given, the head must be of that target.
-        device: Where the tensors go.
-        dtype: What they are turned into; those of whole numbers stay so.
+        target: Directory of its target; if given, the head must have been trained for it.
+        device: Device of the tensors.
+        dtype: Type of the floating-point tensors.
 
     Raises:
         ModelError: It is missing, broken, pickled, or of a kind that is unknown or cannot be run.
-        UsageError: It is of another target: hidden size, vocabulary or tokenizer differ.
+        UsageError: It is for another target: hidden size, vocabulary or tokenizer differ.
     """
-    found, weights = _open(path, target)
+    head, weights = _open(path, target)
     place = torch.device(device)
     tensors = {
-        name: weights.take(found.names[name], place, torch.int64 if name in INDICES else dtype)
-        for name in found.config.tensors()
+        name: weights.take(head.names[name], place, torch.int64 if name in INDEX_TENSORS else dtype)
+        for name in KINDS[head.config.kind].tensors(head.config)
     }
-    return HeadWeights(found.config, tensors)
+    return HeadWeights(head.config, tensors)
 
 
 def check_head(path: Path, target: Path | None = None) -> HeadConfig:
-    """Check a head as `read_head` does, without its numbers, and return what it is.
+    """Check a head as `read_head` does, without reading its weights, and return its config.
 
     Raises:
         ModelError: See `read_head`.
@@ -75,81 +78,105 @@ def check_head(path: Path, target: Path | None = None) -> HeadConfig:
 
 
 def write_head(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write a head: its config, and its tensors, numbers in bf16; the tensors come last and whole."""
+    """Write a head's config, then its tensors in bf16; the file of the tensors appears whole."""
     content = {"specscope_head": VERSION} | dataclasses.asdict(config)
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(content, indent=1) + "\n")
     part = folder / "model.safetensors.part"
-    kinds = {name: torch.int64 if name in INDICES else torch.bfloat16 for name in tensors}
-    save_file({name: t.detach().to("cpu", kinds[name]).contiguous() for name, t in tensors.items()}, part)
+    dtypes = {name: torch.int64 if name in INDEX_TENSORS else torch.bfloat16 for name in tensors}
+    save_file({name: t.detach().to("cpu", dtypes[name]).contiguous() for name, t in tensors.items()}, part)
     os.replace(part, folder / "model.safetensors")
 
 
 def check_target(path: Path, config: HeadConfig, target: Path) -> None:
-    """Check that a head serves a target.
+    """Check that a head was trained for a target.
 
     Raises:
-        UsageError: It does not; both values are named.
+        UsageError: A size or the tokenizer differs; the message has both values.
     """
-    theirs, digest = read_config(target), tokenizer_digest(target)
-    pairs: list[tuple[str, object, object]] = [("hidden_size", config.hidden_size, theirs.hidden_size)]
+    expected, digest = read_config(target), tokenizer_digest(target)
+    pairs: list[tuple[str, object, object]] = [("hidden_size", config.hidden_size, expected.hidden_size)]
     if config.vocab_size:
-        pairs.append(("vocab_size", config.vocab_size, theirs.vocab_size))
+        pairs.append(("vocab_size", config.vocab_size, expected.vocab_size))
     if config.tokenizer and digest:
         pairs.append(("tokenizer", config.tokenizer[:12], digest[:12]))
-    for name, mine, its in pairs:
-        if mine != its:
+    for name, own, wanted in pairs:
+        if own != wanted:
             raise UsageError(
-                f"{path} is a head for another target: its {name} is {mine}, that of {target} is {its}; "
+                f"{path} is a head for another target: its {name} is {own}, that of {target} is {wanted}; "
                 "use a head that was trained for this target"
             )
 
 
 def tokenizer_digest(target: Path) -> str | None:
-    """Return the SHA-256 of a target's tokenizer.json; None where it has none."""
+    """Return the SHA-256 of a target's tokenizer.json; None without that file."""
     path = target / "tokenizer.json"
     return hashlib.sha256(read_bytes(path, LONGEST_VOCABULARY)).hexdigest() if path.is_file() else None
 
 
-def target_ids(d2t: Tensor) -> Tensor:
-    """Return the target's id of each token that a head drafts, (N,), of what is to be added to its own."""
-    return torch.arange(len(d2t), device=d2t.device) + d2t
-
-
-def layer_shape(config: Any) -> dict[str, Any]:
-    """Return the sizes of one decoder layer of a transformers config."""
-    return {name: getattr(config, name) for name in LAYER}
-
-
 def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
-    """Return what a head is, and its tensors, of the right names, shapes and types."""
+    """Return a head's config, its tensors' names in the file, and the file, all checked."""
     if not path.is_dir():
         raise ModelError(
             f"{path} is no directory; give the one that holds a head's config.json and *.safetensors"
         )
-    config = path / "config.json"
-    raw, weights = read_object(config), Checkpoint(path, _files(path))
+    file = path / "config.json"
+    raw, weights = read_object(file), Checkpoint(path, _files(path))
     shapes, published = weights.shapes, "specscope_head" not in raw
-    found = recognise(path, raw, shapes) if published else _own(config, raw, shapes)
-    with _about(config):
-        found.config.check()
+    head = recognise(path, raw, shapes) if published else _read_own(file, raw, shapes)
+    with _naming(file):
+        kind = _kind(head.config)
+        kind.check(head.config)
     if target is not None:
-        check_target(path, found.config, target)
+        check_target(path, head.config, target)
         layers = read_config(target).num_hidden_layers
-        with _about(config):
-            found = dataclasses.replace(found, config=found.config.beside(layers))
-    _check_tensors(path, found, shapes, published=published)
-    weights.check_memory(found.config.tensors(), "cpu", torch.float32)
-    for name in found.config.tensors():
-        weights.check_type(found.names[name], ("I64",) if name in INDICES else FLOATS)
-    if found.config.draft_vocab:
-        _check_ids(path, weights, found)
-    return found, weights
+        with _naming(file):
+            head = head._replace(config=kind.for_target(head.config, layers))
+    expected = kind.tensors(head.config)
+    _check_tensors(path, head, expected, shapes, published=published)
+    weights.check_memory(expected, "cpu", torch.float32)
+    for name in expected:
+        weights.check_type(head.names[name], ("I64",) if name in INDEX_TENSORS else FLOATS)
+    kind.check_values(path, weights, head)
+    return head, weights
+
+
+def recognise(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
+    """Return a published head's config and the names of its tensors.
+
+    Args:
+        path: Its directory, for errors.
+        raw: Its config.json; empty if missing.
+        shapes: Shapes of its tensors, by name.
+
+    Raises:
+        ModelError: Its kind is unknown or cannot be run, or its config lacks a size.
+    """
+    check_supported(path, shapes)
+    for kind in KINDS.values():
+        if kind.published and kind.published.matches(shapes):
+            return kind.published.read(path, raw, shapes)
+    names = ", ".join(map(plain_name, sorted(shapes)[:3])) or "none"
+    raise ModelError(
+        f"{path} is no known drafting head: its tensors are {names} ...; known are Medusa, Hydra, EAGLE and speculators"
+    )
+
+
+def _kind(config: HeadConfig) -> Kind:
+    """Return the kind that a config names.
+
+    Raises:
+        ModelError: It is unknown.
+    """
+    name: Any = config.kind
+    if not isinstance(name, str) or name not in KINDS:
+        raise ModelError(f"kind is {reprlib.repr(name)}; it must be one of {', '.join(KINDS)}")
+    return KINDS[name]
 
 
 @contextmanager
-def _about(file: Path) -> Generator[None, None, None]:
-    """Name the file that an error is about."""
+def _naming(file: Path) -> Generator[None, None, None]:
+    """Put the file's name before the message of a ModelError."""
     try:
         yield
     except ModelError as error:
@@ -157,7 +184,7 @@ def _about(file: Path) -> Generator[None, None, None]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a head's tensors: model.safetensors, or else all *.safetensors there are."""
+    """Return the files of a head's tensors: model.safetensors, else all *.safetensors."""
     whole = path / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
     if len(files) > MOST_SHARDS:
@@ -172,8 +199,8 @@ def _files(path: Path) -> list[Path]:
     raise ModelError(f"{path} holds no *.safetensors")
 
 
-def _own(file: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
-    """Return what a head of SpecScope's own form says it is in its config."""
+def _read_own(file: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
+    """Return the config of a head in SpecScope's own form; its tensors have their own names."""
     if (version := raw["specscope_head"]) != VERSION:
         raise ModelError(f"{file}: specscope_head is {reprlib.repr(version)}; this version reads {VERSION}")
     fields = {field.name for field in dataclasses.fields(HeadConfig)}
@@ -186,37 +213,19 @@ def _own(file: Path, raw: Mapping[str, Any], shapes: Shapes) -> Published:
     return Published(config, {name: name for name in shapes})
 
 
-def _check_tensors(path: Path, found: Published, shapes: Shapes, *, published: bool) -> None:
-    expected = found.config.tensors()
-    if missing := [name for name in expected if found.names.get(name) not in shapes]:
-        raise ModelError(f"{path}: tensors missing in a head of kind {found.config.kind}: {some(missing)}")
-    known = {found.names[name] for name in expected}
-    more = [name for name in shapes if name not in known and not (published and is_needless(name))]
-    if more:
-        raise ModelError(f"{path}: tensors unknown to a head of kind {found.config.kind}: {some(more)}")
+def _check_tensors(
+    path: Path, head: Published, expected: TensorShapes, shapes: TensorShapes, *, published: bool
+) -> None:
+    kind = head.config.kind
+    if missing := [name for name in expected if head.names.get(name) not in shapes]:
+        raise ModelError(f"{path}: tensors missing in a head of kind {kind}: {some(missing)}")
+    known = {head.names[name] for name in expected}
+    unknown = [name for name in shapes if name not in known and not (published and is_redundant(name))]
+    if unknown:
+        raise ModelError(f"{path}: tensors unknown to a head of kind {kind}: {some(unknown)}")
     for name, shape in expected.items():
-        if shapes[found.names[name]] != shape:
+        if (actual := shapes[head.names[name]]) != shape:
             raise ModelError(
-                f"{path}: {found.names[name]} has shape {list(shapes[found.names[name]])}; in a head of kind "
-                f"{found.config.kind} and these sizes it has {list(shape)}"
+                f"{path}: {head.names[name]} has shape {list(actual)}; in a head of kind {kind} and these sizes "
+                f"it has {list(shape)}"
             )
-
-
-def _check_ids(path: Path, weights: Checkpoint, found: Published) -> None:
-    """Check that a head drafts tokens of its target only, each by one id of its own."""
-    here, vocab = torch.device("cpu"), found.config.vocab_size
-    ids = target_ids(weights.take(found.names["d2t"], here, torch.int64))
-    for i in ((ids < 0) | (ids >= vocab)).nonzero()[:1, 0].tolist():
-        raise ModelError(
-            f"{path}: d2t turns draft token {i} into {int(ids[i])}; the target's are 0 to {vocab - 1}"
-        )
-    tokens, counts = ids.unique(return_counts=True)
-    for i in (counts > 1).nonzero()[:1, 0].tolist():
-        raise ModelError(
-            f"{path}: d2t turns {int(counts[i])} draft tokens into {int(tokens[i])}; each needs one of its own"
-        )
-    if (t2d := found.names.get("t2d")) is not None:
-        weights.check_type(t2d, ("BOOL",))
-        said = weights.take(t2d, here, torch.bool)
-        if said.shape != (vocab,) or not torch.equal(said.nonzero()[:, 0], tokens):
-            raise ModelError(f"{path}: t2d marks other tokens than those d2t leads to; the file is broken")

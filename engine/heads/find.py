@@ -1,4 +1,4 @@
-"""Which drafting head serves a run: one of those that were named, or the one that comes with the pair."""
+"""Find the drafting head of a run, named by the user or stored with the pair, and load it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
-from engine.heads.files import check_head
-from engine.heads.form import LAYERED, HeadConfig
+from engine.heads.files import check_head, read_head
+from engine.heads.kinds import KINDS
+from engine.model.decoder import Decoder
+from engine.model.remembered import Remembered
 
 if TYPE_CHECKING:
+    from engine.heads.config import HeadConfig
+    from engine.heads.drafting import Head
+    from engine.model.language import LanguageModel
     from engine.model.pair import Pair
 
 
 @dataclass(frozen=True)
 class HeadFile:
-    """A head that fits its target."""
+    """The directory of a head that fits its target, checked but not loaded."""
 
     path: Path
     config: HeadConfig
 
     @property
     def levels(self) -> int:
-        """Tokens it was trained to draft one after the other; 0 where any number will do."""
-        return self.config.levels
+        """The most tokens that it drafts in a row; 0: any number."""
+        return KINDS[self.config.kind].levels(self.config)
+
+    @property
+    def serves(self) -> str:
+        """The kind that methods ask for."""
+        return KINDS[self.config.kind].serves or self.config.kind
 
     def check_length(self, positions: int) -> None:
-        """Check that its layer knows so many positions.
+        """Check that its layer's context holds a number of positions.
 
         Raises:
-            UsageError: It does not.
+            UsageError: The context is shorter.
         """
-        if self.config.kind in LAYERED and positions > (context := self.config.layer().context):
+        if KINDS[self.config.kind].layered and positions > (context := self.config.layer().context):
             raise UsageError(
                 f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
                 f"{context}: shorten the prompt or lower max_new_tokens"
@@ -41,7 +51,7 @@ class HeadFile:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads there are for a pair: those that were named, or those that come with the pair."""
+    """The heads of a pair: those that the user named, else those stored with the pair."""
 
     pair: Pair
     named: tuple[Path, ...] = ()
@@ -50,20 +60,37 @@ class Heads:
         """Return the head of a kind, checked against the pair's target.
 
         Raises:
-            UsageError: There is none, it is of another kind, or it does not fit.
+            UsageError: The pair has none, or those named are of other kinds or for another target.
             ModelError: It is broken, or of a kind that cannot be run.
         """
         paths = self.named
-        if not paths and self.pair.heads_path and (own := self.pair.heads_path / kind).is_dir():
-            paths = (own,)
+        if not paths and self.pair.heads_path and (stored := self.pair.heads_path / kind).is_dir():
+            paths = (stored,)
         if not paths:
             raise UsageError(
                 f"{self.pair.name} has no drafting head of kind {kind}; name one with --head, or train it: "
                 f"specscope train {kind}"
             )
-        found = [HeadFile(path, check_head(path, self.pair.target_path)) for path in paths]
-        for head in found:
-            if head.config.serves == kind:
+        heads = [HeadFile(path, check_head(path, self.pair.target_path)) for path in paths]
+        for head in heads:
+            if head.serves == kind:
                 return head
-        others = ", ".join(f"{head.path} is a head of kind {head.config.kind}" for head in found)
+        others = ", ".join(f"{head.path} is a head of kind {head.config.kind}" for head in heads)
         raise UsageError(f"{others}; this method needs one of kind {kind}")
+
+
+def load_head(path: str, target: LanguageModel) -> Head:
+    """Load the head of a directory beside its target.
+
+    Raises:
+        ModelError: Its config or its weights are missing or broken.
+        UsageError: The target has no hidden states.
+    """
+    if isinstance(target, Remembered):
+        target = target.model
+    if not isinstance(target, Decoder):
+        raise UsageError(
+            "a drafting head reads the target's hidden states, which drawn or recorded tokens do not have; leave tokens at pair"
+        )
+    config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
+    return KINDS[config.kind].load(config, tensors.pop, target)

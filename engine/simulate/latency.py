@@ -14,7 +14,7 @@ from engine.trace.events import PartKind
 from engine.types import check_range
 
 if TYPE_CHECKING:
-    from engine.heads.modules import Work
+    from engine.heads.drafting import Work
 
 
 @dataclass(frozen=True, slots=True)

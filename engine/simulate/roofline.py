@@ -35,7 +35,7 @@ from engine.errors import UsageError
 from engine.simulate.measured import Grid
 
 if TYPE_CHECKING:
-    from engine.heads.modules import Work
+    from engine.heads.drafting import Work
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one weight, by dtype."""

@@ -1,4 +1,4 @@
-"""A training at a terminal: its progress bar, and Ctrl-C that ends it with a checkpoint."""
+"""A training at a terminal: a progress bar, and Ctrl-C, which stops it with a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def cancel_on_interrupt() -> Generator[threading.Event]:
-    """Turn the first Ctrl-C into an event; the second one interrupts as usual."""
+    """Turn the first Ctrl-C into an event; the second one interrupts at once."""
     cancel = threading.Event()
 
     def stop(*_: object) -> None:
         cancel.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
         sys.stderr.write("\nstopping after this step; Ctrl-C again stops at once, without a checkpoint\n")
 
-    before = signal.signal(signal.SIGINT, stop)
+    handler = signal.signal(signal.SIGINT, stop)
     try:
         yield cancel
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 class Bar:
@@ -46,7 +46,7 @@ class Bar:
             self._bar.close()
 
     def show(self, progress: Progress) -> None:
-        """Show one step, or that a part begins."""
+        """Show a step, or the begin of a part."""
         if not progress.steps:
             sys.stderr.write(f"preparing the {progress.phase}\n")
             return

@@ -1,4 +1,4 @@
-"""The model card of a pair: everything measured, sample texts as they came."""
+"""The model card of a pair: measurements, and unselected sample texts."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ _MB = 1_000_000
 
 
 class Sample(NamedTuple):
-    """What the pair's target answered."""
+    """An answer of the target."""
 
     prompt: str
     text: str
 
 
 class Sizes(NamedTuple):
-    """What a pair weighs."""
+    """Sizes of a pair's models and files."""
 
     target: int
-    """Parameters."""
+    """Parameters of the target."""
     drafter: int
+    """Parameters of the drafter."""
     total: int
     """Bytes of all files of both models."""
     largest: int
@@ -53,7 +54,7 @@ class Sizes(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Everything that a card reports."""
+    """All measurements of a card."""
 
     sizes: Sizes
     cost: Cost
@@ -63,12 +64,12 @@ class Measured(NamedTuple):
 
 
 def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> str:
-    """Measure a pair and return its card as Markdown. Set torch to one thread first.
+    """Measure a pair and return its card as Markdown; call with torch on one thread.
 
     Args:
         pair: Any pair with a drafter.
-        facts: What is known of its training; see `read_facts`.
-        settings: What to measure.
+        facts: Facts of its training; see `read_facts`.
+        settings: Prompts, corpus and sizes of the measurements.
 
     Raises:
         UsageError: A file of prompts or the corpus cannot be read, or the pair has no drafter.
@@ -96,7 +97,7 @@ def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> s
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return what is known of a pair's training; empty where nothing is.
+    """Return the facts of a pair's or head's training; empty if unknown.
 
     Raises:
         UsageError: The file is not JSON.
@@ -126,10 +127,10 @@ def _sizes(loaded: LoadedPair) -> Sizes:
 def _samples(loaded: LoadedPair, fixed: Mapping[str, Any]) -> Iterable[Sample]:
     sampling = Sampling(temperature=fixed["temperature"], seed=fixed["seed"])
     for prompt in fixed["prompts"]:
-        asked = loaded.pair.encode(prompt)
-        new = min(int(fixed["new_tokens"]), loaded.pair.context - len(asked))
-        loaded.pair.check_length(asked, new)
-        ids, _ = loaded.write(asked, new, sampling)
+        prompt_ids = loaded.pair.encode(prompt)
+        new = min(int(fixed["new_tokens"]), loaded.pair.context - len(prompt_ids))
+        loaded.pair.check_length(prompt_ids, new)
+        ids, _ = loaded.write(prompt_ids, new, sampling)
         yield Sample(prompt, loaded.pair.tokenizer.decode([i for i in ids if i not in loaded.pair.eos]))
 
 
@@ -158,14 +159,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _bars(measured: Measured) -> str:
     sizes, c = measured.sizes, measured.cost.c.median
     rates = [a for a in measured.acceptance if a.prompts]
-    everything = reduce(add, rates).greedy if rates else 0.0
+    rate = reduce(add, rates).greedy if rates else 0.0
     rows = [
         ("c = T(target) / T(drafter)", "3 to 6", f"{c:.2f}", 3 <= c <= 6),
         (
             "greedy acceptance, all prompts of this card",
             "at least 0.75",
-            f"{everything:.3f}",
-            everything >= 0.75,
+            f"{rate:.3f}",
+            rate >= 0.75,
         ),
         ("parameters of the target", "at most 12 M", f"{sizes.target / _MB:.2f} M", sizes.target <= 12 * _MB),
         ("all files", "at most 32 MB", f"{sizes.total / _MB:.1f} MB", sizes.total <= 32 * _MB),
@@ -245,7 +246,7 @@ def _cost(cost: Cost) -> str:
     )
 
 
-def _acceptance(found: Sequence[Acceptance], window: int) -> str:
+def _acceptance(sets: Sequence[Acceptance], window: int) -> str:
     rows = [
         (
             a.name,
@@ -255,7 +256,7 @@ def _acceptance(found: Sequence[Acceptance], window: int) -> str:
             f"{a.sampled:.3f}",
             f"{a.sampled_tokens:,}",
         )
-        for a in [*found, reduce(add, found, Acceptance("**all**", 0, 0, 0, 0, 0, 0.0))]
+        for a in [*sets, reduce(add, sets, Acceptance("**all**", 0, 0, 0, 0, 0, 0.0))]
     ]
     head = ("prompts", "number", "T = 0", "tokens", "T = 1", "tokens")
     return (

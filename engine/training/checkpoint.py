@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file of weights and optimiser state, and a JSON file that says which and where.
+"""Checkpoints: weights and optimiser state as safetensors, progress and settings as JSON.
 
-The tensors are written first, the JSON that names them last, both under another name and then moved: whenever the
-machine stops, the folder holds a whole checkpoint or none. No pickle anywhere.
+The tensors are written first, the JSON that names them last, both under a temporary name and then
+moved: whenever the machine stops, the folder holds a whole checkpoint or none. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _STATE = "state.json"
 
 @dataclass(slots=True)
 class State:
-    """How far a training has come."""
+    """Progress of a training."""
 
     phase: int = 0
     """Index of the phase."""
     step: int = 0
-    """Steps of it that are done."""
+    """Finished steps of the phase."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Time spent in each phase so far."""
+    """Time spent in each phase, by its name."""
     tokenizer: bool = False
-    """Whether the tokenizer is made, or, where a pair is trained further, its models are copied."""
+    """Whether the tokenizer is trained, or for `train drafter` the pair's models are copied."""
     text_tokens: int = 0
-    """Tokens of the training text, each document counted once; 0 before it is known."""
+    """Tokens of the training text, each document counted once; 0 before it is read."""
     tensors: str = ""
-    """File of the tensors; empty before the first checkpoint."""
+    """Name of the file of tensors; empty before the first checkpoint."""
 
 
 def exists(out: Path) -> bool:
-    """Return whether the folder holds a training."""
+    """Return whether a folder has the state of a training."""
     return (out / FOLDER / _STATE).is_file()
 
 
@@ -56,10 +56,10 @@ def save(
     model: nn.Module | None = None,
     optimisers: Sequence[Optimizer] = (),
 ) -> None:
-    """Write a checkpoint and remove the one before it."""
+    """Write a checkpoint and remove the previous one."""
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    before = folder / state.tensors
+    previous = folder / state.tensors
     if model is not None:
         state.tensors = f"{state.phase}-{state.step:07d}.safetensors"
         path = folder / f"{state.tensors}.part"
@@ -70,12 +70,12 @@ def save(
         json.dumps({"state": asdict(state), "options": options.fixed()}, indent=1), encoding="utf-8"
     )
     os.replace(path, folder / _STATE)
-    if before.is_file() and before.name != state.tensors:
-        before.unlink()
+    if previous.is_file() and previous.name != state.tensors:
+        previous.unlink()
 
 
 def load(out: Path, options: Recipe) -> State:
-    """Return how far the training in `out` has come.
+    """Return the state of the training in `out`.
 
     Raises:
         UsageError: It was started with other settings; the message names them.
@@ -87,7 +87,7 @@ def load(out: Path, options: Recipe) -> State:
         state, old = State(**content["state"]), content["options"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{path} is not a checkpoint of a training ({error}); start anew with another --out"
+            f"{path} is not a checkpoint of a training ({error}); start again with another --out"
         ) from None
     new = options.fixed()
     if changed := [
@@ -100,7 +100,7 @@ def load(out: Path, options: Recipe) -> State:
 
 
 def restore(out: Path, state: State, model: nn.Module, optimisers: Sequence[Optimizer]) -> None:
-    """Put the tensors of a checkpoint into the model and, as far as it has them, into its optimisers.
+    """Copy the tensors of a checkpoint into the model and its optimisers.
 
     Raises:
         ModelError: The file is missing, broken or of another model.
@@ -112,14 +112,14 @@ def restore(out: Path, state: State, model: nn.Module, optimisers: Sequence[Opti
             for name, parameter in model.named_parameters():
                 parameter.copy_(tensors[f"model/{name}"])
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{path} does not hold this model's checkpoint ({error}); start anew") from None
+        raise ModelError(f"{path} does not hold this model's checkpoint ({error}); start again") from None
     names = _names(model)
     for i, optimiser in enumerate(optimisers):
         for p in (p for group in optimiser.param_groups for p in group["params"]):
             prefix = f"optimiser/{i}/{names[p]}/"
-            found = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-            # AdamW counts its steps on the CPU, wherever the weights are
-            optimiser.state[p] = {k: t if t.ndim == 0 else t.to(p.device) for k, t in found.items()}
+            entries = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+            # AdamW counts its steps on the CPU, even if the weights are on CUDA
+            optimiser.state[p] = {k: t if t.ndim == 0 else t.to(p.device) for k, t in entries.items()}
 
 
 def _gather(model: nn.Module, optimisers: Sequence[Optimizer]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,7 @@
-"""`train pair`, `drafter`, `card` and the drafting heads on the command line; nothing heavy is imported before one runs."""
+"""The commands of `specscope train`: `pair`, `drafter`, `card`, `heads` and one per kind of head.
+
+Nothing heavy is imported before a command runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from engine.errors import UsageError
 from engine.files import replacing
 from engine.training.bar import Bar, cancel_on_interrupt
 from engine.training.options import (
-    HEADS,
+    HEAD_DEFAULTS,
     CardSettings,
     DrafterOptions,
     HeadOptions,
@@ -30,36 +33,36 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the commands `pair`, `drafter`, `card` and one for each kind of drafting head, with their options."""
-    words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    doc = "train a target and its drafter from text, and measure them"
-    pair = words.add_parser("pair", help=doc, description=doc, allow_abbrev=False)
+    """Add the commands with their options."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    doc = "train a target and its drafter on text, and measure them"
+    pair = commands.add_parser("pair", help=doc, description=doc, allow_abbrev=False)
     _add_pair(pair)
     pair.set_defaults(train=_train_pair)
-    doc = "make a pair's drafter thinner, and distil it on text the target itself writes"
-    drafter = words.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
+    doc = "prune a pair's drafter, and distil it on text that the target writes"
+    drafter = commands.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
     _add_drafter(drafter)
     drafter.set_defaults(train=_train_drafter)
-    for kind in HEADS:
-        doc = f"train a drafting head ({kind}) for a pair's target, on text it writes itself"
-        head = words.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
+    for kind in HEAD_DEFAULTS:
+        doc = f"train a drafting head ({kind}) for a pair's target, on text that the target writes"
+        head = commands.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
         _add_text(head)
-        doc = "a head whose tensors it begins with, as far as names and shapes agree"
+        doc = "a head whose tensors are copied where names and shapes agree"
         head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
-        _add_recipe(head, HeadOptions, HEADS[kind])
+        _add_recipe(head, HeadOptions, HEAD_DEFAULTS[kind])
         head.set_defaults(train=_train_head, kind=kind)
     doc = "measure a pair's drafting heads and write their card"
-    heads = words.add_parser("heads", help=doc, description=doc, allow_abbrev=False)
+    heads = commands.add_parser("heads", help=doc, description=doc, allow_abbrev=False)
     _add_heads(heads)
     heads.set_defaults(train=_train_heads)
     doc = "measure a pair and write its model card"
-    card = words.add_parser("card", help=doc, description=doc, allow_abbrev=False)
+    card = commands.add_parser("card", help=doc, description=doc, allow_abbrev=False)
     _add_card(card)
     card.set_defaults(train=_train_card)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command that was chosen; return 0, or raise the engine's errors.
+    """Run the chosen command; return 0.
 
     Raises:
         SpecScopeError: A setting is wrong, a file cannot be read, or the training was stopped.
@@ -197,13 +200,14 @@ def _train_heads(args: argparse.Namespace) -> int:
     return 0
 
 
-def _given(args: argparse.Namespace, options: type[Recipe], **found: Any) -> dict[str, Any]:
+def _given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[str, Any]:
+    """Return the settings on the command line, and more."""
     names = {f.name for f in dataclasses.fields(options)}
-    return {name: value for name, value in vars(args).items() if name in names} | found
+    return {name: value for name, value in vars(args).items() if name in names} | more
 
 
 def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> None:
-    """Train with a progress bar, until the end or Ctrl-C."""
+    """Train with a progress bar; Ctrl-C stops the training with a checkpoint."""
     import torch
 
     if args.threads is not None:

@@ -1,10 +1,10 @@
 """The training text: compressed documents, the mixture, and an endless stream of packed batches.
 
-`NAME.txt.xz` holds UTF-8 documents separated by U+001E. A document that *begins* with a role marker, such as
-`<|user|>`, is a chat: there, and only there, the three role markers become special tokens. In all other documents,
-and for all other special tokens, such text is text.
+`NAME.txt.xz` holds UTF-8 documents separated by U+001E. A document that *begins* with a role
+marker, such as `<|user|>`, is a chat: only in chats the three role markers become special tokens.
+In all other documents such a string is plain text, as is every other special token.
 
-The stream is a pure function of (seed, position): a training's place in its data is one number.
+The stream is a pure function of (seed, position), so one number is enough to resume it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     """One file of the recipe's corpus."""
 
     repeat: int
-    """How often an epoch holds each of its documents."""
+    """How often each of its documents is in an epoch."""
     origin: str
     licence: str
 
@@ -50,7 +50,7 @@ SOURCES = {
     "wiki": Source(1, "WikiSplit sample, WikiText-2 valid and test splits", "CC BY-SA"),
     "pystdlib": Source(1, "CPython 3.11 standard library sources", "PSF"),
 }
-"""The sources the recipe knows, by file name; others count once."""
+"""The known sources, by file name; the documents of others are not repeated."""
 UNKNOWN = Source(1, "not a source of the recipe", "unknown")
 
 _CHUNK = 1 << 20
@@ -58,21 +58,21 @@ _HASH = 1 << 64
 
 
 def find_sources(data: Path) -> dict[str, Path]:
-    """Return the files of the folder by source name, sorted.
+    """Return the files of a folder by source name, sorted.
 
     Raises:
-        UsageError: The folder is missing or holds no text.
+        UsageError: The folder is missing or has no such file.
     """
     if not data.is_dir():
         raise UsageError(f"{data} is not a folder; --data takes one with {SUFFIX[1:]} files")
-    found = {path.name.removesuffix(SUFFIX): path for path in sorted(data.glob(f"*{SUFFIX}"))}
-    if not found:
+    sources = {path.name.removesuffix(SUFFIX): path for path in sorted(data.glob(f"*{SUFFIX}"))}
+    if not sources:
         raise UsageError(f"{data} holds no *{SUFFIX} file; --data takes a folder with such files")
-    return found
+    return sources
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of one file, reading it piece by piece; empty ones are left out.
+    """Yield the documents of one file, read in pieces; empty documents are left out.
 
     Raises:
         UsageError: The file is missing, not xz, cut short or not UTF-8.
@@ -90,7 +90,7 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 def is_held_out(document: str, share: float) -> bool:
-    """Return whether a document is for validation: a function of its text, so equal ones fall on the same side."""
+    """Return whether a document is for validation; equal documents are treated alike."""
     digest = hashlib.sha256(document.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * _HASH
 
@@ -99,7 +99,7 @@ def read_mixture(text: str, sources: Iterable[str]) -> dict[str, int]:
     """Return the repetitions of each source: the defaults, then `NAME=N,NAME=N`.
 
     Raises:
-        UsageError: The text is malformed, names an unknown source or leaves nothing.
+        UsageError: The text is malformed, names an unknown source or removes every source.
     """
     mixture = {name: SOURCES.get(name, UNKNOWN).repeat for name in sources}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -117,7 +117,7 @@ def read_mixture(text: str, sources: Iterable[str]) -> dict[str, int]:
 def training_documents(
     sources: Mapping[str, Path], mixture: Mapping[str, int], held_out: float
 ) -> Iterator[str]:
-    """Yield every document of the mixture that is not held out, repeated as the mixture says."""
+    """Yield the documents that are not held out, each as often as its source is repeated."""
     for name, path in sources.items():
         if mixture[name]:
             for document in read_documents(path):
@@ -127,14 +127,14 @@ def training_documents(
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Tokenised documents, end to end."""
+    """Tokenized documents, end to end."""
 
     ids: np.ndarray
     """Token ids of all documents, (N,) uint16; each begins with <|bos|> and ends with <|eos|>."""
     starts: np.ndarray
-    """Where each document begins in `ids`, and at last N, (D + 1,) int64."""
+    """First token of each document in `ids`, then N, (D + 1,) int64."""
     repeats: np.ndarray
-    """How often an epoch holds each document, (D,) int64."""
+    """How often each document is in an epoch, (D,) int64."""
 
     @classmethod
     def read(
@@ -144,7 +144,7 @@ class Corpus:
         held_out: float,
         encode: Callable[[Iterable[str]], Iterator[list[int]]],
     ) -> Corpus:
-        """Read all documents that are not held out, and encode each.
+        """Read and encode all documents that are not held out.
 
         Raises:
             UsageError: A file cannot be read, or no document is left.
@@ -161,11 +161,11 @@ class Corpus:
 
 
 class Stream:
-    """The tokens of a corpus as one endless row: epoch after epoch, each in its own order.
+    """The tokens of a corpus as one endless sequence of epochs, each in its own order.
 
     Args:
-        corpus: Its documents are repeated as it says, in every epoch.
-        seed: With the epoch's number it fixes the order.
+        corpus: The documents and their repetitions.
+        seed: Fixes the order of each epoch.
     """
 
     def __init__(self, corpus: Corpus, seed: int) -> None:
@@ -176,7 +176,7 @@ class Stream:
         self._epoch = lru_cache(maxsize=2)(self._shuffle)
 
     def read(self, position: int, count: int) -> np.ndarray:
-        """Return `count` tokens from `position` on, (count,) int64."""
+        """Return the `count` tokens from `position`, (count,) int64."""
         parts, missing = list[np.ndarray](), count
         while missing:
             epoch, offset = divmod(position, self.epoch_tokens)
@@ -186,18 +186,18 @@ class Stream:
         return np.concatenate(parts).astype(np.int64)
 
     def batch(self, position: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and the tokens after them, (rows, length) int64 each."""
+        """Return inputs and next tokens, (rows, length) int64 each."""
         flat = self.read(position, rows * length + 1)
         return flat[:-1].reshape(rows, length), flat[1:].reshape(rows, length)
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the documents of an epoch in order, and where each one ends."""
+        """Return the documents of an epoch in order, and the end of each."""
         documents = np.repeat(np.arange(len(self._corpus.repeats)), self._corpus.repeats)
         order = np.random.default_rng([self._seed, epoch]).permutation(documents)
         return order, np.cumsum(np.diff(self._corpus.starts)[order])
 
     def _within(self, epoch: int, offset: int, count: int) -> np.ndarray:
-        """Return up to `count` tokens of one epoch."""
+        """Return up to `count` tokens of one epoch, from `offset`."""
         order, ends = self._epoch(epoch)
         first, last = np.searchsorted(ends, [offset, offset + count - 1], side="right")
         chosen = order[first : last + 1]
@@ -208,12 +208,12 @@ class Stream:
 
 
 class Mixed:
-    """Batches of two streams: the first rows from one, the others from the other.
+    """Batches of two streams: the first rows from `first`, the others from `second`.
 
     Args:
-        first: Gives `share` of the rows, rounded.
-        second: Gives the rest.
-        share: From 0 to 1.
+        first: A stream.
+        second: Another stream.
+        share: Share of the rows from `first`, rounded, from 0 to 1.
     """
 
     def __init__(self, first: Stream, second: Stream, share: float) -> None:
@@ -221,7 +221,7 @@ class Mixed:
         self._share = share
 
     def batch(self, position: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and the tokens after them, (rows, length) int64 each; see `Stream.batch`."""
+        """Return inputs and next tokens, (rows, length) int64 each; see `Stream.batch`."""
         count = round(self._share * rows)
         parts = [
             stream.batch(position * n // rows, n, length)

@@ -1,9 +1,9 @@
-"""A drafter made thinner and better aligned: pruned, then distilled on text the target itself wrote.
+"""Improve a pair's drafter: prune it, then distil it on text that the target wrote.
 
     train_drafter(DrafterOptions(data=Path("corpus"), out=Path("better"), pair=Path("pair"), feed_forward=384))
 
-A drafter in use reads the target's own answers, which differ from the corpus; KL(p || q) on those answers brings it
-closer where it counts (on-policy for the target).
+In use, a drafter reads the target's own answers, which differ from the corpus; so KL(p || q) is
+minimised on such answers (on-policy for the target).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from engine.training.steps import (
     trim_log,
     write_facts,
 )
-from engine.training.written import FILE, read_text, write_text
+from engine.training.target_text import FILE, read_text, write_text
 
 _CALIBRATION = 8192
-"""Tokens of the corpus that say which units matter."""
+"""Tokens of the corpus that the units' scores are computed on."""
 
 
 def train_drafter(
@@ -53,12 +53,13 @@ def train_drafter(
     *,
     resume: bool = False,
 ) -> Path:
-    """Prune a pair's drafter, distil it on the target's own text, and write the pair with the new drafter to `out`.
+    """Prune a pair's drafter and distil it on the target's own text; write the pair to `out`.
 
-    What `progress`, `cancel` and `resume` are stands at `Training`.
+    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
-        `out`: `target` as it was, the new `drafter`, and what the target wrote in `written.safetensors`.
+        `out`: the unchanged `target`, the new `drafter`, and the target's text in
+        `written.safetensors`.
 
     Raises:
         UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
@@ -95,7 +96,7 @@ def train_drafter(
 
 
 def _check(options: DrafterOptions) -> Pair:
-    """Return the pair, if it can be trained with these settings."""
+    """Return the pair, if its drafter can be trained with these settings."""
     for role in ("target", "drafter"):
         if not (options.pair / role).is_dir():
             raise UsageError(f"pair is {options.pair}; it must be a folder with target and drafter in it")
@@ -132,7 +133,7 @@ def _written(options: DrafterOptions, corpus: Corpus, training: Training) -> Cor
 def _write_facts(
     options: DrafterOptions, state: State, phase: Phase, mixture: dict[str, int], written: Corpus
 ) -> None:
-    """Write what the model card says of the training: what the pair's says, and this."""
+    """Write the facts of the pair's training, extended by this one, for the model card."""
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
     losses = [row["loss"] for row in read_log(options.out / LOG)]
     cut = f"cut from {before} to {options.feed_forward} units in each feed-forward layer and "
@@ -146,6 +147,6 @@ def _write_facts(
         f"{options.seed}. The target was not changed."
     ).strip()
     facts["phases"] = [*facts.get("phases", []), phase_facts(phase, state, losses)]
-    # how the text was written is no setting of this training where the text was given
+    # with --text, the settings `written` and `answer` were not used
     facts["drafter_options"] = {k: v for k, v in options.fixed().items() if k not in ("written", "answer")}
     write_facts(options.out, facts)

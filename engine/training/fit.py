@@ -15,7 +15,7 @@ from engine.training.data import Mixed, Stream
 from engine.training.options import PairOptions, Recipe
 
 MAX_NORM = 1.0
-"""Gradients longer than this are shortened to it."""
+"""Largest norm of the gradient; longer gradients are scaled down to it."""
 
 
 class Phase(NamedTuple):
@@ -23,7 +23,7 @@ class Phase(NamedTuple):
 
     name: str
     role: str
-    """`target` or `drafter`; a drafter learns from the finished target."""
+    """`target` or `drafter`; a drafter is distilled from the finished target."""
     steps: int
     rows: int
     """Sequences in a step."""
@@ -32,7 +32,7 @@ class Phase(NamedTuple):
     rate: float
     """Learning rate after the warm-up."""
     position: int
-    """Place in the stream of its first token: each phase goes on where the one before ended."""
+    """Index of its first token in the stream: each phase continues where the previous one ended."""
 
     @property
     def tokens(self) -> int:
@@ -41,7 +41,7 @@ class Phase(NamedTuple):
 
 
 LONG_RATE = 0.3
-"""The long-context phases start with this share of the learning rate: they adapt, they do not learn anew."""
+"""Share of the learning rate in the long-context phases, which only adapt the model."""
 
 
 def plan(options: PairOptions) -> tuple[Phase, ...]:
@@ -50,7 +50,7 @@ def plan(options: PairOptions) -> tuple[Phase, ...]:
     phases, position = list[Phase](), 0
     for role, steps in (("target", options.steps), ("drafter", options.drafter_steps)):
         short = (role, role, steps, options.batch, options.sequence, options.learning_rate)
-        far = (
+        long = (
             f"{role}-long",
             role,
             options.long_steps,
@@ -58,7 +58,7 @@ def plan(options: PairOptions) -> tuple[Phase, ...]:
             options.context,
             options.learning_rate * LONG_RATE,
         )
-        for fields in (short, far):
+        for fields in (short, long):
             phase = Phase(*fields, position)
             if phase.steps:
                 phases.append(phase)
@@ -67,7 +67,7 @@ def plan(options: PairOptions) -> tuple[Phase, ...]:
 
 
 def learning_rate(phase: Phase, step: int, options: Recipe) -> float:
-    """Return the rate of a step: a linear rise, a plateau, a linear fall to zero at the end."""
+    """Return the learning rate of a step: linear warm-up, constant, linear decay to zero."""
     rise = (step + 1) / (options.warmup + 1)
     falling = options.decay * phase.steps
     fall = (phase.steps - step) / falling if falling else 1.0
@@ -75,7 +75,7 @@ def learning_rate(phase: Phase, step: int, options: Recipe) -> float:
 
 
 def make_optimisers(model: nn.Module, options: Recipe) -> tuple[Optimizer, ...]:
-    """Return the optimisers of all parameters: matrices in one, embeddings, lone vectors and norms in AdamW."""
+    """Return the optimisers: Muon or AdamW for matrices, AdamW for all other parameters."""
     tables = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.ParameterDict))
     embeddings = {id(p) for table in tables for p in table.parameters()}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
@@ -84,7 +84,7 @@ def make_optimisers(model: nn.Module, options: Recipe) -> tuple[Optimizer, ...]:
     plain = {"params": others, "weight_decay": 0.0}
     if options.optimizer == "adamw":
         return (AdamW([plain, {"params": matrices, "weight_decay": decay}], lr=rate, betas=betas),)
-    # updates as large as AdamW's, so that one learning rate serves both
+    # updates as large as AdamW's, so that both can use one learning rate
     muon = Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return AdamW([plain], lr=rate, betas=betas), muon
 
@@ -93,17 +93,17 @@ class Losses(NamedTuple):
     """Losses of one batch in nats per token."""
 
     total: torch.Tensor
-    """What is minimised, a scalar."""
+    """The minimised loss, a scalar."""
     tokens: float
-    """Cross-entropy of the text's own tokens."""
+    """Cross-entropy to the text's tokens."""
     divergence: float | None
     """KL(p || q) from the target; None for the target itself."""
     places: tuple[float, ...] = ()
-    """Of a drafting head: cross-entropy or divergence at each place of a draft."""
+    """Cross-entropy or divergence at each place of a drafting head's draft."""
 
 
 LossesOf = Callable[[int], Losses]
-"""Gives the losses of a step, from 0."""
+"""Returns the losses of a step; steps count from 0."""
 
 
 def losses(
@@ -112,21 +112,21 @@ def losses(
     """Return the losses of one batch.
 
     Args:
-        model: Gives q, or for a target without a teacher p.
-        teacher: Gives p, the distribution a drafter is to match.
+        model: The trained model: the drafter, q, or without a teacher the target, p.
+        teacher: The target, p, if a drafter is distilled.
         inputs: Token ids, (B, L).
         labels: The token after each, (B, L).
-        token_loss: Weight of the cross-entropy beside the divergence.
+        token_loss: Weight of the cross-entropy; the rest is the divergence.
     """
     bf16 = torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda)
     with bf16:
         logits = model(input_ids=inputs, use_cache=False).logits.float().flatten(0, 1)
         with torch.no_grad():
-            wanted = None if teacher is None else teacher(input_ids=inputs, use_cache=False).logits
+            target = None if teacher is None else teacher(input_ids=inputs, use_cache=False).logits
     tokens = functional.cross_entropy(logits, labels.flatten())
-    if wanted is None:
+    if target is None:
         return Losses(tokens, tokens.item(), None)
-    log_p = wanted.float().flatten(0, 1).log_softmax(-1)
+    log_p = target.float().flatten(0, 1).log_softmax(-1)
     divergence = functional.kl_div(logits.log_softmax(-1), log_p, log_target=True, reduction="batchmean")
     total = token_loss * tokens + (1 - token_loss) * divergence
     return Losses(total, tokens.item(), divergence.item())
@@ -135,7 +135,7 @@ def losses(
 def text_losses(
     stream: Stream | Mixed, phase: Phase, model: nn.Module, teacher: nn.Module | None, token_loss: float
 ) -> LossesOf:
-    """Return what gives the losses of a phase's steps; see `losses`."""
+    """Return the function that computes the losses of a phase's steps; see `losses`."""
     device = next(model.parameters()).device
 
     def of(step: int) -> Losses:
@@ -146,15 +146,15 @@ def text_losses(
     return of
 
 
-def train_step(model: nn.Module, optimisers: Sequence[Optimizer], found: Losses, rate: float) -> None:
-    """Take one step down the losses.
+def train_step(model: nn.Module, optimisers: Sequence[Optimizer], step_losses: Losses, rate: float) -> None:
+    """Update the model once.
 
     Raises:
         UsageError: The loss is not a finite number.
     """
-    if not torch.isfinite(found.total):
-        raise UsageError(f"the loss is {found.total.item():g}; lower learning_rate from {rate:g}")
-    found.total.backward()
+    if not torch.isfinite(step_losses.total):
+        raise UsageError(f"the loss is {step_losses.total.item():g}; lower learning_rate from {rate:g}")
+    step_losses.total.backward()
     nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
     for optimiser in optimisers:
         for group in optimiser.param_groups:

@@ -1,4 +1,4 @@
-"""Measure a pair with the engine's own decoder: what its tokens cost, how well it predicts, how often it agrees."""
+"""Measure a pair with the engine's own decoder: cost of its forwards, loss, and acceptance rate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.training.tokenizer import ROLES, Encoder, split_chat
 from engine.types import Sampling
 
 ROWS = 5
-"""Rows of a verification whose cost is compared with that of one row."""
+"""Rows of a verification, timed against one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +61,22 @@ class LoadedPair:
         """Let the target answer, as `autoregressive` would with this seed.
 
         Returns:
-            The ids it wrote, its end included, and the logits each was drawn from, (N, V).
+            The written ids, with the end of text, and the logits that each was drawn from, (N, V).
         """
         draws, cache = Draws(sampling.seed, 0), self.target.new_cache(1, len(prompt) + new)
-        fed, written, seen = list(prompt), list[int](), list[Tensor]()
+        fed, written, logits = list(prompt), list[int](), list[Tensor]()
         for position in range(len(prompt), len(prompt) + new):
             row = self._forward(self.target, cache, fed, [len(fed) - 1])
             if sampling.greedy:
                 token = int(row.argmax())
             else:
                 token = draws.choose(Key(position, "target"), warp(row, sampling)[0])
-            seen.append(row[0])
+            logits.append(row[0])
             written.append(token)
             fed = [token]
             if token in self.pair.eos:
                 break
-        return written, torch.stack(seen)
+        return written, torch.stack(logits)
 
     def _forward(self, model: Decoder, cache: Cache, ids: Sequence[int], want: Sequence[int]) -> Tensor:
         rows = Rows.chain(0, ids, cache.length(0))
@@ -88,11 +88,11 @@ class Timing(NamedTuple):
 
     median: float
     tenth: float
-    """The 10th percentile: what it takes when little else runs on the machine."""
+    """The 10th percentile: the time on a machine with little other load."""
 
 
 class Cost(NamedTuple):
-    """Interleaved timings of one thread; the turns of other programs are not counted."""
+    """Interleaved timings of one thread, in its own processor time."""
 
     target: Timing
     """One row of the target."""
@@ -101,24 +101,24 @@ class Cost(NamedTuple):
     rows: Timing
     """`ROWS` rows of the target in one forward."""
     context: int
-    """Tokens in the cache meanwhile."""
+    """Tokens in the cache."""
     repeats: int
     load: float
-    """The machine's load average: programs that run or wait for a core."""
+    """The machine's load average."""
 
     @property
     def c(self) -> Timing:
-        """T(target) / T(drafter), one row each: of the medians, and of the 10th percentiles."""
+        """T(target) / T(drafter), one row each."""
         return Timing(self.target.median / self.drafter.median, self.target.tenth / self.drafter.tenth)
 
     @property
     def rows_over_one(self) -> Timing:
-        """Cost of `ROWS` rows over that of one."""
+        """T(`ROWS` rows) / T(1 row) of the target."""
         return Timing(self.rows.median / self.target.median, self.rows.tenth / self.target.tenth)
 
 
 def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> Cost:
-    """Time one row of both models and several rows of the target, in turn; torch must be set to one thread."""
+    """Time one row of both models and `ROWS` rows of the target; torch must use one thread."""
     jobs = [(loaded.target, 1), (loaded.drafter, 1), (loaded.target, ROWS)]
     ready = [_timed(model, rows, context) for model, rows in jobs]
     times = [[1000 * forward() for forward in ready] for _ in range(repeats + 10)][10:]
@@ -145,20 +145,20 @@ def _timed(model: Decoder, rows: int, context: int) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How well both models predict the held-out documents of one source."""
+    """Losses of both models on the held-out documents of one source."""
 
     source: str
     documents: int
     tokens: int
     """Tokens predicted."""
     bytes: int
-    """UTF-8 bytes of text, role markers not counted."""
+    """UTF-8 bytes of text, without role markers."""
     target_nats: float
-    """Sum over the tokens."""
+    """Cross-entropy of the target, summed over the tokens."""
     drafter_nats: float
 
     def __add__(self, other: Loss) -> Loss:
-        """Return both as one, under this one's name."""
+        """Return the sum of both, with this one's source."""
         return Loss(
             self.source,
             self.documents + other.documents,
@@ -170,23 +170,23 @@ class Loss:
 
     @property
     def bits_per_byte(self) -> float:
-        """Of the target."""
+        """Loss of the target in bits per byte of text."""
         return self.target_nats / log(2) / self.bytes
 
 
 def measure_losses(
     loaded: LoadedPair, data: Path, held_out: float, window: int, tokens: int
 ) -> tuple[Loss, ...]:
-    """Return the loss on held-out documents of every source of a corpus that has any.
+    """Return the loss on the held-out documents of each source that has some.
 
     Args:
         loaded: The models.
         data: Folder of the corpus.
         held_out: Share of documents that is held out.
-        window: Tokens a model sees at a time; the next window starts without memory.
-        tokens: Tokens of each source; the document that reaches them is read to its end.
+        window: Tokens of one forward; the next window starts with an empty cache.
+        tokens: Tokens of each source; the last document is read to its end.
     """
-    encode, found = Encoder(loaded.pair.tokenizer), list[Loss]()
+    encode, losses = Encoder(loaded.pair.tokenizer), list[Loss]()
     for source, path in find_sources(data).items():
         total = Loss(source, 0, 0, 0, 0.0, 0.0)
         documents = (d for d in read_documents(path) if is_held_out(d, held_out))
@@ -195,8 +195,8 @@ def measure_losses(
             if total.tokens >= tokens:
                 break
         if total.documents:
-            found.append(total)
-    return tuple(found)
+            losses.append(total)
+    return tuple(losses)
 
 
 def _document_loss(loaded: LoadedPair, document: str, ids: list[int], window: int) -> Loss:
@@ -212,21 +212,22 @@ def _document_loss(loaded: LoadedPair, document: str, ids: list[int], window: in
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How often the drafter agrees with the target on the target's own answers."""
+    """Acceptance rate of the drafter on the target's own answers."""
 
     name: str
     prompts: int
     too_long: int
-    """Prompts left out, because prompt and answer exceed the window."""
+    """Prompts left out because prompt and answer exceed the window."""
     greedy_tokens: int
     greedy_matches: int
-    """Positions of the greedy answers at which the drafter's most probable token is the target's."""
+    """Tokens of the greedy answers that are the drafter's most probable token, too."""
     sampled_tokens: int
     overlap: float
-    """Sum over the sampled tokens of sum min(p, q) at temperature 1: the chance that a draft is accepted."""
+    """Sum over the sampled tokens of sum min(p, q), the probability of acceptance, at temperature
+    1."""
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        """Return both as one, under this one's name."""
+        """Return the sum of both, with this one's name."""
         return Acceptance(
             self.name,
             self.prompts + other.prompts,
@@ -251,14 +252,14 @@ class Acceptance:
 def measure_acceptance(
     loaded: LoadedPair, name: str, prompts: Iterable[str], window: int, new: int
 ) -> Acceptance:
-    """Let the target answer each prompt greedily and by sampling, and compare the drafter at every position.
+    """Compare the drafter with the target's greedy and sampled answers, token by token.
 
     Args:
         loaded: The models.
-        name: What the prompts are called.
-        prompts: The user's side, one turn each.
-        window: Longest prompt and answer.
-        new: Tokens of an answer at most.
+        name: Name of the set of prompts.
+        prompts: One user turn each.
+        window: Most tokens of prompt and answer.
+        new: Most tokens of an answer.
     """
     total = Acceptance(name, 0, 0, 0, 0, 0, 0.0)
     for prompt in prompts:
@@ -276,5 +277,5 @@ def measure_acceptance(
 
 
 def _drafter_on(loaded: LoadedPair, prompt: list[int], written: list[int]) -> Tensor:
-    """Return the drafter's logits at the positions of the written tokens, (N, V)."""
+    """Return the drafter's logits for the written tokens, (N, V)."""
     return loaded.read(loaded.drafter, (prompt + written)[:-1])[len(prompt) - 1 :]

@@ -1,4 +1,4 @@
-"""What the training of a pair and its card can be told, checked."""
+"""Settings of the trainings and of the cards, checked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shape:
         """Read `layers x hidden x heads x feed_forward`.
 
         Raises:
-            UsageError: It is something else.
+            UsageError: The text has another form.
         """
         parts = text.lower().split("x")
         if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
@@ -47,7 +47,7 @@ class Shape:
         return cls(*(int(part) for part in parts))
 
     def parameters(self, vocabulary: int) -> int:
-        """Return how many parameters a model of this shape has."""
+        """Return the number of parameters of a model of this shape and vocabulary."""
         layer = 4 * self.hidden**2 + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return vocabulary * self.hidden + self.layers * layer + self.hidden
 
@@ -57,18 +57,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What every training can be told."""
+    """Settings that all trainings share."""
 
     data: Path
     """Folder of NAME.txt.xz files."""
     out: Path
-    """Folder the pair, its card and its checkpoints are written to."""
+    """Folder for the trained models, logs and checkpoints."""
 
     batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
     sequence: int = setting(256, "Tokens in one sequence.", low=2, high=131072)
     optimizer: str = setting(
         "muon",
-        "Optimiser of the matrices; embeddings and norms always take AdamW.",
+        "Optimiser of the matrices; embeddings and norms always use AdamW.",
         choices=("muon", "adamw"),
     )
     learning_rate: float = setting(3e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
@@ -76,7 +76,10 @@ class Recipe:
     warmup: int = setting(100, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.5, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
     token_loss: float = setting(
-        0.0, "Weight of the text's own tokens in the drafter's loss; the rest is the target's.", low=0, high=1
+        0.0,
+        "Weight of the cross-entropy to the text in the drafter's loss; the rest is KL to the target.",
+        low=0,
+        high=1,
     )
     held_out: float = setting(0.01, "Share of documents kept for validation.", low=0, high=0.5)
     weights: str = setting("", "Repetitions of sources, such as `books=0,math=2`, over the defaults.")
@@ -89,7 +92,7 @@ class Recipe:
             _check(field, getattr(self, field.name))
 
     def fixed(self) -> dict[str, Any]:
-        """Return, as JSON values, the settings that a resumed training must share with the one it continues."""
+        """Return, as JSON values, the settings that must not change when a training is resumed."""
         free = ("data", "out", "device", "checkpoint_every", "text")
         names = [f.name for f in dataclasses.fields(self) if f.name not in free]
         values = {name: getattr(self, name) for name in names}
@@ -101,25 +104,25 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class PairOptions(Recipe):
-    """Settings of `train_pair`; the defaults are the shipped pair's recipe, for two CPU cores."""
+    """Settings of `train_pair`; the defaults trained the bundled pair on two CPU cores."""
 
     steps: int = setting(2560, "Training steps of the target.", low=1, high=10_000_000)
     drafter_steps: int = setting(1460, "Training steps of the drafter.", low=1, high=10_000_000)
     long_steps: int = setting(
         0,
-        "Steps each model is trained further at the full context; worth it on CUDA.",
+        "Further steps of each model at the full context; worth it on CUDA.",
         low=0,
         high=10_000_000,
     )
-    context: int = setting(2304, "Positions the models know: max_position_embeddings.", low=2, high=131072)
+    context: int = setting(2304, "Context of the models: max_position_embeddings.", low=2, high=131072)
     vocabulary: int = setting(
-        4096, "Tokens of the tokenizer at most, special ones included.", low=270, high=65536
+        4096, "Most tokens of the tokenizer, special ones included.", low=270, high=65536
     )
     target: Shape = Shape(8, 320, 5, 864)
     """Shape of the target."""
     drafter: Shape = Shape(4, 192, 6, 512)
     """Shape of the drafter."""
-    max_parameters: int = setting(12_000_000, "Parameters either model may have.", low=1)
+    max_parameters: int = setting(12_000_000, "Most parameters of either model.", low=1)
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
@@ -136,12 +139,12 @@ class PairOptions(Recipe):
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions(Recipe):
-    """Settings of `train_drafter`; the defaults are for one CPU core and half an hour."""
+    """Settings of `train_drafter`; with the defaults, one CPU core needs half an hour."""
 
     pair: Path = Path()
     """Folder of the pair whose drafter is trained further, with `target` and `drafter` in it."""
     text: Path | None = None
-    """Text that the same target wrote in an earlier training; none: it writes it now."""
+    """File of text that the same target wrote in an earlier training; None: it is written now."""
 
     batch: int = setting(8, "Sequences in one step.", low=1, high=65536)
     sequence: int = setting(512, "Tokens in one sequence.", low=2, high=131072)
@@ -150,93 +153,94 @@ class DrafterOptions(Recipe):
     decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
     steps: int = setting(430, "Training steps of the drafter.", low=1, high=10_000_000)
     feed_forward: int = setting(
-        0, "Units each feed-forward layer of the drafter is cut to; 0 keeps all.", low=0, high=65536
+        0, "Units that each feed-forward layer of the drafter keeps; 0 keeps all.", low=0, high=65536
     )
-    written: int = setting(450_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
-    answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)
+    written: int = setting(450_000, "Tokens that the target writes, to train on.", low=1, high=1_000_000_000)
+    answer: int = setting(320, "Most tokens of one answer of the target.", low=1, high=131072)
     share: float = setting(
-        0.75, "Share of the sequences that the target wrote; the rest is corpus.", low=0, high=1
+        0.75, "Share of sequences from the target's text; the rest is corpus.", low=0, high=1
     )
 
 
-HEADS: dict[str, dict[str, Any]] = {
+HEAD_DEFAULTS: dict[str, dict[str, Any]] = {
     "medusa": {"size": 5},
     "hydra": {"size": 4},
     "eagle": {"size": 5, "regression": 10.0},
     "parallelspec_medusa": {"size": 4},
     "parallelspec_eagle": {"size": 4, "regression": 10.0, "fade": 1.0},
 }
-"""The kinds of drafting heads, and the settings in which each one's defaults differ from `HeadOptions`."""
+"""Trainable kinds of drafting heads, and the defaults in which each differs from `HeadOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions(Recipe):
-    """Settings of `train_head`; the defaults are for one CPU core and a quarter of an hour."""
+    """Settings of `train_head`; with the defaults, one CPU core needs a quarter of an hour."""
 
     kind: str = "medusa"
-    """One of `HEADS`."""
+    """One of `HEAD_DEFAULTS`."""
     pair: Path = Path()
     """Folder with the target in it."""
     text: Path | None = None
-    """Text that the same target wrote in an earlier training; none: it writes it now."""
+    """File of text that the same target wrote in an earlier training; None: it is written now."""
     start: Path | None = None
-    """A head whose tensors this one begins with, as far as names and shapes agree; none: it begins at random."""
+    """Directory of a head whose tensors are copied where names and shapes agree; None: all are
+    random."""
 
     size: int = setting(
         4,
-        "Heads (Medusa, Hydra), masks K (ParallelSpec, from 0), or drafts that are measured (EAGLE).",
+        "Heads (Medusa, Hydra), masks K (ParallelSpec, from 0), or measured drafts (EAGLE).",
         low=0,
         high=64,
     )
     batch: int = setting(16, "Texts in one step.", low=1, high=65536)
-    sequence: int = setting(512, "Tokens of a text that are used at most.", low=3, high=131072)
-    anchors: float = setting(0.5, "Share of the tokens behind which a draft is learned.", low=0.001, high=1)
+    sequence: int = setting(512, "Most tokens of a text that are used.", low=3, high=131072)
+    anchors: float = setting(0.5, "Share of the tokens after which a draft is learned.", low=0.001, high=1)
     learning_rate: float = setting(6e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of the matrices.", low=0, high=1)
     warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
     steps: int = setting(700, "Training steps.", low=1, high=10_000_000)
     fade: float = setting(
-        0.8, "Place k of a draft, from 0, weighs fade to the power of k.", low=0.001, high=1
+        0.8, "Weight of place k of a draft, from 0: fade to the power of k.", low=0.001, high=1
     )
     regression: float = setting(0.0, "Weight of smooth L1 between states and the target's features.", low=0)
-    written: int = setting(700_000, "Tokens the target writes to learn from.", low=1, high=1_000_000_000)
-    answer: int = setting(320, "Tokens of one answer of the target at most.", low=1, high=131072)
+    written: int = setting(700_000, "Tokens that the target writes, to train on.", low=1, high=1_000_000_000)
+    answer: int = setting(320, "Most tokens of one answer of the target.", low=1, high=131072)
 
     def __post_init__(self) -> None:
-        from engine.heads.form import PARALLEL  # imports torch, which most commands do not need
+        from engine.heads.kinds import KINDS  # imports torch, which most commands do not need
 
         Recipe.__post_init__(self)
-        if self.kind not in HEADS:
-            raise UsageError(f"kind is {self.kind!r}; choose one of {', '.join(HEADS)}")
-        check_range("size", self.size, 0 if self.kind in PARALLEL else 1, 64)
+        if self.kind not in HEAD_DEFAULTS:
+            raise UsageError(f"kind is {self.kind!r}; choose one of {', '.join(HEAD_DEFAULTS)}")
+        check_range("size", self.size, 0 if KINDS[self.kind].sized_by == "masks" else 1, 64)
 
     @classmethod
     def of(cls, kind: str, **given: Any) -> HeadOptions:
-        """Return the settings of a kind: its own defaults, then what is given."""
-        return cls(kind=kind, **HEADS.get(kind, {}) | given)
+        """Return the settings of a kind: its own defaults, replaced by those given."""
+        return cls(kind=kind, **HEAD_DEFAULTS.get(kind, {}) | given)
 
 
 @dataclass(frozen=True, slots=True)
 class CardSettings:
-    """What a pair is measured with."""
+    """Settings of a pair's card and of its heads' card."""
 
     data: Path | None = None
-    """Corpus whose held-out documents are used; none: no losses and no chats from it."""
+    """Corpus whose held-out documents are measured; None: no losses and no chats."""
     prompts: tuple[Path, ...] = ()
     """JSONL files of prompts that were never trained on."""
     fixed: Path = PROMPTS
     """The fixed prompts."""
     count: int = 80
-    """Prompts of each file."""
+    """Number of prompts from each file."""
     chats: int = 10
-    """Held-out chats of each source."""
+    """Number of held-out chats from each source."""
     new_tokens: int = 64
-    """Tokens of an answer whose acceptance is measured; at most half of the window is used."""
+    """Tokens of each measured answer; at most half of the window."""
     tokens: int = 4000
-    """Tokens of each source whose loss is measured."""
+    """Tokens of each source that the loss is measured on."""
     window: int = 256
-    """Longest text measured: as long as those trained on."""
+    """Most tokens of a measured text: the length of a training sequence."""
 
     def __post_init__(self) -> None:
         for name in ("count", "chats", "new_tokens", "tokens"):

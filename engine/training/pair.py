@@ -1,9 +1,9 @@
-"""The recipe of the bundled pair: a tokenizer, a target, and a drafter distilled from it.
+"""Train a pair: a tokenizer, a target, and a drafter distilled from it.
 
     train_pair(PairOptions(data=Path("corpus"), out=Path("pair")))
 
-Everything random is a function of the seed and the step, so a training that was stopped and resumed ends with the
-same bits as one that was not (on the same machine, with the same number of threads).
+Every random number is a function of the seed and the step, so a resumed training ends with the same
+bits as an uninterrupted one (on the same machine, with the same number of threads).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def train_pair(
     *,
     resume: bool = False,
 ) -> Path:
-    """Train a pair and write it to `out/target` and `out/drafter`, with the loss of every step in `out/loss.jsonl`.
+    """Train a pair; write `target`, `drafter` and `loss.jsonl`, the loss of every step, to `out`.
 
-    What `progress`, `cancel` and `resume` are stands at `Training`.
+    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
         `out`.
@@ -75,7 +75,7 @@ def train_pair(
 
 
 def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
-    """Return a model with random weights that are a function of the seed."""
+    """Return an untrained model; its weights are a function of the seed."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=shape.hidden,
@@ -97,7 +97,7 @@ def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
 
 
 def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabulary: int) -> None:
-    """Go through all phases from where the training is, and save each model when its last one is over."""
+    """Run the remaining phases; save each model after its last phase."""
     phases, state, device = plan(options), training.state, training.device
     trim_log(options.out / LOG, phases, state)
     model: Any = None
@@ -118,7 +118,7 @@ def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabu
 
 
 def _write_facts(options: PairOptions, state: State, mixture: dict[str, int]) -> None:
-    """Write what the model card says of the training."""
+    """Write the facts of the training, for the model card."""
     phases = plan(options)
     rows = read_log(options.out / LOG)
     facts = {

@@ -1,4 +1,4 @@
-"""Prompts for measuring: of held-out chats, and of files that were never trained on."""
+"""Prompts for measurements: from held-out chats, and from files that were never trained on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.training.data import find_sources, is_held_out, read_documents
 from engine.training.tokenizer import ROLES, split_chat
 
 MOST_BYTES = 64 * 2**20
-"""Largest file of prompts that is read."""
+"""Largest file of prompts."""
 
 
 def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count: int) -> list[str]:
@@ -20,20 +20,20 @@ def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count:
     Raises:
         UsageError: The corpus cannot be read.
     """
-    found = list[str]()
+    prompts = list[str]()
     for source, path in find_sources(data).items():
         if source in sources:
             turns = [split_chat(d) for d in read_documents(path) if is_held_out(d, held_out)]
-            asked = [t[1] for t in turns if len(t) > 3 and t[0] == ROLES[0] and t[2] == ROLES[1]]
-            found += asked[:count]
-    return found
+            first = [t[1] for t in turns if len(t) > 3 and t[0] == ROLES[0] and t[2] == ROLES[1]]
+            prompts += first[:count]
+    return prompts
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """Return up to `count` prompts, evenly spread over a JSONL file with `turns` (the first is taken) or `prompt`.
+    """Return up to `count` prompts, evenly spread over a JSONL file with `turns` or `prompt`.
 
     Raises:
-        UsageError: The file is missing or of another form.
+        UsageError: The file is missing or has another form.
     """
     lines = read_text(path, MOST_BYTES).split("\n")
     try:

@@ -1,4 +1,4 @@
-"""Pruning of feed-forward layers: the units that say least are taken out."""
+"""Pruning of feed-forward layers: the units with the smallest output are removed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 
 def prune(model: Any, width: int, tokens: np.ndarray) -> None:
-    """Keep the `width` units of each feed-forward layer that write most into the residual stream.
+    """Keep the `width` units of each feed-forward layer that add most to the residual stream.
 
-    A unit writes a = silu(gate) * up times its column of the down matrix: its weight is mean |a| over the tokens
-    times that column's norm. The units kept stay in their order.
+    A unit adds a = silu(gate) * up times its column of the down matrix: its score is mean |a| over
+    the tokens times that column's norm. The kept units stay in their order.
 
     Args:
         model: A transformers model of the Llama family; changed in place.
-        width: Units to keep, at most as many as there are.
-        tokens: Ids to calibrate with, (B, L).
+        width: Units to keep, at most the layer's width.
+        tokens: Ids that the scores are computed on, (B, L).
     """
     mlps: list[Any] = [m for m in model.modules() if hasattr(m, "gate_proj")]
     sums: dict[nn.Module, torch.Tensor] = {mlp: torch.zeros(mlp.down_proj.in_features) for mlp in mlps}

@@ -1,4 +1,4 @@
-"""The steps of a training: its folder, its log, its checkpoints, and the saved model."""
+"""A training under way: its folder, its log, its checkpoints, and the saved model."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from engine.files import replacing
 from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Corpus
-from engine.training.fit import LossesOf, Phase, learning_rate, make_optimisers, train_step
+from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers, train_step
 from engine.training.options import DrafterOptions, HeadOptions, Recipe
 from engine.training.tokenizer import Encoder
 
 SHARD = "14MB"
-"""Weights of one file; with its header it stays below 15 MB."""
+"""Largest file of weights; with its header it stays below 15 MB."""
 FACTS = "training.json"
 LOG = "loss.jsonl"
 _MEAN_OF = 50
 
 
 class Progress(NamedTuple):
-    """What a listener hears: of every step, and (step 0, loss nan) when a part begins."""
+    """A report to a listener: every step, and (step 0, loss nan) when a part begins."""
 
     phase: str
     """`tokenizer`, `text`, or a phase's name."""
     step: int
     steps: int
     loss: float
-    """Nats per token: cross-entropy of a target, divergence of a drafter."""
+    """In nats per token: cross-entropy of a target, divergence of a drafter."""
 
 
 Listener = Callable[[Progress], None]
 
 
 def ignore(_: object) -> None:
-    """Hear nothing."""
+    """Ignore the report."""
 
 
 def pick_device(name: str) -> torch.device:
     """Return the device of `auto`, `cpu` or `cuda`.
 
     Raises:
-        UsageError: CUDA is asked for and not there.
+        UsageError: torch has no CUDA device.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but torch finds no CUDA device; use cpu or auto")
@@ -61,27 +61,28 @@ def pick_device(name: str) -> torch.device:
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """Write a model as bf16 safetensors in shards; the model itself is changed to bf16."""
+    """Write a model as bf16 safetensors in shards; converts the model itself to bf16."""
     model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
 
 
 def load_teacher(folder: Path, device: torch.device) -> nn.Module:
-    """Return the target as it was saved: its rounded weights are those the drafter will meet."""
+    """Return the target as it was saved: a run uses these rounded weights, too."""
     teacher: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return teacher.to(device).eval().requires_grad_(False)
 
 
 class Training:
-    """One training under way: its device, how far it has come (`state`), and who hears of it.
+    """One training under way: its device, its progress (`state`), its listener.
 
     Args:
         options: The settings.
-        progress: Hears of every step.
-        cancel: Set it to end the training after the present step, with a checkpoint.
-        resume: Go on with the training that `out` holds.
+        progress: Called after every step.
+        cancel: Set it to stop the training after the current step, with a checkpoint.
+        resume: Whether to continue the training in `out`.
 
     Raises:
-        UsageError: There is no such device; `out` is in use, holds nothing to resume, or its training has other settings.
+        UsageError: The device is missing; `out` is in use, has nothing to resume, or its training
+            has other settings.
         ModelError: The checkpoint is broken.
     """
 
@@ -95,14 +96,14 @@ class Training:
         self._options = options
 
     def begin(self, part: str) -> None:
-        """Tell that a part begins."""
+        """Report that a part begins."""
         self.progress(Progress(part, 0, 0, nan))
 
     def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
-        """Return the text of the sources in token ids.
+        """Return the tokenized text of the sources.
 
         Raises:
-            UsageError: It was of another length when the training began.
+            UsageError: Its length differs from that at the start of the training.
         """
         self.begin("text")
         options, state = self._options, self.state
@@ -111,7 +112,7 @@ class Training:
         if state.text_tokens not in (0, tokens):
             raise UsageError(
                 f"the text in {options.data} has {tokens} tokens; the training to resume had {state.text_tokens}: "
-                "give it the same text or start anew with another --out"
+                "give it the same text or start again with another --out"
             )
         state.text_tokens = tokens
         return corpus
@@ -123,13 +124,14 @@ class Training:
         losses_of: LossesOf,
         measure: Callable[[int], None] = ignore,
     ) -> None:
-        """Train a model from where `state` is to the end of a phase.
+        """Train a model from `state` to the end of a phase.
 
         Args:
             phase: The stretch of training.
-            model: What is trained.
-            losses_of: Gives the model's losses in a step.
-            measure: Called every `checkpoint_every` steps and at the end, with the steps that are done; not timed.
+            model: The model to train.
+            losses_of: Returns the model's losses in a step.
+            measure: Called with the number of finished steps, every `checkpoint_every` steps and at
+                the end; not timed.
 
         Raises:
             RunCancelled: The event was set; a checkpoint is written.
@@ -144,24 +146,17 @@ class Training:
         with (options.out / LOG).open("a", encoding="utf-8", buffering=1) as log:
             while state.step < phase.steps:
                 rate = learning_rate(phase, state.step, options)
-                found = losses_of(state.step)
-                train_step(model, optimisers, found, rate)
+                losses = losses_of(state.step)
+                train_step(model, optimisers, losses, rate)
                 state.step += 1
-                loss = found.tokens if found.divergence is None else found.divergence
-                row = {
-                    "phase": phase.name,
-                    "step": state.step,
-                    "loss": loss,
-                    "tokens": found.tokens,
-                    "rate": rate,
-                } | ({"places": found.places} if found.places else {})
+                row = _log_row(phase, state.step, losses, rate)
                 log.write(json.dumps(row) + "\n")
-                self.progress(Progress(phase.name, state.step, phase.steps, loss))
+                self.progress(Progress(phase.name, state.step, phase.steps, row["loss"]))
                 stopped = self.cancel.is_set()
                 due = state.step == phase.steps or state.step % options.checkpoint_every == 0
                 if stopped or due:
-                    now = time.monotonic()
-                    state.seconds[phase.name] = state.seconds.get(phase.name, 0.0) + now - begun
+                    seconds = state.seconds.get(phase.name, 0.0)
+                    state.seconds[phase.name] = seconds + time.monotonic() - begun
                     if due:
                         measure(state.step)
                     begun = time.monotonic()
@@ -173,11 +168,18 @@ class Training:
                     )
 
 
+def _log_row(phase: Phase, step: int, losses: Losses, rate: float) -> dict[str, Any]:
+    """Return a step's row of the loss log."""
+    loss = losses.tokens if losses.divergence is None else losses.divergence
+    row = {"phase": phase.name, "step": step, "loss": loss, "tokens": losses.tokens, "rate": rate}
+    return row | ({"places": losses.places} if losses.places else {})
+
+
 def open_training(options: Recipe, resume: bool) -> State:
-    """Return how far the training in `out` has come; a new one begins in an empty folder.
+    """Return the state of the training in `out`; a new training needs an empty folder.
 
     Raises:
-        UsageError: The folder is in use, holds nothing to resume, or its training has other settings.
+        UsageError: The folder is in use, has nothing to resume, or its training has other settings.
         ModelError: The checkpoint is broken.
     """
     out = options.out
@@ -195,10 +197,10 @@ def open_training(options: Recipe, resume: bool) -> State:
 
 
 def check_lengths(options: DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
-    """Check that texts and answers are no longer than what the models know.
+    """Check that texts and answers fit the context of the models.
 
     Raises:
-        UsageError: They are.
+        UsageError: A setting is too long.
     """
     for name, most in (("sequence", context), ("answer", context - 1)):
         if getattr(options, name) > most:
@@ -208,7 +210,7 @@ def check_lengths(options: DrafterOptions | HeadOptions, context: int, known_by:
 
 
 def trim_log(path: Path, phases: tuple[Phase, ...], state: State) -> None:
-    """Forget the steps that were logged after the checkpoint: they are taken again."""
+    """Remove the rows of steps after the checkpoint: these steps are repeated."""
     if not path.is_file():
         return
     order = {phase.name: index for index, phase in enumerate(phases)}
@@ -218,19 +220,19 @@ def trim_log(path: Path, phases: tuple[Phase, ...], state: State) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a loss log; a last line cut short is left out."""
+    """Return the rows of a loss log, without an incomplete last line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
-    """Write what the card says of a training."""
+    """Write the facts of a training, for its card."""
     with replacing(out / FACTS) as file:
         file.write(json.dumps(facts, indent=1) + "\n")
 
 
 def phase_facts(phase: Phase, state: State, losses: list[float]) -> dict[str, Any]:
-    """Return what the model card says of one phase."""
+    """Return the facts of one phase, for the model card."""
     return {
         "name": phase.name,
         "steps": phase.steps,

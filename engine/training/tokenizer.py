@@ -1,4 +1,4 @@
-"""The pair's tokenizer: byte-level BPE whose first ids are the special tokens, with the chat template.
+"""The pair's tokenizer: byte-level BPE with special tokens first, and the chat template.
 
 Chats are `<|bos|><|user|>...<|assistant|>...`; a turn ends at `<|eos|>` or at the next `<|user|>`.
 """
@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 PAD, BOS, EOS, USER, ASSISTANT, SYSTEM = range(6)
 ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
 SPECIALS = ("<|pad|>", "<|bos|>", "<|eos|>", *ROLES, *(f"<|mask_{i}|>" for i in range(1, 9)))
-"""Special tokens; the index is the id. The masks are for drafters that draft several tokens at once."""
+"""Special tokens; the index is the id. The masks are for drafters that draft several tokens in one
+forward."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
@@ -27,19 +28,19 @@ _BATCH = 1024
 
 
 def split_chat(document: str) -> list[str]:
-    """Return the document as text and role markers in turn; only a document that begins with a marker has any."""
+    """Split a chat into text and role markers; any other document is one piece of text."""
     if not document.startswith(ROLES):
         return [document]
     return [piece for piece in _MARKER.split(document) if piece]
 
 
 def train_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
-    """Learn a byte-level BPE from documents.
+    """Return a byte-level BPE trained on documents.
 
     Args:
-        documents: Training text; role markers of chats are left out of it.
-        vocabulary: Tokens at most; a small text gives fewer.
-        context: Positions the models will know.
+        documents: Training text; role markers of chats are removed.
+        vocabulary: Most tokens; a small text gives fewer.
+        context: Context of the models.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -69,7 +70,8 @@ class Encoder:
     """Encodes documents: role markers of chats become special tokens, everything else is text.
 
     Args:
-        tokenizer: Markers, begin and end that it does not know are left out or, of markers, read as text.
+        tokenizer: Begin and end of text that it lacks are left out; role markers that it lacks are
+            text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -81,10 +83,10 @@ class Encoder:
         self._end = [known[str(tokenizer.eos_token)]] if tokenizer.eos_token in known else []
 
     def __call__(self, documents: Iterable[str]) -> Iterator[list[int]]:
-        """Yield the ids of each document, from begin to end of text."""
+        """Yield the ids of each document, with begin and end of text."""
         source = iter(documents)
-        while some := list(islice(source, _BATCH)):
-            pieces = [split_chat(document) for document in some]
+        while batch := list(islice(source, _BATCH)):
+            pieces = [split_chat(document) for document in batch]
             texts = [piece for row in pieces for piece in row if piece not in self._roles]
             encoded = (e.ids for e in self._tokenizer.encode_batch(texts, add_special_tokens=False))
             for row in pieces:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.errors import SpecScopeError
-from engine.heads.modules import Head
+from engine.heads.drafting import Head
 from engine.model.cache import Cache
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel

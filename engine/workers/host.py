@@ -16,7 +16,7 @@ import torch
 
 from engine.accept import judge
 from engine.draws import Draws, argmax, facts, propose_token, softmax
-from engine.heads.modules import Head
+from engine.heads.drafting import Head
 from engine.model.fuzzy import Alone
 from engine.model.language import LanguageModel
 from engine.model.slots import Rows
@@ -24,7 +24,7 @@ from engine.model.stage import Border
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.heads import prefill
+from engine.workers.head_forwards import prefill
 from engine.workers.jobs import (
     Begin,
     Connect,
@@ -126,11 +126,11 @@ class Host:
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
-        models, there = self.forwards.models, self.forwards.heads
-        if job.beside and job.model not in there:
-            head = there[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
+        models, heads = self.forwards.models, self.forwards.heads
+        if job.beside and job.model not in heads:
+            head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
             if head.layer is not None:
-                models[job.model] = head.layer
+                models[job.model] = head.layer.decoder
         elif not job.beside and job.model not in models:
             models[job.model] = cast("Callable[[], LanguageModel]", job.loader)()
         model = models.get(job.model) or models[job.beside]

@@ -16,7 +16,7 @@ from engine.model.language import LanguageModel
 from engine.types import Draft, Packing, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
-    from engine.heads.modules import Head, Work
+    from engine.heads.drafting import Head, Work
 
 
 @dataclass(frozen=True)

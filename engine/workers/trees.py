@@ -14,10 +14,11 @@ import torch
 from engine.drafters.level import next_level
 from engine.drafters.tree import line, root
 from engine.draws import TOP, Draws, most_probable
+from engine.heads.drafting import LevelLogits
 from engine.model.fuzzy import Alone, Fuzzy, Share, layer_groups
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
-from engine.workers.heads import HEADS
+from engine.workers.head_forwards import PrefixForwards
 from engine.workers.jobs import Grow, Grown, Stamp
 
 
@@ -153,7 +154,8 @@ def grow(
 
 def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> LevelSource:
     if (head := forwards.heads.get(job.model)) is not None:
-        return HeadLevels(HEADS[type(head)](forwards, job, stamps))
+        (prefix,), (levels,) = job.prefixes, job.levels
+        return HeadLevels(head.draft(PrefixForwards(forwards, job.model, prefix, stamps, levels)))
     fuzzy = _fuzzy(forwards.models[job.model].depth, job.fuzzy, partners)
     return ModelLevels(forwards, job, fuzzy, stamps)
 
@@ -161,13 +163,13 @@ def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stam
 class HeadLevels:
     """A drafting head: it drafts one tree at a time."""
 
-    def __init__(self, rows: Callable[[Sequence[Grown], Sequence[int]], torch.Tensor | None]) -> None:
-        self._rows = rows
+    def __init__(self, logits: LevelLogits) -> None:
+        self._logits = logits
 
     def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
         """Ask the head."""
         (tree,) = trees
-        return None if (rows := self._rows(tree.nodes, tree.at)) is None else [rows]
+        return None if (rows := self._logits(tree.nodes, tree.at)) is None else [rows]
 
 
 class ModelLevels:

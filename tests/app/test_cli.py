@@ -13,7 +13,7 @@ from engine.methods import METHODS
 from engine.model import catalog
 from engine.model.pair import PAIRS, Pair
 from tests.app.commands import VIRTUAL, call
-from tests.engine.heads.made import make_head
+from tests.engine.heads.random_heads import make_head
 
 CONTRACT = {
     "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile",

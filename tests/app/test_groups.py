@@ -13,7 +13,7 @@ from app.bench.plan import QUICK, Plan
 from app.main import main
 from engine.errors import UsageError
 from engine.model.pair import Pair
-from tests.engine.heads.made import make_head
+from tests.engine.heads.random_heads import make_head
 
 SMALL = Plan(1, 1, 1.0, 1, 12, 1, 100, 1)
 

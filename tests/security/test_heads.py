@@ -1,4 +1,4 @@
-"""Attacks by a drafting head's files, of SpecScope's own form and published ones."""
+"""Attacks by the files of drafting heads, in SpecScope's own form and published."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import SpecScopeError, UsageError
 from engine.heads.files import check_head, read_head
-from engine.heads.form import KINDS
-from tests.engine.heads.made import make_heads
+from engine.heads.kinds import KINDS
+from tests.engine.heads.random_heads import make_heads
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, one_line, spoiled, works_or_says_why
 
@@ -47,7 +47,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A tiny target, and a head of each kind for it."""
+    """Return a tiny target, and the folder of a head of each kind for it."""
     folder = tmp_path_factory.mktemp("made")
     save(reference("llama"), folder / "target")
     return folder / "target", make_heads(folder / "heads", folder / "target")
@@ -55,7 +55,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def head(made, tmp_path):
-    """Return a function that copies the head of a kind to spoil."""
+    """Return a function that copies the head of a kind, to be spoiled."""
     return lambda kind: shutil.copytree(made[1] / kind, tmp_path / kind)
 
 
@@ -88,7 +88,7 @@ def edit(path, **changes) -> None:
             {"features": [10**9]},
             "it must hold at most 64 whole numbers, at least 0 and at most 1024",
         ),
-        ("eagle", {"kind": "x\ny" * 1000}, "it must be one of medusa, hydra, eagle"),
+        ("eagle", {"kind": "x\ny" * 1000}, "it must be one of eagle, eagle3, hydra"),
         ("eagle", {"kind": ["eagle"]}, "kind is ['eagle']; it must be one of"),
         ("eagle", {"embedding_scale": float("nan")}, "embedding_scale is nan; it must be a number above 0"),
         ("eagle", {"shape": "x" * 10_000}, "it must hold the fields of a Llama config"),
@@ -96,7 +96,7 @@ def edit(path, **changes) -> None:
         ("eagle", {"features": 5}, "is no head's config"),
     ],
 )
-def test_a_size_or_type_that_no_head_has_is_refused_by_its_range(made, head, kind, change, message):
+def test_an_invalid_size_or_type_is_refused_with_its_range(made, head, kind, change, message):
     path = head(kind)
     edit(path / "config.json", **change)
     assert message in refused(lambda: read_head(path, made[0]))
@@ -118,7 +118,7 @@ def test_a_size_or_type_that_no_head_has_is_refused_by_its_range(made, head, kin
         ("num_labels", 10**9),
     ],
 )
-def test_an_absurd_size_of_a_heads_layer_is_refused_or_not_read(made, head, name, value):
+def test_an_absurd_size_of_the_layer_is_refused_or_ignored(made, head, name, value):
     path = head("eagle")
     shape = json.loads((path / "config.json").read_text())["shape"] | {name: value}
     edit(path / "config.json", shape=shape)
@@ -152,11 +152,11 @@ def test_tokens_outside_the_vocabulary_are_refused(made, head):
     tensors = {name: tensor.clone() for name, tensor in load_file(path / WEIGHTS).items()}
     tensors["d2t"][5] = 2**62
     save_file(tensors, path / WEIGHTS)
-    assert "d2t turns draft token 5 into" in refused(lambda: read_head(path, made[0]))
+    assert "d2t maps draft token 5 to" in refused(lambda: read_head(path, made[0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_one_value_of_a_heads_config_may_be_odd(made, kind):
+def test_any_odd_value_in_a_config_is_harmless(made, kind):
     path = made[1] / kind / "config.json"
     content = path.read_text()
 
@@ -178,7 +178,7 @@ def test_any_one_value_of_a_heads_config_may_be_odd(made, kind):
     shape=st.sampled_from([(), (0,), (32,), (32, 32), (97, 32), (2, 3, 4)]),
     config=spoiled({"hidden_size": 32, "intermediate_size": 56, "num_attention_heads": 4, "vocab_size": 97}),
 )
-def test_tensors_of_any_names_and_shapes_are_a_head_or_refused(made, names, shape, config):
+def test_any_tensor_names_and_shapes_are_a_head_or_refused(made, names, shape, config):
     path = made[1].parent / "published"
     path.mkdir(exist_ok=True)
     save_file({name: torch.zeros(shape) for name in names}, path / WEIGHTS)
@@ -186,12 +186,12 @@ def test_tensors_of_any_names_and_shapes_are_a_head_or_refused(made, names, shap
     works_or_says_why(lambda: read_head(path, made[0]))
 
 
-def test_heads_that_are_right_still_load(made):
+def test_correct_heads_load(made):
     for kind in KINDS:
         assert read_head(made[1] / kind, made[0]).config.kind == kind
 
 
-def test_a_head_of_another_target_is_refused(made, head):
+def test_a_head_for_another_target_is_refused(made, head):
     path = head("medusa")
     edit(path / "config.json", hidden_size=64)
     with pytest.raises(UsageError, match=r"its hidden_size is 64, that of .* is 32"):

@@ -1,4 +1,4 @@
-"""The card of a pair's drafting heads: how they were trained, and what each accepts of the target's own answers."""
+"""The card of a pair's drafting heads: their training and their acceptance rates."""
 
 from __future__ import annotations
 
@@ -12,92 +12,91 @@ import numpy as np
 import torch
 
 from engine.errors import UsageError
-from engine.heads.files import HeadWeights as HeadFile
-from engine.heads.files import read_head
-from engine.heads.form import SIDE
+from engine.heads.files import HeadWeights, read_head
+from engine.heads.kinds import KINDS
+from engine.heads.packed import Texts
+from engine.heads.trainable import Frozen, TrainableHead
 from engine.model.load import read_config
 from engine.model.pair import Pair
 from engine.model.shape import ModelShape
 from engine.training.card import read_facts
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
-from engine.training.heads.kinds import Acceptance, Head, acceptance, build, drafts_of
-from engine.training.heads.layout import Texts
+from engine.training.heads.losses import DraftAcceptance, acceptance
 from engine.training.heads.plot import PLOT
-from engine.training.heads.side import Frozen
-from engine.training.heads.train import read_frozen
+from engine.training.heads.train import build_head, read_frozen
 from engine.training.measure import LoadedPair
-from engine.training.options import HEADS, CardSettings
+from engine.training.options import HEAD_DEFAULTS, CardSettings
 from engine.training.prompts import held_out_prompts, read_prompts
 from engine.types import Sampling
 
 FOLDER = "heads"
 DRAFTS = 5
-"""Tokens that a head without a limit, and the pair's drafter, draft."""
+"""Tokens drafted by a head of any length and by the pair's drafter."""
 
 
 class Answers(NamedTuple):
-    """What the target writes greedily to one set of prompts."""
+    """The target's greedy answers to one set of prompts."""
 
     name: str
     texts: tuple[Texts, ...]
-    """One prompt with its answer each; its anchors are the tokens of the answer."""
-    drafter: Acceptance
-    """Of the pair's drafter, drafting `DRAFTS` tokens."""
+    """One prompt with its answer each; the anchors are the tokens of the answer."""
+    drafter: DraftAcceptance
+    """Acceptance of the pair's drafter, drafting `DRAFTS` tokens."""
 
 
-class Measured(NamedTuple):
-    """One head."""
+class MeasuredHead(NamedTuple):
+    """One head and its measurements."""
 
     kind: str
     parameters: int
     bytes: int
     facts: dict[str, Any]
-    """What its training says of itself; empty where nothing is known."""
-    accepted: dict[str, Acceptance]
-    """By set of prompts."""
+    """Facts of its training; empty if unknown."""
+    accepted: dict[str, DraftAcceptance]
+    """Acceptance by name of the set of prompts."""
     drawn: bool
-    """Whether its training's curves lie beside it."""
+    """Whether its folder has the training's curves."""
 
 
 def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
-    """Measure the heads in a pair's folder and return their card as Markdown. Set torch to one thread first.
+    """Measure the heads in a pair's folder, on one thread; return their card as Markdown.
 
     Raises:
-        UsageError: There are no heads, one cannot be measured, or prompts cannot be read.
+        UsageError: The folder has no heads, one cannot be measured, or prompts cannot be read.
         ModelError: A model or a head is missing or broken.
     """
-    found = [kind for kind in HEADS if (folder / FOLDER / kind).is_dir()]
-    if not found:
+    kinds = [kind for kind in HEAD_DEFAULTS if (folder / FOLDER / kind).is_dir()]
+    if not kinds:
         raise UsageError(f"{folder / FOLDER} holds no head; specscope train medusa, for example, makes one")
     target = folder / "target"
     shape = ModelShape.of(read_config(target), target)
     frozen = read_frozen(target, shape, torch.device("cpu"))
     answers = list(_answers(LoadedPair.load(pair), frozen, settings))
-    heads = [_measure(folder, kind, shape, frozen, answers) for kind in found]
+    heads = [_measure(folder, kind, shape, frozen, answers) for kind in kinds]
     return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
 
 
-def restore(file: HeadFile, shape: ModelShape) -> Head:
-    """Return the module of a head that was read.
+def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
+    """Return the trainable module of a head that was read.
 
     Raises:
-        UsageError: It has parts that are not trained here: LM heads of its own, biases, or more than one layer.
+        UsageError: It has parts that no trainable module has: LM heads, biases, or more than one
+            layer.
     """
-    config = file.config
+    config, kind = weights.config, KINDS[weights.config.kind]
     biased = config.biased or config.qkv_bias
-    if config.kind not in HEADS or config.own_lm_head or biased or config.layers != 1:
+    if config.kind not in HEAD_DEFAULTS or config.own_lm_head or biased or config.layers != 1:
         raise UsageError(
             f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
         )
-    size = config.heads if config.kind in SIDE else config.masks
-    head = build(config.kind, shape, max(size, 1), 0, config.embedding_scale)
-    head.load_state_dict(file.tensors)
+    head = build_head(config.kind, shape, kind.size(config), 0, config.embedding_scale)
+    head.module.load_state_dict(weights.tensors)
     return head
 
 
 def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iterator[Answers]:
-    """Let the target answer every prompt that fits the window, greedily."""
+    """Yield the target's greedy answers to the prompts that fit the window."""
     window = min(settings.window, loaded.pair.context)
     new = min(settings.new_tokens, window // 2)
     sets: list[tuple[str, Iterable[str]]] = []
@@ -106,7 +105,7 @@ def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iter
         sets.append(("chats held out of the corpus", chats))
     sets += [(path.parent.name, read_prompts(path, settings.count)) for path in settings.prompts]
     for name, prompts in sets:
-        texts, drafted = list[Texts](), Acceptance((0,) * DRAFTS, (0,) * DRAFTS)
+        texts, drafted = list[Texts](), DraftAcceptance((0,) * DRAFTS, (0,) * DRAFTS)
         for ids in map(loaded.pair.encode, prompts):
             if len(ids) + new > window:
                 continue
@@ -125,35 +124,38 @@ def _text(loaded: LoadedPair, frozen: Frozen, prompt: Sequence[int], written: Se
     return Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
 
 
-def chained(matches: Sequence[bool], count: int) -> Acceptance:
-    """Return what a drafter accepts that is right at these tokens of an answer, drafting `count` from each on.
+def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
+    """Return the acceptance of drafts of `count` tokens from each token of an answer on.
 
-    As long as its drafts are right, it reads the answer itself, so whether it is right does not depend on where it began.
+    Args:
+        matches: Whether the drafter's token equals the target's, for each token of the answer. As
+            long as its drafts are right, the drafter reads the answer itself, so this does not
+            depend on where it began.
+        count: Tokens of a draft.
     """
     reached, accepted = [0] * count, [0] * count
     for begin in range(len(matches)):
-        for k, right in enumerate(matches[begin : begin + count]):
+        for k, match in enumerate(matches[begin : begin + count]):
             reached[k] += 1
-            accepted[k] += right
-            if not right:
+            accepted[k] += match
+            if not match:
                 break
-    return Acceptance(tuple(reached), tuple(accepted))
+    return DraftAcceptance(tuple(reached), tuple(accepted))
 
 
 def _measure(
     folder: Path, kind: str, shape: ModelShape, frozen: Frozen, answers: Sequence[Answers]
-) -> Measured:
+) -> MeasuredHead:
     path = folder / FOLDER / kind
-    file = read_head(path, folder / "target")
-    head, config = restore(file, shape), file.config
-    count = drafts_of(kind, config.heads or config.masks or DRAFTS)
+    weights = read_head(path, folder / "target")
+    head, count = restore(weights, shape), KINDS[kind].levels(weights.config) or DRAFTS
     accepted = {
         part.name: reduce(add, (acceptance(head, text, frozen, count) for text in part.texts))
         for part in answers
     }
-    return Measured(
+    return MeasuredHead(
         kind,
-        sum(t.numel() for t in file.tensors.values()),
+        sum(t.numel() for t in weights.tensors.values()),
         sum(f.stat().st_size for f in path.iterdir()),
         read_facts(path),
         accepted,
@@ -161,7 +163,7 @@ def _measure(
     )
 
 
-def render(answers: Sequence[Answers], heads: Sequence[Measured], notes: Sequence[str] = ()) -> str:
+def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Sequence[str] = ()) -> str:
     """Return the card as Markdown."""
     lines = [
         "# Card: drafting heads of this pair",
@@ -187,22 +189,21 @@ def render(answers: Sequence[Answers], heads: Sequence[Measured], notes: Sequenc
         "",
         *(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
         "",
-        "Share of the drafts that reach token k of which token k is accepted, too, at T = 0: the most probable token at "
-        "each place, against the target's own greedy answers to prompts that were never trained on, from every token of "
-        "an answer on. Tokens per forward: the accepted ones of one chain and the target's own. A tree reaches more. "
-        "Of the drafter, the same: it costs a model's forward for each token, a head a part of a layer.",
+        "Acceptance rate of token k among the drafts whose earlier tokens were accepted, at T = 0: the most probable "
+        "token at each place, compared with the target's own greedy answers to prompts that were never trained on, from "
+        "every token of an answer on. Tokens per forward: the accepted tokens of one chain and the target's own; a tree "
+        "has more. The drafter is measured alike, but each of its tokens costs a model's forward, a head's at most a layer's.",
         "",
         "## Limits",
         "",
-        "Trained for minutes on one CPU core that other programs used too, on one target's text, on texts of at most 480 "
-        "tokens. What the heads draft is only as good as the target, which is a small one; nothing they draft can change "
-        "its text.",
+        "Trained for minutes on one shared CPU core, on one target's text, on texts of at most 480 tokens. The heads' "
+        "drafts are at best as good as the target, which is small; they cannot change its text.",
         "",
     ]
     return "\n".join(lines)
 
 
-def _training(head: Measured) -> tuple[str, ...]:
+def _training(head: MeasuredHead) -> tuple[str, ...]:
     phase, options = head.facts.get("phase", {}), head.facts.get("options", {})
     fade = options.get("fade")
     return (
@@ -231,20 +232,20 @@ def _loss(options: dict[str, Any]) -> str:
     return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in terms if weight)
 
 
-def _text_of(heads: Sequence[Measured]) -> list[str]:
+def _text_of(heads: Sequence[MeasuredHead]) -> list[str]:
     facts = next((head.facts for head in heads if head.facts), None)
     if facts is None:
         return []
     options = facts["options"]
     return [
-        f"Text: {facts['answers']:,} answers of the target itself, {facts['text_tokens']:,} tokens with their prompts, which "
-        "were cut from the pair's corpus; half of the answers greedy, half at temperature 1. Every fiftieth was held out. "
+        f"Text: {facts['answers']:,} answers of the target, {facts['text_tokens']:,} tokens with their prompts, which were "
+        "cut from the pair's corpus; half of the answers greedy, half at temperature 1. Every fiftieth was held out. "
         f"{options['optimizer']} for the matrices and AdamW for the rest, batches of {options['batch']} texts, seed "
         f"{options['seed']}."
     ]
 
 
-def _acceptance(answers: Sequence[Answers], heads: Sequence[Measured]) -> list[str]:
+def _acceptance(answers: Sequence[Answers], heads: Sequence[MeasuredHead]) -> list[str]:
     most = max(len(a.rates) for head in heads for a in head.accepted.values())
     rows = list[tuple[str, ...]]()
     sets = [*((part.name, [part.name]) for part in answers), ("**all**", [part.name for part in answers])]

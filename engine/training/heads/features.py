@@ -1,4 +1,4 @@
-"""The target's features of a text, computed once and kept beside it, and the batches a head learns from."""
+"""The target's features of a text, computed once and stored, and the batches of a training."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.errors import ModelError, RunCancelled, UsageError
+from engine.heads.packed import Texts
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.training.data import Corpus
-from engine.training.heads.layout import Texts
-from engine.training.written import fingerprint
+from engine.training.target_text import fingerprint
 
 FILE = "features.safetensors"
 HELD_OUT = 50
-"""Every so many texts one is held out and never learned from."""
+"""One of every 50 texts is held out: it is measured on, never trained on."""
 _SLOTS = 16
 """Texts of one forward."""
 
@@ -41,24 +41,32 @@ def write_features(
     corpus: Corpus,
     decoder: Decoder,
     target: Path,
-    heard: Callable[[int], None],
+    progress: Callable[[int], None],
     cancel: threading.Event,
 ) -> None:
-    """Store the features of all texts, (N, D) bf16 in the order of their tokens, whole or not at all.
+    """Store the features of all texts, (N, D) bf16; the file appears whole.
+
+    Args:
+        path: The file.
+        corpus: The texts.
+        decoder: The target, loaded.
+        target: Its directory.
+        progress: Called with the number of tokens done.
+        cancel: Set it to stop.
 
     Raises:
-        RunCancelled: `cancel` was set; nothing is kept.
+        RunCancelled: `cancel` was set; nothing is stored.
     """
-    found = torch.empty((len(corpus.ids), decoder.shape.width), dtype=torch.bfloat16)
+    features = torch.empty((len(corpus.ids), decoder.shape.width), dtype=torch.bfloat16)
     for first in range(0, len(corpus.repeats), _SLOTS):
         if cancel.is_set():
-            raise RunCancelled("stopped while the features were computed; add --resume to compute them anew")
+            raise RunCancelled("stopped while the features were computed; add --resume to compute them again")
         bounds = corpus.starts[first : first + _SLOTS + 1]
         parts = features_of(decoder, np.split(corpus.ids[bounds[0] : bounds[-1]], bounds[1:-1] - bounds[0]))
-        found[bounds[0] : bounds[-1]] = torch.cat(parts).cpu()
-        heard(int(bounds[-1]))
+        features[bounds[0] : bounds[-1]] = torch.cat(parts).cpu()
+        progress(int(bounds[-1]))
     part = path.with_suffix(".part")
-    save_file({"features": found}, part, _origin(corpus, target))
+    save_file({"features": features}, part, _origin(corpus, target))
     os.replace(part, path)
 
 
@@ -71,34 +79,36 @@ def read_features(path: Path, corpus: Corpus, target: Path) -> Tensor:
     """
     try:
         with safe_open(path, "pt") as file:
-            origin, found = file.metadata(), file.get_tensor("features")
+            origin, features = file.metadata(), file.get_tensor("features")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} does not hold features ({error}); remove it to compute them anew") from None
+        raise ModelError(
+            f"{path} does not hold features ({error}); remove it to compute them again"
+        ) from None
     if origin != _origin(corpus, target):
         raise UsageError(
-            f"{path} holds the features of another text or another target; remove it to compute them anew"
+            f"{path} holds the features of another text or another target; remove it to compute them again"
         )
-    return found
+    return features
 
 
 def _origin(corpus: Corpus, target: Path) -> dict[str, str]:
     text = hashlib.sha256(corpus.ids.tobytes() + corpus.starts.tobytes()).hexdigest()
-    return {"origin": f"{fingerprint(target)} {text}"}  # one entry: the order of several is not fixed
+    return {"origin": f"{fingerprint(target)} {text}"}  # one entry: safetensors does not keep an order
 
 
 class Batches:
-    """Texts with their features, in batches that are functions of the seed and of the step.
+    """Texts with their features, in batches that depend on the seed and the step only.
 
     Args:
         corpus: The texts.
-        features: Of all of them, (N, D).
+        features: The target's feature at each token, (N, D).
         embedding: E, (V, D), on the device to train on.
-        length: Tokens of a text that are used at most.
+        length: Most tokens of a text that are used.
     """
 
     def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
         self._corpus, self._features, self._embedding, self._length = corpus, features, embedding, length
-        usable = np.flatnonzero(np.diff(corpus.starts) > 2)  # a token before the draft's, and one to draft
+        usable = np.flatnonzero(np.diff(corpus.starts) > 2)  # an anchor, a token before it, one to draft
         self.held_out, self.learned = usable[::HELD_OUT], np.delete(usable, np.s_[::HELD_OUT])
         if not len(self.learned):
             raise UsageError(
@@ -112,11 +122,11 @@ class Batches:
         return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
 
     def tokens(self, count: int, seed: int) -> int:
-        """Return how many tokens the first `count` texts have, the same text counted as often as it comes."""
+        """Return the tokens of the first `count` texts; a repeated text counts each time."""
         return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
-        """Yield up to `limit` texts that are held out, `count` at a time, with all their tokens as anchors."""
+        """Yield up to `limit` held-out texts, `count` at a time; every token is an anchor."""
         for first in range(0, min(limit, len(self.held_out)), count):
             yield self._texts(
                 self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
@@ -125,20 +135,20 @@ class Batches:
     def _texts(self, chosen: np.ndarray, anchors: Callable[[int], np.ndarray]) -> Texts:
         begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        where = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
+        indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
         device = self._embedding.device
-        ids = torch.from_numpy(self._corpus.ids[where].astype(np.int64)).to(device)
+        ids = torch.from_numpy(self._corpus.ids[indices].astype(np.int64)).to(device)
         places = [start + anchors(int(n) - 2) for start, n in zip(starts[:-1], lengths, strict=True)]
-        features = self._features[torch.from_numpy(where)].float().to(device)
+        features = self._features[torch.from_numpy(indices)].float().to(device)
         return Texts(ids, self._embedding[ids], features, starts, np.concatenate(places))
 
     def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
-        """Return the texts from `first` on of an endless row: epoch after epoch, each in its own order."""
-        n, found = len(self.learned), list[np.ndarray]()
+        """Return texts `first` to `first + count` of an endless series of shuffled epochs."""
+        n, chosen = len(self.learned), list[np.ndarray]()
         for epoch in range(first // n, (first + count - 1) // n + 1):
             order = np.random.default_rng([seed, epoch]).permutation(self.learned)
-            found.append(order[max(0, first - epoch * n) : first + count - epoch * n])
-        return np.concatenate(found)
+            chosen.append(order[max(0, first - epoch * n) : first + count - epoch * n])
+        return np.concatenate(chosen)
 
     def _lengths(self, chosen: np.ndarray) -> np.ndarray:
         return np.minimum(np.diff(self._corpus.starts)[chosen], self._length)

@@ -1,4 +1,4 @@
-"""Curves of a training as one SVG file, without any package: readable on light and on dark ground."""
+"""Curves of a training as one SVG file, readable on light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Panel(NamedTuple):
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    """Return the diagrams side by side as SVG; a panel without points is left empty."""
+    """Return the diagrams side by side as SVG; a panel without points stays empty."""
     width, body = len(panels) * (_WIDTH + _KEY), list[str]()
     for i, panel in enumerate(panels):
         body.append(f'<g transform="translate({i * (_WIDTH + _KEY)},0)">{_panel(panel)}</g>')
@@ -48,7 +48,7 @@ def draw(panels: Sequence[Panel]) -> str:
 
 
 def training_curves(out: Path) -> str:
-    """Return the curves of a head's training: its loss, and the acceptance at each place of a draft, by steps."""
+    """Return the curves of a head's training: its loss, and the acceptance rate by place."""
     losses, measured = read_log(out / LOG), read_log(out / ACCEPTANCE)
     size = max(1, len(losses) // 100)
     means = [
@@ -94,8 +94,8 @@ def _panel(panel: Panel) -> str:
     parts.append(f'<text x="{_WIDTH}" y="{_HEIGHT - 6}" text-anchor="end">{escape(panel.x)}</text>')
     for i, line in enumerate(panel.lines):
         colour = _COLOURS[i % len(_COLOURS)]
-        way = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, line.points))
-        parts.append(f'<path stroke="{colour}" d="M{way}"/>')
+        line_path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, line.points))
+        parts.append(f'<path stroke="{colour}" d="M{line_path}"/>')
         parts.append(f'<path stroke="{colour}" d="M{_WIDTH + 8},{_TOP + 8 + 18 * i}h14"/>')
         parts.append(f'<text x="{_WIDTH + 26}" y="{_TOP + 12 + 18 * i}">{escape(line.name)}</text>')
     return "".join(parts)

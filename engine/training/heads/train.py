@@ -1,9 +1,10 @@
-"""A drafting head for a pair's target, trained on text the target itself wrote.
+"""Train a drafting head for a pair's target, on text that the target wrote.
 
     train_head(HeadOptions.of("eagle", data=Path("corpus"), out=Path("eagle"), pair=Path("pair")))
 
-Self-distillation: prompts are cut from the corpus, the target answers them, and its features at every token are computed
-once. The head is trained on them alone; the target, its embedding and its LM head stay as they are.
+Self-distillation: prompts are cut from the corpus, the target answers them, and its features at
+every token are computed once. Only the head is trained; the target, its embedding and its LM head
+stay fixed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch import Tensor
 
 from engine.errors import UsageError
 from engine.files import replacing
-from engine.heads.files import layer_shape, read_head, tokenizer_digest, write_head
-from engine.heads.form import LAYERED, PARALLEL, SUMMED, HeadConfig
+from engine.heads.config import HeadConfig, layer_fields
+from engine.heads.files import read_head, tokenizer_digest, write_head
+from engine.heads.kinds import KINDS
+from engine.heads.trainable import Frozen, TrainableHead
 from engine.model.load import Checkpoint, load, read_config
 from engine.model.pair import Pair
 from engine.model.shape import ModelShape
@@ -32,9 +35,8 @@ from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.fit import Losses, Phase
 from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
-from engine.training.heads.kinds import Head, acceptance, build, drafts_of, head_losses
+from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
-from engine.training.heads.side import Frozen
 from engine.training.options import HeadOptions
 from engine.training.steps import (
     LOG,
@@ -48,14 +50,14 @@ from engine.training.steps import (
     trim_log,
     write_facts,
 )
-from engine.training.written import FILE as WRITTEN
-from engine.training.written import read_text, write_text
+from engine.training.target_text import FILE as WRITTEN
+from engine.training.target_text import read_text, write_text
 
 _MEASURED = 48
-"""Texts held out that a checkpoint is measured on."""
+"""Held-out texts that a checkpoint is measured on."""
 _AT_ONCE = 8
 _SAMPLE = 100_000
-"""Features whose size is measured."""
+"""Features whose root mean square is taken."""
 
 
 def train_head(
@@ -67,11 +69,12 @@ def train_head(
 ) -> Path:
     """Train a drafting head and write it to `out`.
 
-    What `progress`, `cancel` and `resume` are stands at `Training`.
+    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
-        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and both as
-        `curves.svg`, and, unless text was given, `written.safetensors` and `features.safetensors`.
+        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
+        both as `curves.svg`, and, unless text was given, `written.safetensors` and
+        `features.safetensors`.
 
     Raises:
         UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
@@ -79,50 +82,47 @@ def train_head(
         ModelError: A model, the text or the checkpoint is broken.
     """
     target, shape = check(options)
-    training, out = Training(options, progress, cancel, resume), options.out
-    state, device = training.state, training.device
+    training, out, kind = Training(options, progress, cancel, resume), options.out, KINDS[options.kind]
     text = _text(options, target, training)
     corpus = read_text(text, target)
     features = _features(text.with_name(FEATURES), corpus, target, training)
-    frozen = read_frozen(target, shape, device)
+    frozen = read_frozen(target, shape, training.device)
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
     level = float(features[:_SAMPLE].float().square().mean().sqrt())
     scale = level / float(frozen.embedding.square().mean().sqrt())
-    head = build(options.kind, shape, options.size, options.seed, scale, level).to(device)
+    head = build_head(options.kind, shape, options.size, options.seed, scale, level)
+    head.module.to(training.device)
     if options.start is not None:
-        _begin(head, options.start, target)
+        _copy_tensors(head, options.start, target)
     phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
     for name in (LOG, ACCEPTANCE):
-        trim_log(out / name, (phase,), state)
+        trim_log(out / name, (phase,), training.state)
 
     def losses_of(step: int) -> Losses:
         texts = batches.batch(step, options.batch, options.anchors, options.seed)
         return head_losses(head, texts, frozen, options)
 
     def measure(step: int) -> None:
-        held = [
-            acceptance(head, texts, frozen, drafts_of(options.kind, options.size))
-            for texts in batches.held(_AT_ONCE, _MEASURED)
-        ]
-        found = reduce(add, held)
-        row = {"phase": phase.name, "step": step, "rates": found.rates, "length": found.length}
+        held_out, count = batches.held(_AT_ONCE, _MEASURED), kind.drafts(options.size)
+        total = reduce(add, (acceptance(head, texts, frozen, count) for texts in held_out))
+        row = {"phase": phase.name, "step": step, "rates": total.rates, "length": total.length}
         with (out / ACCEPTANCE).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(row | {"reached": found.reached, "accepted": found.accepted}) + "\n")
+            log.write(json.dumps(row | {"reached": total.reached, "accepted": total.accepted}) + "\n")
 
-    training.fit(phase, head, losses_of, measure)
-    write_head(out, head_config(options, target, shape, scale), head.fold())
+    training.fit(phase, head.module, losses_of, measure)
+    write_head(out, head_config(options, target, shape, scale), head.tensors())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
-    _write_facts(options, state, phase, corpus, tokens)
+    _write_facts(options, training.state, phase, corpus, tokens)
     with replacing(out / PLOT) as file:
         file.write(training_curves(out))
     return out
 
 
 def check(options: HeadOptions) -> tuple[Path, ModelShape]:
-    """Return the folder and the shape of the target, if a head can be trained for it with these settings.
+    """Check the settings against the target; return its folder and its shape.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: The target is missing, or a setting exceeds its vocabulary or context.
         ModelError: The target is broken.
     """
     target = options.pair / "target"
@@ -135,40 +135,60 @@ def check(options: HeadOptions) -> tuple[Path, ModelShape]:
     return target, shape
 
 
+def build_head(
+    kind: str, shape: ModelShape, size: int, seed: int, scale: float = 1.0, level: float = 1.0
+) -> TrainableHead:
+    """Return an untrained head; its weights are a function of the seed.
+
+    Args:
+        kind: A trainable kind, one of `HEAD_DEFAULTS`.
+        shape: Shape of the target.
+        size: Number of heads or masks.
+        seed: Fixes the weights.
+        scale: Factor of the embeddings in training, which makes them as large as features.
+        level: Root mean square of the features.
+    """
+    build = KINDS[kind].trainable
+    assert build is not None, "the options allow trainable kinds only"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(shape, size, scale, level)
+
+
 def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen:
-    """Return what heads share with the target, in float32."""
+    """Return the target's embedding and LM head, in float32."""
     weights = Checkpoint(target)
     embedding = weights.take("model.embed_tokens.weight", device, torch.float32)
     tied = shape.tied
     return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
 
 
-def _begin(head: Head, start: Path, target: Path) -> None:
-    """Take over the tensors of another head whose names and shapes agree.
+def _copy_tensors(head: TrainableHead, start: Path, target: Path) -> None:
+    """Copy into a head the tensors of a trained one whose names and shapes agree.
 
     Raises:
-        UsageError: The head is of another target, or none of its tensors fits.
+        UsageError: The trained head is for another target, or none of its tensors fits.
     """
-    tensors, own = head.unfold(read_head(start, target).tensors), head.state_dict()
+    tensors, own = head.from_file(read_head(start, target).tensors), head.module.state_dict()
     fitting = {name: t for name, t in tensors.items() if name in own and own[name].shape == t.shape}
     if not fitting:
         raise UsageError(f"start is {start}, but no tensor of that head fits this one; leave out --start")
-    head.load_state_dict(fitting, strict=False)
+    head.module.load_state_dict(fitting, strict=False)
 
 
 def head_config(options: HeadOptions, target: Path, shape: ModelShape, scale: float) -> HeadConfig:
-    """Return what the file of a head says."""
-    layered, parallel = options.kind in LAYERED, options.kind in PARALLEL
+    """Return the config of a trained head."""
+    kind = KINDS[options.kind]
     return HeadConfig(
         kind=options.kind,
         hidden_size=shape.width,
         vocab_size=shape.vocab,
-        heads=0 if layered else options.size,
-        masks=options.size if parallel else 0,
+        heads=options.size if kind.sized_by == "heads" else 0,
+        masks=options.size if kind.sized_by == "masks" else 0,
         tokenizer=tokenizer_digest(target),
-        shape=layer_shape(read_config(target)) if layered else {},
+        shape=layer_fields(read_config(target)) if kind.layered else {},
         target=options.pair.name,
-        embedding_scale=scale if options.kind in SUMMED else 1.0,
+        embedding_scale=scale if kind.scaled else 1.0,
     )
 
 
@@ -186,15 +206,15 @@ def _features(path: Path, corpus: Corpus, target: Path, training: Training) -> T
     """Return the target's features of the text: stored beside it, or computed now."""
     if not path.is_file():
 
-        def heard(done: int) -> None:
+        def report(done: int) -> None:
             training.progress(Progress("features", done, len(corpus.ids), nan))
 
-        write_features(path, corpus, load(target, training.device), target, heard, training.cancel)
+        write_features(path, corpus, load(target, training.device), target, report, training.cancel)
     return read_features(path, corpus, target)
 
 
 def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpus, tokens: int) -> None:
-    """Write what the card of a head says of its training."""
+    """Write the facts of the training, for the card."""
     losses = [row["loss"] for row in read_log(options.out / LOG)]
     facts: dict[str, Any] = {
         "kind": options.kind,

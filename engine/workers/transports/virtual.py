@@ -36,7 +36,7 @@ from engine.workers.transports.sharing import Processor
 from engine.workers.worker import Ticket
 
 if TYPE_CHECKING:
-    from engine.heads.modules import Work
+    from engine.heads.drafting import Work
 
 
 class VirtualTime(selectors.SelectSelector):

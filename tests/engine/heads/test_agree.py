@@ -1,4 +1,4 @@
-"""Training and inference agree: what a trained head drafts with is, row by row, what its module computed in training."""
+"""Training and inference agree: a head's logits equal those of its trainable module, row by row."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.heads.files import read_head, write_head
-from engine.heads.modules import load_head
+from engine.heads.find import load_head
+from engine.heads.kinds.eagle import TrainableEagle
+from engine.heads.kinds.hydra import TrainableHydra
+from engine.heads.kinds.medusa import TrainableMedusa
+from engine.heads.packed import Texts, pack
+from engine.heads.trainable import TrainableHead
 from engine.model.load import load, read_config
 from engine.model.shape import ModelShape
 from engine.training.heads.features import features_of
-from engine.training.heads.kinds import Head, build
-from engine.training.heads.layered import Eagle
-from engine.training.heads.layout import Texts, pack
-from engine.training.heads.side import Hydra, Medusa
-from engine.training.heads.train import head_config, read_frozen
-from engine.training.options import HEADS as KINDS
-from engine.training.options import HeadOptions
+from engine.training.heads.train import build_head, head_config, read_frozen
+from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.types import Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
-from tests.engine.heads.grown import GROWN, level_rows, path_to
+from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to
 from tests.engine.model import tiny
 
 SIZE, SCALE, LEVELS = 3, 4.0, 3
 TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
-"""A draft begins behind its last token."""
+"""The draft begins after its last token."""
 
 
 @pytest.fixture(scope="module", params=["llama3-rope", "yarn-rope", "qwen3"])
@@ -40,22 +40,22 @@ def target(request, tmp_path_factory) -> Path:
     return path
 
 
-def trained(kind: str, target: Path, out: Path) -> Head:
-    """Write a head as a training does, and return its module; its numbers fit bf16, so that the file holds them exactly."""
+def trained(kind: str, target: Path, out: Path) -> TrainableHead:
+    """Write a head as a training does, and return it; its numbers are bf16, as in the file."""
     shape = ModelShape.of(read_config(target), target)
-    head = build(kind, shape, SIZE, seed=1, scale=SCALE)
+    head = build_head(kind, shape, SIZE, seed=1, scale=SCALE)
     torch.manual_seed(3)
     with torch.no_grad():
-        for name, p in head.named_parameters():
+        for name, p in head.module.named_parameters():
             p.copy_((("norm" in name) + 0.15 * torch.randn_like(p)).bfloat16())
     options = HeadOptions(kind=kind, out=out, pair=target.parent, data=target, size=SIZE)
     out.mkdir()
-    write_head(out, head_config(options, target, shape, SCALE), head.fold())
+    write_head(out, head_config(options, target, shape, SCALE), head.tensors())
     return head
 
 
 def drafted(target: Path, out: Path) -> list[Tensor]:
-    """The runtime's logits after the nodes of each level, (R, V); (1, V) where one row holds for all."""
+    """Return the worker's logits of each level, (R, V); (1, V) if one row holds for all nodes."""
     host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
     host.handle(Load("target", partial(load, str(target))))
     host.handle(Load("head", partial(load_head, str(out)), beside="target"))
@@ -64,30 +64,30 @@ def drafted(target: Path, out: Path) -> list[Tensor]:
     return level_rows(host, prefix, LEVELS)
 
 
-def state(head: Head, texts: Texts, embedding: Tensor, path: list[int]) -> Tensor:
-    """The module's state after the text and some drafts, (D,)."""
+def state(module: nn.Module, texts: Texts, embedding: Tensor, path: list[int]) -> Tensor:
+    """Return the module's state after the text and some drafts, (D,)."""
     (n,) = texts.anchors
     f, place = texts.features[n - 1], len(path)
-    if isinstance(head, Medusa):
-        return head[place](f)
-    if isinstance(head, Hydra):
-        return head._head(place, f, texts.embedded[n], *(embedding[token] for token in path))
-    if not isinstance(head, Eagle):
+    if isinstance(module, TrainableMedusa):
+        return module[place](f)
+    if isinstance(module, TrainableHydra):
+        return module.state(place, f, texts.embedded[n], *(embedding[token] for token in path))
+    if not isinstance(module, TrainableEagle):
         packed = pack(texts, SIZE, within=False)
-        return head(texts, packed)[packed.at(place)[-1]]
+        return module(texts, packed)[packed.at(place)[-1]]
     states = list[Tensor]()
-    for behind in range(place + 1):
-        packed = pack(texts, behind, within=False)
+    for count in range(place + 1):
+        packed = pack(texts, count, within=False)
         embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
-        for k, (token, before) in enumerate(zip(path[:behind], states, strict=True), 1):
-            embedded[packed.at(k)], features[packed.at(k)] = embedding[token], before
-        states.append(head(embedded, features, packed)[packed.at(behind)[-1]])
+        for k, (token, previous) in enumerate(zip(path[:count], states, strict=True), 1):
+            embedded[packed.at(k)], features[packed.at(k)] = embedding[token], previous
+        states.append(module(embedded, features, packed)[packed.at(count)[-1]])
     return states[-1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 @torch.no_grad()
-def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_path):
+def test_drafting_has_the_logits_of_the_training(kind, target, tmp_path):
     head = trained(kind, target, tmp_path / "head")
     frozen = read_frozen(target, ModelShape.of(read_config(target), target), torch.device("cpu"))
     ids = np.array([*TEXT, 1])
@@ -96,15 +96,17 @@ def test_the_runtime_drafts_with_the_logits_of_the_training(kind, target, tmp_pa
     anchors = np.array([len(TEXT) - 1])
     texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
     for (_, at), rows in zip(GROWN, drafted(target, tmp_path / "head"), strict=True):
-        expected = [state(head, texts, frozen.embedding, path_to(node)) @ frozen.lm_head.T for node in at]
+        expected = [
+            state(head.module, texts, frozen.embedding, path_to(node)) @ frozen.lm_head.T for node in at
+        ]
         assert len(rows) in (1, len(at))
         for i, logits in enumerate(expected):
             torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-4, rtol=1e-4)
-    assert max(float(logits.std()) for logits in expected) > 0.1, "they say something"
+    assert max(float(logits.std()) for logits in expected) > 0.1, "the logits differ"
 
 
-def test_the_scale_of_embeddings_is_in_the_file_where_it_cannot_be_in_the_weights(target, tmp_path):
-    for kind in KINDS:
+def test_the_scale_of_embeddings_is_in_the_config_if_it_cannot_be_in_the_weights(target, tmp_path):
+    for kind in HEAD_DEFAULTS:
         trained(kind, target, tmp_path / kind)
         scale = read_head(tmp_path / kind, target).config.embedding_scale
         assert scale == (SCALE if kind == "parallelspec_medusa" else 1.0), kind

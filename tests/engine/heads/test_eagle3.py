@@ -1,4 +1,4 @@
-"""Published EAGLE-3 heads, made here with their names and shapes, against a reference that knows only their own names."""
+"""Published EAGLE-3 heads with random weights, compared with a reference written from their tensor names."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from torch.nn.functional import silu
 
 import engine
 from engine.errors import ModelError, UsageError
+from engine.heads.drafting import Work
 from engine.heads.files import check_head, read_head
-from engine.heads.modules import Work, load_head
+from engine.heads.find import HeadFile, load_head
 from engine.model.load import load
 from engine.model.pair import Pair
 from engine.types import Limits, Packing, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
-from tests.engine.heads.grown import GROWN, level_rows, path_to
+from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
@@ -67,7 +68,7 @@ def shapes(
     layer: str, states: int = 3, known: int = KNOWN, *, biased: bool = False
 ) -> dict[str, tuple[int, ...]]:
     q, kv = HEADS_OF * SIZE, KV * SIZE
-    found: dict[str, tuple[int, ...]] = {
+    tensors: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (q, 2 * D),
         "self_attn.k_proj.weight": (kv, 2 * D),
         "self_attn.v_proj.weight": (kv, 2 * D),
@@ -80,19 +81,19 @@ def shapes(
         "post_attention_layernorm.weight": (D,),
     }
     if biased:
-        found |= {f"self_attn.{part}_proj.bias": (q if part == "q" else kv,) for part in "qkv"}
+        tensors |= {f"self_attn.{part}_proj.bias": (q if part == "q" else kv,) for part in "qkv"}
     ends = {"fc.weight": (D, states * D), "norm.weight": (D,), "lm_head.weight": (known, D)}
-    return {f"{layer}.{name}": shape for name, shape in found.items()} | ends
+    return {f"{layer}.{name}": shape for name, shape in tensors.items()} | ends
 
 
 def drawn(named: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    found = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in named.items()}
-    return {name: t + ("norm" in name) for name, t in found.items()}
+    tensors = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in named.items()}
+    return {name: t + ("norm" in name) for name, t in tensors.items()}
 
 
 def with_ids(tensors: dict[str, Tensor], seed: int = 3) -> dict[str, Tensor]:
-    """Add the maps between both vocabularies."""
+    """Add d2t and t2d, the maps between both vocabularies."""
     n = len(tensors["lm_head.weight"])
     known = torch.randperm(V, generator=torch.Generator().manual_seed(seed))[:n].sort().values
     marks = torch.zeros(V, dtype=torch.bool)
@@ -110,7 +111,10 @@ def store(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> P
 def reference(
     t: dict[str, Tensor], at: str, embedding: Tensor, g: Tensor, path: list[int], *, residual_normed: bool
 ) -> Tensor:
-    """Logits of all V tokens after the text and a path; g are the target's joined states, (n, 3 D). Written from the paper's section 3.1 and the names."""
+    """Return the logits of all V tokens after the text and a path.
+
+    Written from the paper's section 3.1 and the tensor names. `g` are the target's concatenated states, (n, 3 D).
+    """
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * t[name]
@@ -143,17 +147,17 @@ def reference(
     for token in path:
         f = torch.cat([f, output(tokens, f)[-1:]])
         tokens.append(token)
-    known = t["lm_head.weight"] @ norm(output(tokens, f)[-1], "norm.weight")
+    drafted = t["lm_head.weight"] @ norm(output(tokens, f)[-1], "norm.weight")
     if "d2t" not in t:
-        return known
+        return drafted
     logits = torch.full((V,), -torch.inf)
-    for i, value in enumerate(known):
+    for i, value in enumerate(drafted):
         logits[i + int(t["d2t"][i])] = value
     return logits
 
 
 def drafted(target: Path, head: Path) -> list[Tensor]:
-    """The runtime's logits after the nodes of each level, (R, V)."""
+    """Return the worker's logits after the nodes of each level, (R, V)."""
     host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
     host.handle(Load("target", partial(load, str(target))))
     host.handle(Load("head", partial(load_head, str(head)), beside="target"))
@@ -188,32 +192,31 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
     if config.keys() & SPECULATORS.keys():
         embedding = tensors["embed_tokens.weight"] = drawn({"embedding": (V, D)}, seed=8)["embedding"]
     head = store(tmp_path / "head", tensors, config)
-    left = dict[int, Tensor]()  # what each layer leaves, its last norm not counted
+    outputs = dict[int, Tensor]()  # output of each layer, without the last norm
     hooks = [
-        layer.register_forward_hook(lambda _, __, out, i=i: left.update({i: out}))
+        layer.register_forward_hook(lambda _, __, out, i=i: outputs.update({i: out}))
         for i, layer in enumerate(model.model.layers, 1)
     ]
-    left[0] = model.get_input_embeddings()(torch.tensor(TEXT))
+    outputs[0] = model.get_input_embeddings()(torch.tensor(TEXT))
     model(torch.tensor([TEXT]))
     for hook in hooks:
         hook.remove()
     # the inputs of layers 2, L // 2 and L - 3: the outputs of layers 1, L // 2 - 1 and L - 4, counted from 0
     states = STATES.get(case, (2, LAYERS // 2, LAYERS - 3))
-    g = torch.cat([left[i].view(len(TEXT), D) for i in states], 1)
+    g = torch.cat([outputs[i].view(len(TEXT), D) for i in states], 1)
     normed = bool(config.get("norm_before_residual"))
     for (_, nodes), rows in zip(GROWN, drafted(path, head), strict=True):
         assert rows.shape == (len(nodes), V)
         for row, node in zip(rows, nodes, strict=True):
             expected = reference(tensors, at, embedding, g, path_to(node), residual_normed=normed)
-            # A logit near 0 is a sum of large terms: what rounding leaves of it is a share of the row's largest.
+            # A logit near 0 is a sum of large terms, so its rounding error is relative to the row's largest.
             largest = float(expected[expected > -torch.inf].abs().max())
             torch.testing.assert_close(row, expected, atol=1e-4 * largest, rtol=0)
-            assert float(row[row > -torch.inf].std()) > 0.3, "it says something"
+            assert float(row[row > -torch.inf].std()) > 0.3, "the logits differ"
 
 
-@pytest.mark.parametrize("case", ["EAGLE-3", "speculators, residual after the norm"])
-@pytest.mark.parametrize("known", [2, KNOWN])
-def test_texts_are_the_targets_and_no_draft_is_outside_the_draft_vocabulary(case, known, target, tmp_path):
+@pytest.mark.parametrize(("case", "known"), [("EAGLE-3", 2), ("speculators, residual after the norm", KNOWN)])
+def test_texts_equal_the_targets_and_drafts_are_in_the_draft_vocabulary(case, known, target, tmp_path):
     at, config, _ = CASES[case]
     tensors = with_ids(drawn(shapes(at, known=known)))
     head, allowed = store(tmp_path / "head", tensors, config), set(tensors["t2d"].nonzero()[:, 0].tolist())
@@ -227,33 +230,31 @@ def test_texts_are_the_targets_and_no_draft_is_outside_the_draft_vocabulary(case
                 assert nodes
                 assert {d.token for d in nodes} <= allowed
                 siblings = [(d.step, d.parent, d.token) for d in nodes]
-                assert len(siblings) == len(set(siblings)), "no child stands there twice"
+                assert len(siblings) == len(set(siblings)), "siblings differ"
                 if "ratio" not in {d.rule for d in nodes}:
                     assert trace.token_ids() == alone, (method, settings)
 
 
-def test_what_its_forwards_compute_is_told(target, tmp_path):
-    """By hand: queries, keys and values read 2 D instead of D; fc has 3 D x D; the LM head knows 40 of 97 tokens."""
+def test_the_work_of_a_forward_is_that_of_its_matrices(target, tmp_path):
+    """By hand: queries, keys and values read 2 D instead of D; fc is 3 D x D; the LM head has 40 of 97 tokens."""
     path, _ = target
     store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
     head = load_head(str(tmp_path / "head"), load(path))
-    assert head.work == Work(1, (32 + 16 + 16) / 32, 40 / 97)
-    assert head.exact == Work(1, 2 + 3, 40 / 97)
+    assert head.layer.guessed == Work(1, (32 + 16 + 16) / 32, 40 / 97)
+    assert head.layer.exact == Work(1, 2 + 3, 40 / 97)
 
 
-# Files.
-
-
-def test_what_a_file_says(target, tmp_path):
+def test_a_published_config_is_read(target, tmp_path):
     native = store(tmp_path / "a", with_ids(drawn(shapes("midlayer"))), CONFIG)
-    assert read_head(native).config.features == (), "they depend on the target"
+    assert read_head(native).config.features == (), "the default depends on the target"
     config = check_head(native, target[0])
-    assert (config.kind, config.serves, config.levels, config.features) == ("eagle3", "eagle", 0, (2, 3, 4))
+    file = HeadFile(native, config)
+    assert (config.kind, file.serves, file.levels, config.features) == ("eagle3", "eagle", 0, (2, 3, 4))
     assert (config.draft_vocab, config.own_embedding, config.norm_before_residual) == (KNOWN, False, False)
     assert read_head(native).tensors["d2t"].dtype == torch.int64
     assert read_head(native, dtype=torch.bfloat16).tensors["d2t"].dtype == torch.int64
-    theirs = with_ids(drawn(shapes("layers.0") | {"embed_tokens.weight": (V, D)}))
-    spec = read_head(store(tmp_path / "b", theirs, SPECULATORS | {AUX: [1, 2, 3]})).config
+    tensors = with_ids(drawn(shapes("layers.0") | {"embed_tokens.weight": (V, D)}))
+    spec = read_head(store(tmp_path / "b", tensors, SPECULATORS | {AUX: [1, 2, 3]})).config
     assert (spec.own_embedding, spec.features, spec.target) == (True, (1, 2, 3), "owner/target")
 
 
@@ -283,10 +284,10 @@ Change = Callable[[dict[str, Tensor]], object]
 @pytest.mark.parametrize(
     ("change", "config", "message"),
     [
-        (beyond, {}, "d2t turns draft token 39 into 136; the target's are 0 to 96$"),
-        (below, {}, "d2t turns draft token 3 into -1; the target's are 0 to 96$"),
-        (twice, {}, r"d2t turns 2 draft tokens into \d+; each needs one of its own$"),
-        (other_marks, {}, "t2d marks other tokens than those d2t leads to"),
+        (beyond, {}, "d2t maps draft token 39 to 136; valid are 0 to 96$"),
+        (below, {}, "d2t maps draft token 3 to -1; valid are 0 to 96$"),
+        (twice, {}, r"d2t maps 2 draft tokens to \d+; at most one may$"),
+        (other_marks, {}, "t2d and d2t mark different tokens; the file is broken$"),
         (no_marks, {}, "t2d is of type I64; supported are BOOL$"),
         (lambda t: t.update({"d2t": t["d2t"].float()}), {}, "d2t is of type F32; supported are I64$"),
         (lambda t: t.update({"d2t": t["d2t"][:9]}), {}, r"d2t has shape \[9\]; .* has \[40\]$"),
@@ -321,7 +322,7 @@ Change = Callable[[dict[str, Tensor]], object]
         (lambda _: None, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_is_loaded(
+def test_a_wrong_file_is_refused_by_name_before_anything_is_loaded(
     change: Change, config: dict[str, Any], message: str, target, tmp_path
 ):
     tensors = with_ids(drawn(shapes("midlayer")))
@@ -331,16 +332,16 @@ def test_what_is_wrong_is_named_before_anything_is_loaded(
         with pytest.raises((ModelError, UsageError), match=message) as error:
             cluster.run("eagle2", list(TEXT), limits=Limits(4))
         assert "\n" not in str(error.value)
-        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "nothing is half-loaded"
+        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
 
 
-def test_a_target_of_few_layers_needs_their_names(tmp_path):
+def test_a_target_of_few_layers_needs_its_layers_listed(tmp_path):
     model = tiny.reference("llama3-rope", seed=2, num_hidden_layers=4)
     save_with_tokenizer(model, tmp_path / "target")
     tensors = with_ids(drawn(shapes("midlayer")))
-    usual = store(tmp_path / "usual", tensors, CONFIG)
+    default = store(tmp_path / "default", tensors, CONFIG)
     with pytest.raises(ModelError, match=f"there are 4, at least 5 are needed: name others .* as {AUX}$"):
-        check_head(usual, tmp_path / "target")
+        check_head(default, tmp_path / "target")
     named = store(tmp_path / "named", tensors, CONFIG | {AUX: [1, 2, 4]})
     with engine.open(
         Pair.of(tmp_path / "target"), runtime="local-thread", device="cpu", head=named
@@ -350,7 +351,7 @@ def test_a_target_of_few_layers_needs_their_names(tmp_path):
         assert any(r.drafted for r in trace.rounds)
 
 
-def test_a_method_of_another_kind_says_what_the_head_is(target, tmp_path):
+def test_a_method_of_another_kind_refuses_the_head(target, tmp_path):
     head = store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
     with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Published heads at work: files with the names their own projects give them, run on a target, against the slow reference."""
+"""Runs with published heads: files with the names of their projects, compared with a slow reference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import engine
 from engine.errors import ModelError, UsageError
 from engine.model.pair import Pair
 from engine.types import Limits, Sampling
-from tests.engine.heads.made import make_head
+from tests.engine.heads.random_heads import make_head
+from tests.engine.methods.head_runs import METHODS, NEW, PROMPT, drafts, drifting, expected, walk
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Plain
-from tests.engine.methods.test_heads import METHODS, NEW, PROMPT, drafts, drifting, expected, walk
 
 PUBLISHED = {
     "Medusa-1": "medusa",
@@ -33,7 +33,7 @@ PUBLISHED = {
     "EAGLE-3": "eagle",
     "EAGLE-3 of speculators": "eagle2",
 }
-"""The method that runs each."""
+"""The method that runs each form."""
 Tensors = dict[str, Tensor]
 
 
@@ -46,7 +46,7 @@ def world(tmp_path_factory):
 
 
 def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tensors, dict[str, Any]]:
-    """The file's name, tensors and config of the head `own` as it would be published."""
+    """Return the file name, tensors and config of the head in `own` in a published form."""
     tensors, shape = (
         load_file(own / "model.safetensors"),
         json.loads((own / "config.json").read_text())["shape"],
@@ -57,13 +57,13 @@ def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tenso
     if style == "Medusa-1":
         return "medusa_lm_head", tensors, {"medusa_num_heads": 2, "medusa_num_layers": 1}
     if style == "Medusa-2":
-        beside = {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head}
+        model_tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head}
         return (
             "model",
-            {f"medusa_head.{name}": t for name, t in tensors.items()} | beside,
+            {f"medusa_head.{name}": t for name, t in tensors.items()} | model_tensors,
             {"medusa_num_heads": 5},
         )
-    if style == "Hydra":  # without dropout its blocks are numbered from 0
+    if style == "Hydra":  # without dropout, blocks count from 0
         named = {re.sub(r"^(hydra_mlp\.\d+)\.1\.", r"\1.0.", name): t for name, t in tensors.items()}
         return "hydra_lm_head", named | {"input_embed_fn.weight": embedding}, {"hydra_num_heads": 5}
     layer = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(embedding)}
@@ -71,7 +71,7 @@ def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tenso
     layer |= {"num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "float16"}
     layer |= {"rope_theta": shape["rope_parameters"]["rope_theta"]}
     if "EAGLE-3" in style:
-        return "model", *published_3(style, tensors, embedding, layer)
+        return "model", *published_eagle3(style, tensors, embedding, layer)
     if style != "speculators":
         return "model", tensors | {"embed_tokens.weight": embedding}, layer | {"bias": True}
     named = {
@@ -82,10 +82,10 @@ def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tenso
     return "model", named | {"embed_tokens.weight": embedding, "lm_head.weight": lm_head}, config
 
 
-def published_3(
+def published_eagle3(
     style: str, tensors: Tensors, embedding: Tensor, layer: dict[str, Any]
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors and config of an EAGLE-3 head; its states are those after the embeddings and two layers."""
+    """Return tensors and config of an EAGLE-3 head that reads the embeddings and the first two layers."""
     d2t = tensors["d2t"]
     t2d = torch.zeros(len(embedding), dtype=torch.bool).index_fill(0, torch.arange(len(d2t)) + d2t, True)
     tensors, ids = tensors | {"t2d": t2d}, "eagle_aux_hidden_state_layer_ids"
@@ -98,12 +98,12 @@ def published_3(
 
 
 def make_published(style: str, folder: Path, pair: Pair, model: torch.nn.Module) -> tuple[Path, Path]:
-    """Write a published head, and the same one in SpecScope's form, for the reference."""
+    """Write a published head, and the same head in SpecScope's form, for the reference."""
     kind = "eagle3" if "EAGLE-3" in style else METHODS[PUBLISHED[style]][0]
     changes = {"EAGLE of Qwen2": {"qkv_bias": True}, "EAGLE-3 of speculators": {"norm_before_residual": True}}
     own = make_head(folder / "own", kind, pair.target_path, own=True, scale=0.5, **changes.get(style, {}))
     tensors = load_file(own / "model.safetensors")
-    for name, tensor in tensors.items():  # LM heads begin as the target's
+    for name, tensor in tensors.items():  # LM heads close to the target's
         if len(tensor) == pair.vocab_size and tensor.ndim == 2:
             tensors[name] = tensor + model.get_output_embeddings().weight.detach()
     save_file(tensors, own / "model.safetensors")
@@ -115,15 +115,15 @@ def make_published(style: str, folder: Path, pair: Pair, model: torch.nn.Module)
 
 
 @pytest.mark.parametrize("style", PUBLISHED)
-def test_a_published_head_drafts_as_the_reference_and_the_text_is_the_targets(world, tmp_path, style):
+def test_a_published_head_drafts_as_the_reference_and_the_text_equals_the_targets(world, tmp_path, style):
     (pair, model), method = world, PUBLISHED[style]
-    theirs, own = make_published(style, tmp_path, pair, model)
+    head, own = make_published(style, tmp_path, pair, model)
     config = METHODS[method][1]
-    with engine.open(pair, runtime="local-thread", device="cpu", head=theirs) as cluster:
+    with engine.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
         trace = cluster.run(method, PROMPT, config=config, limits=Limits(NEW))
         alone = cluster.run("autoregressive", PROMPT, limits=Limits(NEW))
     assert trace.token_ids() == alone.token_ids()
-    assert trace.header.environment["head"] == str(theirs)
+    assert trace.header.environment["head"] == str(head)
     plain, x, lengths = Plain(copy.deepcopy(model), own), list(PROMPT), set[int]()
     for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
         levels = len(PROMPT) + NEW - len(x)
@@ -138,16 +138,16 @@ def pickled(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def lacking(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+def without_tensor(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     del tensors["layers.0.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
 
 
-def unknown(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+def with_unknown_tensor(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     save_file(tensors | {"gate.weight": torch.zeros(2)}, folder / "model.safetensors")
 
 
-def of_another(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+def for_another_target(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 32000}))
 
 
@@ -155,21 +155,24 @@ def of_another(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (pickled, r"pytorch_model\.bin: pickled weights can run code and are not read; convert them"),
-        (lacking, r"tensors missing in a head of kind eagle: layers\.0\.mlp\.up_proj\.weight$"),
-        (unknown, r"tensors unknown to a head of kind eagle: gate\.weight$"),
-        (of_another, "is a head for another target: its vocab_size is 32000, that of .* is 97; use a head"),
+        (without_tensor, r"tensors missing in a head of kind eagle: layers\.0\.mlp\.up_proj\.weight$"),
+        (with_unknown_tensor, r"tensors unknown to a head of kind eagle: gate\.weight$"),
+        (
+            for_another_target,
+            "is a head for another target: its vocab_size is 32000, that of .* is 97; use a head",
+        ),
     ],
 )
 def test_a_published_head_that_cannot_run_is_refused_before_anything_is_loaded(
     world, tmp_path, change, message
 ):
     pair, model = world
-    theirs, _ = make_published("EAGLE", tmp_path, pair, model)
-    tensors = load_file(theirs / "model.safetensors")
-    change(theirs, tensors, json.loads((theirs / "config.json").read_text()))
-    with engine.open(pair, runtime="local-thread", device="cpu", head=theirs) as cluster:
+    head, _ = make_published("EAGLE", tmp_path, pair, model)
+    tensors = load_file(head / "model.safetensors")
+    change(head, tensors, json.loads((head / "config.json").read_text()))
+    with engine.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
         with pytest.raises((UsageError, ModelError), match=message) as error:
             cluster.run("eagle2", PROMPT, limits=Limits(4))
         assert "\n" not in str(error.value)
-        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "nothing is half-loaded"
+        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
         assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"

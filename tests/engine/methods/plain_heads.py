@@ -1,10 +1,11 @@
-"""Drafting heads, slow and plain: no cache, everything from the whole text each time, written from the papers alone."""
+"""A slow reference of drafting heads, written from the papers: no KV cache, every row from the whole text."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,17 +19,20 @@ from engine.types import Sampling
 from tests.engine.toy import warp_plainly
 
 Rows = Callable[[list[int]], Tensor]
-"""Tokens drafted after the text -> logits of what comes next, (V,)."""
+"""Tokens drafted after the text -> logits of the next token, (V,)."""
 ONE = Sampling(1.0)
 
 
 class Node(NamedTuple):
+    """A node of a draft."""
+
     token: int
     parent: int
+    """Index of its parent; -1 is the last token of the text."""
 
 
 class Plain:
-    """A target of transformers and a head's tensors."""
+    """A transformers target and a head's tensors, in double precision."""
 
     def __init__(self, model: torch.nn.Module, path: Path) -> None:
         self._model = model.double().requires_grad_(False)
@@ -41,20 +45,20 @@ class Plain:
 
     @torch.no_grad()
     def own(self, x: list[int]) -> int:
-        """The target's argmax after x."""
-        return int(self._say(self.states(x)[-1]).argmax())
+        """Return the target's argmax after x."""
+        return int(self._logits(self.states(x)[-1]).argmax())
 
     @torch.no_grad()
     def p(self, x: list[int], sampling: Sampling) -> np.ndarray:
-        """The target's warped distribution after x, (V,)."""
-        return warp_plainly(self._say(self.states(x)[-1]), sampling)
+        """Return the target's warped distribution after x, (V,)."""
+        return warp_plainly(self._logits(self.states(x)[-1]), sampling)
 
     @torch.no_grad()
     def states(self, x: list[int]) -> Tensor:
-        """The target's final normed states, (L, D)."""
+        """Return the target's final normed states, (L, D)."""
         return self._model.model(torch.tensor([x])).last_hidden_state[0]
 
-    def _say(self, state: Tensor) -> Tensor:
+    def _logits(self, state: Tensor) -> Tensor:
         return self._model.get_output_embeddings()(state)
 
     @torch.no_grad()
@@ -68,7 +72,7 @@ class Plain:
             for j in range(layers):
                 h = self._block(f"{i}.{j}.linear", h)
             own = self._t.get(f"{i}.{layers}.weight")
-            return self._say(h) if own is None else own @ h
+            return self._logits(h) if own is None else own @ h
 
         return row
 
@@ -88,7 +92,7 @@ class Plain:
             for j in range(1, self._config["layers"]):
                 y = self._block(f"hydra_mlp.{len(path)}.{2 * j + 1}.linear", y)
             own = self._t.get(f"hydra_lm_head.{len(path)}.1.weight")
-            return self._say(y) if own is None else own @ y + self._t[f"hydra_lm_head.{len(path)}.1.bias"]
+            return self._logits(y) if own is None else own @ y + self._t[f"hydra_lm_head.{len(path)}.1.bias"]
 
         return row
 
@@ -96,64 +100,69 @@ class Plain:
         return self._t["fc.weight"] @ torch.cat([e, f]) + self._t.get("fc.bias", torch.zeros(1))
 
     def _eagle(self, x: list[int], f: Tensor) -> Rows:
-        def row(path: list[int]) -> Tensor:
-            inputs = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
-            for token in path:  # each reads the state predicted for the token before
-                inputs.append(self._fc(self._embedding[token], self._layer(inputs)[-1]))
-            return self._say(self._layer(inputs)[-1])
+        @cache
+        def state(path: tuple[int, ...]) -> Tensor:
+            """The state predicted for the last token of a path."""
+            return self._layer(inputs(path))[-1]
 
-        return row
+        def inputs(path: tuple[int, ...]) -> list[Tensor]:
+            exact = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
+            return exact + [self._fc(self._embedding[t], state(path[:i])) for i, t in enumerate(path)]
+
+        return lambda path: self._logits(state(tuple(path)))
 
     def _eagle3(self, x: list[int], _: Tensor) -> Rows:
-        """EAGLE-3: a row is the token's embedding and a vector of the state before it; its output is the next vector."""
-        found = self._model.model(torch.tensor([x]), output_hidden_states=True).hidden_states
-        layers = len(found) - 1
+        """A row is a token and the vector of the previous token; its output is the token's vector."""
+        states = self._model.model(torch.tensor([x]), output_hidden_states=True).hidden_states
+        layers = len(states) - 1
         ids = self._config["features"] or [2, layers // 2, layers - 3]
-        f = torch.cat([found[i][0] for i in ids], 1) @ self._t["fc.weight"].T
+        f = torch.cat([states[i][0] for i in ids], 1) @ self._t["fc.weight"].T
         embedding = self._t.get("embed_tokens.weight", self._embedding)
 
-        def output(rows: list[tuple[int, Tensor]]) -> Tensor:
+        @cache
+        def vector(path: tuple[int, ...]) -> Tensor:
+            rows = [(x[j], f[j - 1]) for j in range(1, len(x))]
+            rows += [(token, vector(path[:i])) for i, token in enumerate(path)]
             e = self._norm(
                 torch.stack([embedding[token] for token, _ in rows]), "layers.0.input_layernorm.weight"
             )
-            v = torch.stack([vector for _, vector in rows])
+            v = torch.stack([v for _, v in rows])
             h = self._norm(v, "layers.0.hidden_norm.weight")
             return self._block_of(h if self._config["norm_before_residual"] else v, torch.cat([e, h], 1))[-1]
 
         def row(path: list[int]) -> Tensor:
-            rows = [(x[j], f[j - 1]) for j in range(1, len(x))]
-            for token in path:
-                rows.append((token, output(rows)))
-            known = self._t["lm_head.weight"] @ self._norm(output(rows)[None], "norm.weight")[0]
+            drafted = self._t["lm_head.weight"] @ self._norm(vector(tuple(path))[None], "norm.weight")[0]
             if "d2t" not in self._t:
-                return known
-            logits = torch.full((len(embedding),), -torch.inf, dtype=known.dtype)
-            for i, value in enumerate(known):
+                return drafted
+            logits = torch.full((len(embedding),), -torch.inf, dtype=drafted.dtype)
+            for i, value in enumerate(drafted.tolist()):
                 logits[i + int(self._t["d2t"][i])] = value
             return logits
 
         return row
 
     def _parallelspec_eagle(self, x: list[int], f: Tensor) -> Rows:
-        def row(path: list[int]) -> Tensor:
+        @cache
+        def row(masks: int) -> Tensor:
             inputs = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
             inputs += [
-                self._fc(self._t["mask.embedding"][k], self._t["mask.feature"][k]) for k in range(len(path))
+                self._fc(self._t["mask.embedding"][k], self._t["mask.feature"][k]) for k in range(masks)
             ]
-            return self._say(self._layer(inputs)[-1])
+            return self._logits(self._layer(inputs)[-1])
 
-        return row
+        return lambda path: row(len(path))
 
     def _parallelspec_medusa(self, x: list[int], f: Tensor) -> Rows:
-        def row(path: list[int]) -> Tensor:
+        @cache
+        def row(masks: int) -> Tensor:
             inputs = [
                 self._config.get("embedding_scale", 1) * self._embedding[x[j]] + f[j - 1]
                 for j in range(1, len(x))
             ]
-            inputs += [self._t["mask.embedding"][k] for k in range(len(path))]
-            return self._say(self._norm(self._layer(inputs), "norm.weight")[-1])
+            inputs += [self._t["mask.embedding"][k] for k in range(masks)]
+            return self._logits(self._norm(self._layer(inputs), "norm.weight")[-1])
 
-        return row
+        return lambda path: row(len(path))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         if name not in self._t:
@@ -165,12 +174,12 @@ class Plain:
         )
 
     def _layer(self, inputs: list[Tensor]) -> Tensor:
-        """One Llama layer over a chain, (n, D)."""
+        """Return the output of one Llama layer over a chain, (n, D)."""
         x = torch.stack(inputs)
         return self._block_of(x, self._norm(x, "layers.0.input_layernorm.weight"))
 
     def _block_of(self, x: Tensor, h: Tensor) -> Tensor:
-        """What a layer makes of x, (n, D), whose attention reads h."""
+        """Return the layer's output for the residual input x and the attention input h, (n, D)."""
         shape, none = self._config["shape"], torch.zeros(1)
         n, size, t = len(x), shape["head_dim"], self._t
         heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
@@ -202,7 +211,7 @@ class Plain:
 def static_tree(
     rows: Rows, paths: set[tuple[int, ...]], depth: int, x: list[int], sampling: Sampling, draws: Draws | None
 ) -> list[Node]:
-    """Every node of the file: the child of rank r is the r-th most probable token, or the r-th one drawn."""
+    """Return all nodes of a tree file: child r is the r-th most probable token, or the r-th drawn one."""
     places: list[tuple[int, ...]] = [()]
     drafted: dict[tuple[int, ...], list[int]] = {(): []}
     tree, number = list[Node](), {(): -1}
@@ -215,7 +224,7 @@ def static_tree(
             row = rows(drafted[place])
             weights = list(warp_plainly(row, sampling if draws else ONE))
             for rank in ranks:
-                if not max(weights):  # a head may know fewer tokens than the tree asks for
+                if not max(weights):  # the draft vocabulary is smaller than the tree is wide
                     break
                 if draws:
                     token = draws.choose(Key(len(x) + level, "draft", len(fresh)), torch.tensor(weights))
@@ -232,17 +241,17 @@ def static_tree(
 
 
 def dynamic_tree(rows: Rows, top: int, depth: int, total: int) -> list[Node]:
-    """EAGLE-2: expand the best nodes of each level, then keep the best nodes of all."""
-    every: list[tuple[float, list[int], int]] = []
+    """Expand the best nodes of each level, then keep the best nodes of all (EAGLE-2)."""
+    nodes: list[tuple[float, list[int], int]] = []
     frontier: list[tuple[float, list[int], int]] = [(1.0, [], -1)]
     for _ in range(depth):
         level = list[tuple[float, list[int], int]]()
         for value, path, number in frontier:
             q = warp_plainly(rows(path), ONE)
             for token in sorted(range(len(q)), key=lambda t: -q[t])[:top]:
-                every.append((value * q[token], [*path, token], number))
-                level.append((value * q[token], [*path, token], len(every) - 1))
+                nodes.append((value * q[token], [*path, token], number))
+                level.append((value * q[token], [*path, token], len(nodes) - 1))
         best = sorted(level, key=lambda node: -node[0])[:top]
         frontier = [node for node in level if node in best]
-    kept = sorted(sorted(range(len(every)), key=lambda i: -every[i][0])[:total])
-    return [Node(every[i][1][-1], kept.index(every[i][2]) if every[i][2] >= 0 else -1) for i in kept]
+    kept = sorted(sorted(range(len(nodes)), key=lambda i: -nodes[i][0])[:total])
+    return [Node(nodes[i][1][-1], kept.index(nodes[i][2]) if nodes[i][2] >= 0 else -1) for i in kept]

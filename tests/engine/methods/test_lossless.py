@@ -17,7 +17,7 @@ import engine
 from engine.methods import METHODS
 from engine.model.pair import Pair
 from engine.types import Limits, Sampling
-from tests.engine.heads.made import with_heads
+from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import DRAFTERS, make_pair
 
 CONFIGS = {

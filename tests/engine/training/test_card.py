@@ -49,7 +49,7 @@ def run_cli(*words: object) -> int:
     return cli.run(parser.parse_args([str(word) for word in words]))
 
 
-def test_loss_is_that_of_transformers(loaded: LoadedPair, trained: Path, corpus: Path) -> None:
+def test_the_loss_equals_transformers(loaded: LoadedPair, trained: Path, corpus: Path) -> None:
     stories, chats = sorted(measure_losses(loaded, corpus, 0.3, 16, 10_000), key=lambda loss: loss.source)[
         ::-1
     ]
@@ -57,7 +57,7 @@ def test_loss_is_that_of_transformers(loaded: LoadedPair, trained: Path, corpus:
     path = find_sources(corpus)["chats"]
     documents = [d for d in read_documents(path) if is_held_out(d, 0.3)]
     tokenizer = AutoTokenizer.from_pretrained(trained / "target")
-    for role, found in (("target", chats.target_nats), ("drafter", chats.drafter_nats)):
+    for role, loss in (("target", chats.target_nats), ("drafter", chats.drafter_nats)):
         model, nats = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval(), 0.0
         for ids in map(torch.tensor, Encoder(tokenizer)(documents)):
             for start in range(0, len(ids) - 1, 16):
@@ -65,23 +65,23 @@ def test_loss_is_that_of_transformers(loaded: LoadedPair, trained: Path, corpus:
                 with torch.no_grad():
                     logits = model(input_ids=part[None, :-1]).logits[0]
                 nats += functional.cross_entropy(logits, part[1:], reduction="sum").item()
-        assert found == pytest.approx(nats, rel=1e-4)
+        assert loss == pytest.approx(nats, rel=1e-4)
     text = sum(len(d) for d in documents) - len(documents) * len("<|user|><|assistant|>")
     assert (chats.documents, chats.bytes) == (len(documents), text)
     assert chats.bits_per_byte == pytest.approx(chats.target_nats / log(2) / text)
 
 
-def test_a_model_agrees_with_itself(trained: Path) -> None:
+def test_a_model_accepts_all_its_own_drafts(trained: Path) -> None:
     loaded = LoadedPair.load(Pair.of(trained / "target", trained / "target"))
-    found = measure_acceptance(loaded, "same", ["Do you like the ball, Mia?", "x" * 200], 128, 20)
-    assert (found.prompts, found.too_long) == (1, 1)
-    assert (found.greedy_tokens, found.greedy) == (found.greedy_matches, 1.0)
-    assert found.sampled == pytest.approx(1.0, abs=1e-4)
+    rates = measure_acceptance(loaded, "same", ["Do you like the ball, Mia?", "x" * 200], 128, 20)
+    assert (rates.prompts, rates.too_long) == (1, 1)
+    assert (rates.greedy_tokens, rates.greedy) == (rates.greedy_matches, 1.0)
+    assert rates.sampled == pytest.approx(1.0, abs=1e-4)
 
 
-def test_acceptance_is_that_of_the_drafter_on_the_targets_text(loaded: LoadedPair, trained: Path) -> None:
+def test_acceptance_equals_a_comparison_by_transformers(loaded: LoadedPair, trained: Path) -> None:
     prompt = "Do you like the kite, Tom?"
-    found = measure_acceptance(loaded, "one", [prompt], 128, 24)
+    rates = measure_acceptance(loaded, "one", [prompt], 128, 24)
     ids = loaded.pair.encode(prompt)
     target, drafter = (
         AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
@@ -92,12 +92,12 @@ def test_acceptance_is_that_of_the_drafter_on_the_targets_text(loaded: LoadedPai
     with torch.no_grad():
         q = drafter(input_ids=greedy[None]).logits[0, len(ids) - 1 : -1]
         both = [m(input_ids=drawn[None]).logits[0, len(ids) - 1 : -1].softmax(-1) for m in (target, drafter)]
-    assert found.greedy_tokens == len(greedy) - len(ids)
-    assert found.greedy_matches == (q.argmax(-1) == greedy[len(ids) :]).sum()
-    assert found.overlap == pytest.approx(torch.minimum(*both).sum().item(), rel=1e-3)
+    assert rates.greedy_tokens == len(greedy) - len(ids)
+    assert rates.greedy_matches == (q.argmax(-1) == greedy[len(ids) :]).sum()
+    assert rates.overlap == pytest.approx(torch.minimum(*both).sum().item(), rel=1e-3)
 
 
-def test_answers_are_those_of_the_playground() -> None:
+def test_answers_equal_those_of_a_run() -> None:
     pair = Pair.find("bundled")
     loaded, sampling = LoadedPair.load(pair), Sampling(temperature=0.8, seed=0)
     prompt = FIXED["prompts"][0]
@@ -108,24 +108,24 @@ def test_answers_are_those_of_the_playground() -> None:
     assert [c.token for c in trace.commits] == written
 
 
-def test_shipped_pair_agrees_on_the_fixed_prompts() -> None:
-    found = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:5], 256, 16)
-    assert found.prompts == 5
-    assert found.greedy >= 0.7
-    assert found.sampled >= 0.5
+def test_the_bundled_pair_has_a_high_acceptance_rate() -> None:
+    rates = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:5], 256, 16)
+    assert rates.prompts == 5
+    assert rates.greedy >= 0.7
+    assert rates.sampled >= 0.5
 
 
-def test_cost_times_all_three(loaded: LoadedPair) -> None:
+def test_the_cost_has_three_timings_and_their_ratios(loaded: LoadedPair) -> None:
     cost = measure_cost(loaded, context=16, repeats=5)
     assert all(0 < time.tenth <= time.median for time in (cost.target, cost.drafter, cost.rows))
     assert MEASURED.cost.c == (2.0, 3.0)
     assert MEASURED.cost.rows_over_one == (1.5, 1.25)
 
 
-def test_held_out_prompts_are_first_turns(corpus: Path) -> None:
-    found = held_out_prompts(corpus, 0.3, ["chats", "stories"], 3)
-    assert len(found) == 3
-    assert all(prompt.startswith("Do you like") and "|>" not in prompt for prompt in found)
+def test_held_out_prompts_are_first_user_turns(corpus: Path) -> None:
+    prompts = held_out_prompts(corpus, 0.3, ["chats", "stories"], 3)
+    assert len(prompts) == 3
+    assert all(prompt.startswith("Do you like") and "|>" not in prompt for prompt in prompts)
     assert held_out_prompts(corpus, 0.3, ["stories"], 3) == []
 
 
@@ -138,7 +138,7 @@ def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["not JSON", '{"text": "a"}', "[1]", '{"turns": []}'])
-def test_wrong_prompts_are_named(tmp_path: Path, content: str) -> None:
+def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(content)
     with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
@@ -154,7 +154,7 @@ MEASURED = Measured(
 )
 
 
-def test_card_reports_what_was_measured_and_what_was_missed() -> None:
+def test_the_card_has_all_measurements_and_missed_bars() -> None:
     facts = {"sources": {"math": 6, "poems": 1}, "notes": ["Read me."]}
     card = render(facts, MEASURED, FIXED, 256)
     assert "Read me." in card
@@ -172,7 +172,7 @@ def test_card_reports_what_was_measured_and_what_was_missed() -> None:
     assert "| 5 rows over 1 row of the target | 1.50 | 1.25 |" in card
 
 
-def test_card_of_a_pair_of_unknown_training() -> None:
+def test_the_card_of_a_pair_without_facts() -> None:
     card = render({}, replace_losses(MEASURED), FIXED, 256)
     assert "Not trained by this project's recipe" in card
     assert "Loss on held-out documents" not in card
@@ -203,9 +203,9 @@ def test_train_pair_on_the_command_line(
     card = (tmp_path / "pair" / "README.md").read_text(encoding="utf-8")
     assert "| target | 3 | 384 | 64 |" in card
     assert all(f"**{prompt}**" in card for prompt in FIXED["prompts"])
-    shown = capsys.readouterr()
-    assert "wrote" in shown.out
-    assert "drafter: 100%" in shown.err
+    printed = capsys.readouterr()
+    assert "wrote" in printed.out
+    assert "drafter: 100%" in printed.err
     with pytest.raises(UsageError, match="is not empty"):
         run_cli(*words)
     assert read_facts(tmp_path / "pair")["options"]["steps"] == 3
@@ -229,7 +229,7 @@ def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -
         (["card", "--count", "0"], "count is 0; it must be at least 1"),
     ],
 )
-def test_wrong_command_lines(
+def test_wrong_command_lines_are_refused(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -239,10 +239,10 @@ def test_wrong_command_lines(
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where a shell has this process ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let Ctrl-C raise KeyboardInterrupt, even if the shell made this process ignore it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -256,23 +256,23 @@ def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_facts_that_are_no_json(tmp_path: Path) -> None:
+def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text("{")
     with pytest.raises(UsageError, match=r"training\.json cannot be read"):
         read_facts(tmp_path)
 
 
-def test_pair_without_a_drafter(trained: Path) -> None:
+def test_a_pair_without_a_drafter_has_no_card(trained: Path) -> None:
     with pytest.raises(UsageError, match="has no drafter"):
         make_card(Pair.of(trained / "target"), {}, CardSettings())
 
 
-def test_ten_fixed_prompts() -> None:
+def test_there_are_ten_fixed_prompts() -> None:
     assert len(set(FIXED["prompts"])) == 10
     assert FIXED["seed"] == 0
 
 
-def test_shipped_card_is_of_the_shipped_pair() -> None:
+def test_the_bundled_card_describes_the_bundled_pair() -> None:
     folder = PAIRS / "bundled"
     card = (folder / "README.md").read_text(encoding="utf-8")
     sizes = [p.stat().st_size for role in ("target", "drafter") for p in (folder / role).iterdir()]

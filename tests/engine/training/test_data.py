@@ -28,7 +28,7 @@ def make_stream(seed: int = 0) -> Stream:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1 << 20])
-def test_documents_are_split_wherever_a_piece_ends(
+def test_documents_are_whole_however_the_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr(data, "_CHUNK", chunk)
@@ -49,7 +49,7 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     [b"plain text", lzma.compress(b"one\x1etwo" * 100)[:-20], lzma.compress(b"\xff\xfe\xfa"), b""],
     ids=["not xz", "cut short", "not UTF-8", "empty"],
 )
-def test_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.txt.xz"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"a\.txt\.xz cannot be read .*; it must be xz") as error:
@@ -57,14 +57,14 @@ def test_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
+def test_missing_and_empty_folders_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere is not a folder; --data takes one with txt\.xz files"):
         find_sources(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=rf"{tmp_path} holds no \*\.txt\.xz file"):
         find_sources(tmp_path)
 
 
-def test_held_out_share() -> None:
+def test_the_held_out_share_is_that_of_the_setting() -> None:
     documents = [f"document {i}" for i in range(4000)]
     assert sum(is_held_out(d, 0.1) for d in documents) == pytest.approx(400, abs=60)
     assert not any(is_held_out(d, 0.0) for d in documents)
@@ -72,26 +72,26 @@ def test_held_out_share() -> None:
     assert not any(is_held_out(d, 0.05) for d in kept), "a smaller share holds out a part of a larger one"
 
 
-def test_mixture_takes_the_recipe_and_changes_it() -> None:
+def test_weights_change_the_default_mixture() -> None:
     assert read_mixture("", ["math", "wiki", "own"]) == {"math": 6, "wiki": 1, "own": 1}
     assert read_mixture("math=0, own=3", ["math", "own"]) == {"math": 0, "own": 3}
 
 
 @pytest.mark.parametrize("text", ["math", "math=x", "math=-1", "math=1001", "poems=1", "math=0,own=0"])
-def test_wrong_mixture(text: str) -> None:
+def test_a_wrong_mixture_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^weights "):
         read_mixture(text, ["math", "own"])
 
 
-def test_training_documents_repeat_and_leave_out_what_is_held_out(corpus: Path) -> None:
+def test_training_documents_are_repeated_without_the_held_out_ones(corpus: Path) -> None:
     sources = find_sources(corpus)
-    found = Counter(training_documents(sources, {"stories": 2, "chats": 0}, 0.2))
+    counts = Counter(training_documents(sources, {"stories": 2, "chats": 0}, 0.2))
     kept = [d for d in read_documents(sources["stories"]) if not is_held_out(d, 0.2)]
     assert 0 < len(kept) < 36
-    assert found == dict.fromkeys(kept, 2)
+    assert counts == dict.fromkeys(kept, 2)
 
 
-def test_every_epoch_holds_every_document_as_often_as_it_says() -> None:
+def test_every_epoch_has_each_document_as_often_as_configured() -> None:
     stream = make_stream()
     assert stream.epoch_tokens == 14
     for epoch in range(5):
@@ -105,7 +105,7 @@ def test_epochs_and_seeds_differ_in_order() -> None:
     assert any(tuple(make_stream(seed).read(0, 14)) != tuple(stream.read(0, 14)) for seed in range(1, 5))
 
 
-def test_a_place_in_the_stream_is_one_number() -> None:
+def test_the_stream_is_a_function_of_the_position() -> None:
     whole = make_stream().read(0, 60)
     assert [int(make_stream().read(i, 1)[0]) for i in range(60)] == whole.tolist()
     assert make_stream().read(11, 40).tolist() == whole[11:51].tolist()
@@ -118,7 +118,7 @@ def test_batch_pairs_every_token_with_the_next() -> None:
     assert labels.tolist() == whole[6:18].reshape(3, 4).tolist()
 
 
-def test_corpus_without_documents_left(corpus: Path) -> None:
+def test_a_corpus_without_training_documents_is_refused(corpus: Path) -> None:
     with pytest.raises(UsageError, match=r"no document is left to train on; lower held_out from 1"):
         Corpus.read(find_sources(corpus), {"stories": 1, "chats": 1}, 1.0, lambda documents: iter(()))
 

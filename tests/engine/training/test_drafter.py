@@ -27,8 +27,8 @@ from engine.training.options import DrafterOptions, Shape
 from engine.training.pair import new_model
 from engine.training.prune import prune
 from engine.training.steps import Progress, read_log
+from engine.training.target_text import cut_prompts, read_text, save_text, write
 from engine.training.tokenizer import ASSISTANT, BOS
-from engine.training.written import cut_prompts, read_text, save_text, write
 from engine.types import Sampling
 from tests.engine.training.test_pair import stop_after
 
@@ -68,9 +68,9 @@ def divergence(target: Path, drafter: Path, text: Corpus) -> float:
     p, q = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (target, drafter))
     ids = torch.from_numpy(text.ids[:512].astype(np.int64)).reshape(-1, 64)
     with torch.no_grad():
-        found = losses(q, p, ids, ids, 0.0).divergence
-    assert found is not None
-    return found
+        value = losses(q, p, ids, ids, 0.0).divergence
+    assert value is not None
+    return value
 
 
 def test_pruning_to_the_full_width_changes_nothing() -> None:
@@ -81,22 +81,22 @@ def test_pruning_to_the_full_width_changes_nothing() -> None:
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
-def test_pruning_keeps_the_units_that_write_most() -> None:
+def test_pruning_keeps_the_units_with_the_largest_output() -> None:
     model = new_model(Shape(1, 16, 1, 8), 64, 32, seed=0)
     mlp, tokens = model.model.layers[0].mlp, np.arange(64).reshape(2, 32)
     with torch.no_grad():
         for weight in (mlp.gate_proj.weight, mlp.up_proj.weight):
-            weight.copy_(weight[:1].expand_as(weight))  # all units give the same value ...
-        columns = torch.tensor([1, 5, 2, 8, 0, 3, 9, 4.0])  # ... and write it in these sizes
+            weight.copy_(weight[:1].expand_as(weight))  # all units have the same value ...
+        columns = torch.tensor([1, 5, 2, 8, 0, 3, 9, 4.0])  # ... times these columns
         mlp.down_proj.weight.copy_(columns.expand_as(mlp.down_proj.weight))
-        mlp.up_proj.weight[3] *= 0.01  # a large column that hardly anything passes
+        mlp.up_proj.weight[3] *= 0.01  # a large column with a small value
     prune(model, 4, tokens)
     assert mlp.down_proj.weight[0].tolist() == [5, 3, 9, 4]
     assert (mlp.gate_proj.out_features, mlp.up_proj.out_features, mlp.down_proj.in_features) == (4, 4, 4)
     assert model.config.intermediate_size == 4
 
 
-def test_units_that_say_nothing_are_taken_out_without_a_trace() -> None:
+def test_pruning_units_without_output_changes_nothing() -> None:
     model = new_model(Shape(2, 16, 1, 32), 64, 32, seed=0)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -107,7 +107,9 @@ def test_units_that_say_nothing_are_taken_out_without_a_trace() -> None:
         torch.testing.assert_close(model(input_ids=tokens).logits, expected)
 
 
-def test_drafter_is_thinner_and_closer_on_the_targets_own_text(settings: Options, trained: Path) -> None:
+def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(
+    settings: Options, trained: Path
+) -> None:
     out = train_drafter(settings(steps=40))
     config = json.loads((out / "drafter/config.json").read_text())
     assert (config["intermediate_size"], config["max_position_embeddings"]) == (24, 128)
@@ -127,7 +129,7 @@ def json_or_bytes(path: Path) -> object:
     return json.loads(content) if path.suffix == ".json" else content
 
 
-def test_facts_add_to_those_of_the_pair(settings: Options, trained: Path) -> None:
+def test_facts_extend_the_facts_of_the_pair(settings: Options, trained: Path) -> None:
     old = json.loads((trained / "training.json").read_text())
     new = json.loads((train_drafter(settings()) / "training.json").read_text())
     assert new["phases"][:-1] == old["phases"]
@@ -151,24 +153,24 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
         listen, cancel = stop_after(step, phase)
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
             train_drafter(parts, listen, cancel, resume=resume > 0)
-    heard = list[Progress]()
-    train_drafter(parts, heard.append, resume=True)
-    assert not [p for p in heard if p.phase in ("written", "distil")], "all of it was done"
+    reports = list[Progress]()
+    train_drafter(parts, reports.append, resume=True)
+    assert not [p for p in reports if p.phase in ("written", "distil")], "both were finished"
     for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
-def test_text_of_an_earlier_training_is_used_again(settings: Options, tmp_path: Path) -> None:
-    first, heard = train_drafter(settings(steps=2)), list[Progress]()
+def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path) -> None:
+    first, reports = train_drafter(settings(steps=2)), list[Progress]()
     again = settings(steps=2, out=tmp_path / "again", text=first / "written.safetensors")
-    train_drafter(again, heard.append)
-    assert "written" not in {p.phase for p in heard}
+    train_drafter(again, reports.append)
+    assert "written" not in {p.phase for p in reports}
     assert (again.out / "drafter/model.safetensors").read_bytes() == (
         first / "drafter/model.safetensors"
     ).read_bytes()
 
 
-def test_target_answers_as_the_engine_does(trained: Path) -> None:
+def test_greedy_answers_equal_the_engines(trained: Path) -> None:
     pair = Pair.of(trained / "target", trained / "drafter")
     prompt = [BOS, *pair.encode_text("Once there was a")]
     texts = write(
@@ -178,7 +180,7 @@ def test_target_answers_as_the_engine_does(trained: Path) -> None:
         64 * 30,
         30,
         seed=0,
-        heard=lambda _: None,
+        progress=lambda _: None,
         cancel=threading.Event(),
     )
     ids, _ = LoadedPair.load(pair).write(prompt, 30, Sampling())
@@ -186,13 +188,13 @@ def test_target_answers_as_the_engine_does(trained: Path) -> None:
     assert len({tuple(t) for t in texts}) >= 32, "the others are drawn"
 
 
-def test_slots_take_new_prompts_and_answers_are_cut_off(trained: Path) -> None:
+def test_slots_are_reused_and_answers_cut_off(trained: Path) -> None:
     pair = Pair.of(trained / "target", trained / "drafter")
-    made = list[int]()
+    progress = list[int]()
     prompts = (np.array([BOS, 20 + i % 5]) for i in range(10_000))
-    texts = write(load(trained / "target"), prompts, pair.eos, 1000, 7, 0, made.append, threading.Event())
+    texts = write(load(trained / "target"), prompts, pair.eos, 1000, 7, 0, progress.append, threading.Event())
     ended = [t for t in texts if t[-1] in pair.eos]
-    assert made[-1] == 1000
+    assert progress[-1] == 1000
     assert len(texts) > 64 + 50
     assert sum(len(t) - 2 for t in texts) >= 1000
     assert max(map(len, texts)) == 9
@@ -201,7 +203,7 @@ def test_slots_take_new_prompts_and_answers_are_cut_off(trained: Path) -> None:
     assert len(ended) < len(texts)
 
 
-def test_prompts_end_where_an_answer_begins() -> None:
+def test_a_chats_prompt_ends_before_an_answer() -> None:
     chat = [BOS, 3, 50, 51, ASSISTANT, 60, 61, 3, 52, ASSISTANT, 62, 2]
     prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 20, seed=0)
     assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5]), tuple(chat[:10])}
@@ -209,29 +211,29 @@ def test_prompts_end_where_an_answer_begins() -> None:
     assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5])}
 
 
-def test_prompts_of_stories_are_their_begins() -> None:
+def test_a_storys_prompt_is_its_first_tokens() -> None:
     story = [BOS, *range(20, 60), 2]
     prompts = cut_prompts(toy_corpus(story), ASSISTANT, 16, seed=0)
-    found = [next(prompts).tolist() for _ in range(100)]
-    assert all(p == story[: len(p)] for p in found)
-    assert {len(p) for p in found} == set(range(8, 17))
+    cuts = [next(prompts).tolist() for _ in range(100)]
+    assert all(cut == story[: len(cut)] for cut in cuts)
+    assert {len(cut) for cut in cuts} == set(range(8, 17))
 
 
-def test_corpus_without_prompts_is_an_error() -> None:
+def test_a_corpus_without_prompts_is_refused() -> None:
     chat = toy_corpus([BOS, 3, *range(20, 60), ASSISTANT, 60, 2])
     with pytest.raises(UsageError, match=r"^no document of the corpus gives a prompt of at most 16 tokens"):
         next(cut_prompts(chat, ASSISTANT, 16, seed=0))
 
 
-def test_mixed_batches_hold_their_share_of_both() -> None:
+def test_mixed_batches_have_the_share_of_each_stream() -> None:
     streams = [Stream(toy_corpus(list(range(a, a + 100))), 0) for a in (1000, 2000)]
     inputs, labels = Mixed(*streams, 0.75).batch(2 * 4 * 10, 4, 10)
     assert (inputs[:3] < 2000).all()
     assert (inputs[3] >= 2000).all()
     for rows, (stream, n) in zip((slice(0, 3), slice(3, 4)), zip(streams, (3, 1), strict=True), strict=True):
-        theirs = stream.batch(2 * n * 10, n, 10)
-        assert np.array_equal(inputs[rows], theirs[0])
-        assert np.array_equal(labels[rows], theirs[1])
+        expected = stream.batch(2 * n * 10, n, 10)
+        assert np.array_equal(inputs[rows], expected[0])
+        assert np.array_equal(labels[rows], expected[1])
     assert (Mixed(*streams, 1.0).batch(0, 4, 10)[0] < 2000).all()
     assert (Mixed(*streams, 0.0).batch(0, 4, 10)[0] >= 2000).all()
 
@@ -249,14 +251,18 @@ def test_mixed_batches_hold_their_share_of_both() -> None:
         ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target and drafter in it"),
     ],
 )
-def test_wrong_settings(settings: Options, changed: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused_before_anything_is_written(
+    settings: Options, changed: dict[str, object], message: str
+) -> None:
     with pytest.raises(UsageError, match=f"^{message}") as error:
         train_drafter(settings(**changed))
     assert "\n" not in str(error.value)
     assert not settings().out.exists()
 
 
-def test_text_of_another_target_or_none(settings: Options, trained: Path, tmp_path: Path) -> None:
+def test_text_of_another_target_or_a_broken_file_is_refused(
+    settings: Options, trained: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "target"
     shutil.copytree(trained / "drafter", other)
     save_text(tmp_path / "text.safetensors", [np.arange(40, dtype=np.uint16)], other)
@@ -269,13 +275,13 @@ def test_text_of_another_target_or_none(settings: Options, trained: Path, tmp_pa
         assert "\n" not in str(error.value)
 
 
-def test_resume_with_other_settings(settings: Options) -> None:
+def test_resuming_with_other_settings_is_refused(settings: Options) -> None:
     train_drafter(settings(steps=1))
     with pytest.raises(UsageError, match=r"has steps 1, not 2; feed_forward 24, not 16: use the same"):
         train_drafter(settings(steps=2, feed_forward=16), resume=True)
 
 
-def test_command_line(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trains_a_drafter(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options, parser = settings(), argparse.ArgumentParser()
     cli.add_arguments(parser)
     words = f"drafter --pair {options.pair} --data {options.data} --out {options.out} --threads 1"

@@ -17,7 +17,7 @@ from engine.model.pair import Pair
 from engine.model.shape import ModelShape
 from engine.training import cli
 from engine.training.heads.card import chained, make_heads_card, restore
-from engine.training.heads.kinds import Acceptance
+from engine.training.heads.losses import DraftAcceptance
 from engine.training.heads.plot import Line, Panel, draw, training_curves
 from engine.training.heads.train import train_head
 from engine.training.options import CardSettings, HeadOptions
@@ -60,12 +60,12 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_chains_begin_at_every_token_and_end_at_the_first_wrong_one() -> None:
-    assert chained([True, False, True, True], 3) == Acceptance((4, 2, 0), (3, 1, 0))
-    assert chained([], 2) == Acceptance((0, 0), (0, 0))
+def test_chains_begin_at_every_token_and_end_at_the_first_mismatch() -> None:
+    assert chained([True, False, True, True], 3) == DraftAcceptance((4, 2, 0), (3, 1, 0))
+    assert chained([], 2) == DraftAcceptance((0, 0), (0, 0))
 
 
-def test_the_card_says_what_was_trained_and_measured(pair: Path, prompts: Path) -> None:
+def test_the_card_has_the_trainings_and_the_measurements(pair: Path, prompts: Path) -> None:
     torch.set_num_threads(1)
     settings = CardSettings(prompts=(prompts,), window=96, new_tokens=24)
     loaded = Pair.of(pair / "target", pair / "drafter")
@@ -99,7 +99,7 @@ def test_the_card_says_what_was_trained_and_measured(pair: Path, prompts: Path) 
     assert "half of the answers greedy" in card
 
 
-def test_heads_that_are_not_there_or_not_trained_here(pair: Path, tmp_path: Path) -> None:
+def test_missing_heads_and_untrainable_heads_are_refused(pair: Path, tmp_path: Path) -> None:
     loaded = Pair.of(pair / "target", pair / "drafter")
     with pytest.raises(UsageError, match="heads holds no head; specscope train medusa"):
         make_heads_card(loaded, tmp_path, CardSettings())
@@ -109,7 +109,9 @@ def test_heads_that_are_not_there_or_not_trained_here(pair: Path, tmp_path: Path
         restore(HeadWeights(replace(head.config, biased=True), head.tensors), shape)
 
 
-def test_command_line(pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_writes_the_card(
+    pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser, output = argparse.ArgumentParser(), tmp_path / "card.md"
     cli.add_arguments(parser)
     words = f"heads --pair {pair} --prompts {prompts} --count 1 --window 96 -o {output}"
@@ -118,22 +120,22 @@ def test_command_line(pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.
     assert output.read_text().startswith("# Card: drafting heads of this pair")
 
 
-def test_curves_hold_every_measurement(pair: Path) -> None:
+def test_the_curves_have_every_measurement(pair: Path) -> None:
     out = pair / "heads" / "parallelspec_medusa"
     assert (out / "curves.svg").read_text() == training_curves(out)
     root = ElementTree.fromstring((out / "curves.svg").read_text())
     loss, accepted = root.findall(f"{SVG}g")
     titles = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "t"]
     assert titles == ["parallelspec_medusa: loss", "acceptance of token k"]
-    ways = [path.get("d", "") for path in loss.iter(f"{SVG}path")]
-    assert ways[0].count(",") == 10
+    paths = [path.get("d", "") for path in loss.iter(f"{SVG}path")]
+    assert paths[0].count(",") == 10
     assert 1 <= len([p for p in accepted.iter(f"{SVG}path") if p.get("d", "").count(",") == 2]) <= 5
 
 
-def test_a_drawn_line_is_where_its_points_are() -> None:
+def test_a_line_is_drawn_at_its_points() -> None:
     root = ElementTree.fromstring(draw([Panel("a < b", "x", [Line("l", [(0, 0.0), (10, 1.0)])])]))
-    way = next(root.iter(f"{SVG}path")).get("d", "")
-    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in way.strip("M").split())
+    line_path = next(root.iter(f"{SVG}path")).get("d", "")
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in line_path.strip("M").split())
     assert (x0, x1) == (52, 460)
     assert (y0, y1) == (240, 34)
     labels = [text.text for text in root.iter(f"{SVG}text")]

@@ -35,7 +35,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def stop_after(steps: int, phase: str) -> tuple[Callable[[Progress], None], threading.Event]:
-    """Return a listener that asks the training to stop at a step, and the event it sets."""
+    """Return a listener that stops the training at a step, and the event that it sets."""
     cancel = threading.Event()
 
     def listen(progress: Progress) -> None:
@@ -52,7 +52,7 @@ def test_losses_fall(trained: Path) -> None:
     assert np.mean(drafter[-3:]) < 0.75 * np.mean(drafter[:3])
 
 
-def test_pair_is_what_was_asked_for(trained: Path) -> None:
+def test_the_pair_has_the_configured_shapes_and_files(trained: Path) -> None:
     for role, shape in (("target", Shape(2, 32, 2, 64)), ("drafter", Shape(1, 16, 1, 32))):
         config = json.loads((trained / role / "config.json").read_text())
         assert config["max_position_embeddings"] == 128
@@ -69,12 +69,13 @@ def test_pair_is_what_was_asked_for(trained: Path) -> None:
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_pair_loads_in_transformers_and_in_the_engine(trained: Path, role: str) -> None:
     ids = AutoTokenizer.from_pretrained(trained / role).encode("Once there was a kite.")
-    theirs = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
-    ours = load(trained / role)
+    reference = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
+    decoder = load(trained / role)
     with torch.inference_mode():
-        expected = theirs(input_ids=torch.tensor([ids])).logits[0]
-    found = ours.forward(ours.new_cache(1, len(ids)), Rows.chain(0, ids, 0), np.arange(len(ids))).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        expected = reference(input_ids=torch.tensor([ids])).logits[0]
+    cache = decoder.new_cache(1, len(ids))
+    logits = decoder.forward(cache, Rows.chain(0, ids, 0), np.arange(len(ids))).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_pickled_and_one_checkpoint_is_left(trained: Path) -> None:
@@ -104,7 +105,7 @@ def test_resumed_training_ends_with_the_same_bits(options: Options, tmp_path: Pa
     assert (parts.out / "loss.jsonl").read_text() == (settings.out / "loss.jsonl").read_text()
 
 
-def test_training_that_was_killed_goes_on_from_its_checkpoint(
+def test_a_killed_training_resumes_from_its_checkpoint(
     options: Options, tmp_path: Path, trained: Path
 ) -> None:
     def die(progress: Progress) -> None:
@@ -115,14 +116,16 @@ def test_training_that_was_killed_goes_on_from_its_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         train_pair(settings, die)
     assert len(read_log(settings.out / "loss.jsonl")) == 17
-    heard = list[Progress]()
-    train_pair(settings, heard.append, resume=True)
-    assert [p.step for p in heard if p.phase == "target"] == list(range(11, 25)), "the checkpoint was step 10"
+    reports = list[Progress]()
+    train_pair(settings, reports.append, resume=True)
+    assert [p.step for p in reports if p.phase == "target"] == list(range(11, 25)), (
+        "the checkpoint was step 10"
+    )
     assert weights(settings.out) == weights(trained)
     assert (settings.out / "loss.jsonl").read_text() == (trained / "loss.jsonl").read_text()
 
 
-def test_killed_before_the_first_checkpoint(options: Options, tmp_path: Path) -> None:
+def test_a_training_killed_before_its_first_checkpoint_resumes(options: Options, tmp_path: Path) -> None:
     def die(progress: Progress) -> None:
         if progress.phase == "text":
             raise KeyboardInterrupt
@@ -134,13 +137,13 @@ def test_killed_before_the_first_checkpoint(options: Options, tmp_path: Path) ->
     assert len(read_log(settings.out / "loss.jsonl")) == 3
 
 
-def test_other_seed_other_weights(options: Options, tmp_path: Path) -> None:
+def test_another_seed_gives_other_weights(options: Options, tmp_path: Path) -> None:
     short = options(steps=2, drafter_steps=1)
     one, two = (train_pair(replace(short, out=tmp_path / str(seed), seed=seed)) for seed in (0, 1))
     assert weights(one)["target/model.safetensors"] != weights(two)["target/model.safetensors"]
 
 
-def test_drafter_learns_from_the_target_as_saved(options: Options, tmp_path: Path) -> None:
+def test_the_drafter_is_distilled_from_the_saved_target(options: Options, tmp_path: Path) -> None:
     settings = options(out=tmp_path / "pair", steps=3, drafter_steps=1)
     out = train_pair(settings)
     first = read_log(out / "loss.jsonl")[-1]
@@ -156,15 +159,15 @@ def test_drafter_learns_from_the_target_as_saved(options: Options, tmp_path: Pat
     assert first["tokens"] == pytest.approx(-log_q.gather(-1, labels[..., None]).mean().item(), rel=1e-5)
 
 
-def test_token_loss_mixes_both() -> None:
+def test_token_loss_weighs_cross_entropy_and_divergence() -> None:
     model, teacher = (new_model(Shape(1, 16, 1, 32), 64, 32, seed=seed) for seed in (0, 1))
     inputs = torch.arange(32).reshape(2, 16)
-    found = losses(model, teacher, inputs, inputs + 1, 0.25)
-    assert found.divergence is not None
-    assert found.total.item() == pytest.approx(0.25 * found.tokens + 0.75 * found.divergence, rel=1e-5)
+    step = losses(model, teacher, inputs, inputs + 1, 0.25)
+    assert step.divergence is not None
+    assert step.total.item() == pytest.approx(0.25 * step.tokens + 0.75 * step.divergence, rel=1e-5)
 
 
-def test_default_pair_fits_the_bars(tmp_path: Path) -> None:
+def test_a_pair_with_the_default_shapes_meets_the_size_limits(tmp_path: Path) -> None:
     for role in ("target", "drafter"):
         save_model(new_model(getattr(PairOptions(Path(), Path()), role), 4096, 2304, seed=0), tmp_path / role)
     sizes = [p.stat().st_size for p in tmp_path.rglob("*.safetensors")]
@@ -174,7 +177,7 @@ def test_default_pair_fits_the_bars(tmp_path: Path) -> None:
     assert load(tmp_path / "target").context == 2304
 
 
-def test_learning_rate_rises_stays_and_falls() -> None:
+def test_the_learning_rate_rises_stays_and_falls() -> None:
     options = PairOptions(Path(), Path(), steps=100, warmup=9, decay=0.5, learning_rate=1.0)
     phase = plan(options)[0]
     rates = [learning_rate(phase, step, options) for step in range(100)]
@@ -195,7 +198,7 @@ def test_phases_follow_each_other_in_the_stream() -> None:
     assert [p.position for p in phases] == [0, 46080, 55296, 78336]
 
 
-def test_loss_that_is_no_number() -> None:
+def test_a_loss_that_is_not_finite_stops_the_training() -> None:
     model = new_model(Shape(1, 16, 1, 32), 64, 32, seed=0)
     torch.nn.init.constant_(model.model.norm.weight, float("inf"))
     ids = torch.zeros((1, 4), dtype=torch.int64)
@@ -217,41 +220,41 @@ def test_loss_that_is_no_number() -> None:
         ({"target": Shape(24, 320, 5, 864)}, "target 24x320x5x864 has .* parameters; at most 12000000"),
     ],
 )
-def test_wrong_settings(changed: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PairOptions(Path(), Path(), **changed)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("text", ["8x320x5", "axbxcxd", "8x320x7x864", "0x320x5x864", "8x320x0x864", ""])
-def test_wrong_shape(text: str) -> None:
+def test_a_wrong_shape_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^(shape|hidden|layers|heads) is "):
         Shape.parse(text)
 
 
-def test_shape_reads_what_it_writes() -> None:
+def test_a_written_shape_is_read_again() -> None:
     assert Shape.parse(str(Shape(4, 192, 6, 512))) == Shape(4, 192, 6, 512)
 
 
-def test_folder_in_use(options: Options, tmp_path: Path, trained: Path) -> None:
+def test_a_folder_in_use_is_refused(options: Options, tmp_path: Path, trained: Path) -> None:
     with pytest.raises(UsageError, match=rf"{trained} is not empty; .*--resume"):
         train_pair(options(out=trained))
     with pytest.raises(UsageError, match=r"holds no training to resume"):
         train_pair(options(out=tmp_path), resume=True)
 
 
-def test_resume_with_other_settings(options: Options, trained: Path) -> None:
+def test_resuming_with_other_settings_is_refused(options: Options, trained: Path) -> None:
     with pytest.raises(UsageError, match=r"has seed 0, not 7; steps 24, not 30: use the same settings"):
         train_pair(options(out=trained, steps=30, seed=7), resume=True)
 
 
-def test_resume_with_other_text(options: Options, trained: Path, tmp_path: Path) -> None:
+def test_resuming_with_other_text_is_refused(options: Options, trained: Path, tmp_path: Path) -> None:
     write_source(tmp_path, "stories", stories())
     with pytest.raises(UsageError, match=r"the training to resume had \d+: give it the same text"):
         train_pair(options(out=trained, data=tmp_path), resume=True)
 
 
 @pytest.mark.parametrize("broken", ["state.json", "1-0000003.safetensors"])
-def test_broken_checkpoint_is_named(options: Options, tmp_path: Path, broken: str) -> None:
+def test_a_broken_checkpoint_is_refused_by_name(options: Options, tmp_path: Path, broken: str) -> None:
     settings = options(out=tmp_path / "pair", steps=1, drafter_steps=3)
     train_pair(settings)
     path = settings.out / "checkpoints" / broken
@@ -261,21 +264,21 @@ def test_broken_checkpoint_is_named(options: Options, tmp_path: Path, broken: st
     assert "\n" not in str(error.value)
 
 
-def test_finished_training_resumes_to_the_same_pair(options: Options, tmp_path: Path) -> None:
+def test_resuming_a_finished_training_changes_nothing(options: Options, tmp_path: Path) -> None:
     settings = options(out=tmp_path / "pair", steps=2, drafter_steps=2)
     before = weights(train_pair(settings))
     assert weights(train_pair(settings, resume=True)) == before
     assert len(read_log(settings.out / "loss.jsonl")) == 4
 
 
-def test_cuda_that_is_not_there(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_is_refused(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device is cuda, but torch finds no CUDA device; use cpu or auto"):
         train_pair(options(out=tmp_path / "pair", device="cuda"))
     assert pick_device("auto") == torch.device("cpu")
 
 
-def test_missing_data_is_named_and_nothing_is_written(options: Options, tmp_path: Path) -> None:
+def test_missing_data_is_refused_before_anything_is_written(options: Options, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere is not a folder"):
         train_pair(options(data=tmp_path / "nowhere", out=tmp_path / "pair"))
     assert not (tmp_path / "pair").exists()

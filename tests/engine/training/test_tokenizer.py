@@ -10,7 +10,7 @@ from tests.engine.training.tiny import chats, stories
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    """Trained, saved, and loaded as a user would."""
+    """Return a tokenizer that was trained, saved and loaded."""
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(stories() + chats(), 320, 128).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -29,7 +29,7 @@ def test_special_tokens_have_the_first_ids(tokenizer: PreTrainedTokenizerFast) -
     assert tokenizer.model_max_length == 128
 
 
-def test_special_tokens_and_template_are_those_of_the_shipped_pair(
+def test_special_tokens_and_template_equal_the_bundled_pairs(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     shipped = AutoTokenizer.from_pretrained(PAIRS / "bundled" / "target")
@@ -58,7 +58,7 @@ def test_chat_markers_become_special_tokens(tokenizer: PreTrainedTokenizerFast) 
         ("<|bos|>A story.<|eos|>", [1, 2]),
     ],
 )
-def test_other_text_never_becomes_special(
+def test_markers_in_other_text_stay_text(
     tokenizer: PreTrainedTokenizerFast, document: str, special: list[int]
 ) -> None:
     ids = encode(tokenizer, document)
@@ -66,16 +66,16 @@ def test_other_text_never_becomes_special(
     assert tokenizer.decode(ids[1:-1]) == document
 
 
-def test_markers_are_not_learnt_as_text(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_vocabulary_has_no_parts_of_markers(tokenizer: PreTrainedTokenizerFast) -> None:
     assert not [t for t in tokenizer.get_vocab() if "|>" in t and t not in SPECIALS]
 
 
 @pytest.mark.parametrize("text", ["1984", "Zwölf €uro 🙂 \x00\t\r\n", "  two  spaces ", "日本"])
-def test_every_text_comes_back(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_decoding_restores_every_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(encode(tokenizer, text)[1:-1]) == text
 
 
-def test_digits_stand_alone(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_each_digit_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(encode(tokenizer, "198400")) == 2 + 6
 
 

@@ -11,7 +11,7 @@ from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.cluster.site import Assignment, Loader, Pipeline, staged
 from engine.errors import UsageError
-from engine.heads.modules import Work
+from engine.heads.drafting import Work
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
 from engine.model.pair import Pair

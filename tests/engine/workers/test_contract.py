@@ -15,7 +15,7 @@ from engine.model.pair import Pair
 from engine.trace.events import Footer, Header, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from tests.engine.heads.made import with_eagle3, with_heads
+from tests.engine.heads.random_heads import with_eagle3, with_heads
 
 RUNTIMES = {
     "local-thread": {"runtime": "local-thread"},

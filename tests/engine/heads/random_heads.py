@@ -1,4 +1,4 @@
-"""Drafting heads with random weights, on disk, for any target."""
+"""Drafting heads with random weights, written for any target."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from pathlib import Path
 
 import torch
 
-from engine.heads.files import target_ids, tokenizer_digest, write_head
-from engine.heads.form import KINDS, PARALLEL, SIDE, HeadConfig
+from engine.heads.config import HeadConfig
+from engine.heads.files import tokenizer_digest, write_head
+from engine.heads.kinds import KINDS
+from engine.heads.kinds.eagle3 import target_ids
 from engine.model.load import Checkpoint, read_config
 from engine.model.pair import Pair
 
 MASKS, HEADS = 4, 5
+ORDER = ("medusa", "hydra", "eagle", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
+"""All kinds; the index of a kind is the seed of its weights, some of whose drafts the tests need accepted."""
 
 
-def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = KINDS, **options: object) -> Path:
+def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = ORDER, **options: object) -> Path:
     """Write a head of each kind and return the folder that holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, kind in enumerate(kinds):
@@ -24,18 +28,18 @@ def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = KINDS, **opt
 
 
 def with_heads(pair: Pair, folder: Path) -> Pair:
-    """Return a pair with a head of each kind: its own, or random ones for those it lacks."""
-    own = [kind for kind in KINDS if pair.heads_path and (pair.heads_path / kind).is_dir()]
+    """Return a pair with a head of each kind: the pair's own, or a random one."""
+    own = [kind for kind in ORDER if pair.heads_path and (pair.heads_path / kind).is_dir()]
     if not folder.exists():
-        make_heads(folder, pair.target_path, tuple(kind for kind in KINDS if kind not in own))
+        make_heads(folder, pair.target_path, tuple(kind for kind in ORDER if kind not in own))
         for kind in own:
             (folder / kind).symlink_to(pair.heads_path / kind, target_is_directory=True)
     return replace(pair, heads_path=folder)
 
 
 def with_eagle3(pair: Pair, folder: Path) -> Pair:
-    """Return a pair of `with_heads` whose EAGLE-3 head lies where methods look for EAGLE's."""
-    assert pair.heads_path, "it has heads"
+    """Return a pair of `with_heads` with the EAGLE-3 head in place of EAGLE's."""
+    assert pair.heads_path
     if not folder.exists():
         folder.mkdir()
         (folder / "eagle").symlink_to(pair.heads_path / "eagle3", target_is_directory=True)
@@ -72,11 +76,11 @@ def make_head(
         "vocab_size": config.vocab_size,
         "tokenizer": tokenizer_digest(target),
         "target": target.name,
-        "own_lm_head": own and kind in SIDE,
+        "own_lm_head": own and KINDS[kind].sized_by == "heads",
         "biased": own and kind in ("hydra", "eagle", "parallelspec_eagle"),
     }
-    fields |= {"heads": HEADS, "layers": 1} if kind in SIDE else {"shape": shape}
-    fields |= {"masks": MASKS} if kind in PARALLEL else {}
+    fields |= {"shape": shape} if KINDS[kind].layered else {"heads": HEADS, "layers": 1}
+    fields |= {"masks": MASKS} if KINDS[kind].sized_by == "masks" else {}
     if kind == "eagle3":
         usual = config.num_hidden_layers >= 5
         fields |= {"draft_vocab": config.vocab_size // 2, "features": () if usual else (0, 1, 2)}
@@ -89,14 +93,14 @@ def make_head(
         noise = torch.randn(size, generator=random) * scale / (size[-1] ** 0.5 if len(size) > 1 else 10)
         if name.startswith("mask"):
             return 1 + noise
-        if name == "fc.weight":  # what it predicts leans towards the state it reads
+        if name == "fc.weight":  # the predicted state is close to the one that is read
             noise[:, -d:] += torch.eye(d)
         if name.endswith("res_connection.weight"):
             noise[:, :d] += torch.eye(d)
         return noise
 
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {n: tensor(n, s) for n, s in head.tensors().items() if n != "d2t"}
+    tensors = {n: tensor(n, s) for n, s in KINDS[kind].tensors(head).items() if n != "d2t"}
     if kind == "eagle3":
         _choose(tensors, head, target, random)
     write_head(path, head, tensors)
@@ -106,16 +110,16 @@ def make_head(
 def _choose(
     tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator
 ) -> None:
-    """Choose the tokens an EAGLE-3 head knows; its LM head and its embeddings lean towards the target's."""
-    known = torch.arange(head.vocab_size)
+    """Choose an EAGLE-3 head's draft vocabulary; add the target's LM head and embedding to its own."""
+    ids = torch.arange(head.vocab_size)
     if n := head.draft_vocab:
-        known = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
-        tensors["d2t"] = known - torch.arange(n)
-        assert torch.equal(target_ids(tensors["d2t"]), known)
+        ids = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
+        tensors["d2t"] = ids - torch.arange(n)
+        assert torch.equal(target_ids(tensors["d2t"]), ids)
     names, weights = ("model.embed_tokens.weight", "lm_head.weight"), Checkpoint(target)
     embedding, *rest = (
         weights.take(name, torch.device("cpu"), torch.float32) for name in names if name in weights.shapes
     )
-    tensors["lm_head.weight"] += (rest or [embedding])[0][known]
+    tensors["lm_head.weight"] += (rest or [embedding])[0][ids]
     if head.own_embedding:
         tensors["embed_tokens.weight"] += embedding

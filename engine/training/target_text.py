@@ -1,8 +1,9 @@
-"""Text that the target itself writes: what a drafter meets when it is used, and so what it should learn from.
+"""Text that the target writes, to train drafters on: in use they read the target's answers.
 
-Prompts are cut from the corpus: a chat after one of its `<|assistant|>` markers, any other document somewhere near
-its begin. Every second prompt is answered greedily, the others at temperature 1. Many answers are written at once,
-each in a slot of one cache; a slot whose answer ends takes the next prompt.
+Prompts are cut from the corpus: a chat after one of its `<|assistant|>` markers, any other document
+somewhere in its first tokens. Every second prompt is answered greedily, the others at temperature
+1. Many answers are written at once, each in a slot of one cache; when an answer ends, its slot gets
+the next prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import nan
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from engine.errors import ModelError, RunCancelled, UsageError
+from engine.model.cache import Cache
 from engine.model.decoder import Decoder
 from engine.model.load import load
 from engine.model.pair import Pair
@@ -33,18 +35,18 @@ from engine.training.tokenizer import ROLES
 
 FILE = "written.safetensors"
 LONGEST_PROMPT = 160
-"""Tokens of a prompt at most."""
+"""Most tokens of a prompt."""
 SLOTS = 64
 """Answers written at once."""
 
 
 def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield prompts without end: documents in the corpus's own mixture and a random order, cut short.
+    """Yield prompts without end: documents of the corpus's mixture in random order, cut short.
 
     Args:
         corpus: The documents.
-        assistant: Id of the marker after which a chat's answer begins; None where there is none.
-        longest: Tokens of a prompt at most; a chat whose first answer begins later is left out.
+        assistant: Id of the marker before an answer of a chat; None if the tokenizer has none.
+        longest: Most tokens of a prompt; a chat whose first answer begins later is left out.
         seed: Fixes the order and the cuts.
 
     Raises:
@@ -54,9 +56,7 @@ def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) 
     documents, missed = np.repeat(np.arange(len(lengths)), corpus.repeats), 0
     while missed < 100 * len(documents):
         document = rng.choice(documents)
-        ids = corpus.ids[corpus.starts[document] :][
-            : lengths[document] - 1
-        ]  # its end is the target's to write
+        ids = corpus.ids[corpus.starts[document] :][: lengths[document] - 1]  # without the end of text
         places = np.arange(min(8, len(ids)), len(ids) + 1)
         if assistant is not None and assistant in ids:
             places = np.flatnonzero(ids == assistant) + 1
@@ -71,14 +71,14 @@ def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) 
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer in the making, in its slot."""
+    """An unfinished answer, in its slot."""
 
     ids: list[int]
-    """Its prompt and itself."""
+    """Prompt and answer."""
     end: int
-    """Length at which it is cut off."""
+    """Most tokens of both."""
     greedy: bool
-    fed: int = 0
+    cached: int = 0
     """Tokens in the cache."""
 
 
@@ -89,19 +89,19 @@ def write(
     tokens: int,
     longest: int,
     seed: int,
-    heard: Callable[[int], None],
+    progress: Callable[[int], None],
     cancel: threading.Event,
 ) -> list[np.ndarray]:
-    """Let the target answer prompts until it has written `tokens` tokens; return each prompt with its answer.
+    """Let the target write `tokens` tokens of answers; return each prompt with its answer.
 
     Args:
         target: The model.
-        prompts: Where prompts come from.
-        eos: Ids after which an answer has ended.
-        tokens: Tokens to write; the answers then in the making are cut off.
-        longest: Tokens of an answer at most.
+        prompts: An endless supply of prompts.
+        eos: Ids that end an answer.
+        tokens: Tokens to write; unfinished answers are then cut off.
+        longest: Most tokens of an answer.
         seed: Fixes the draws at temperature 1.
-        heard: Hears how many tokens are written.
+        progress: Called with the number of written tokens.
         cancel: Set it to stop.
 
     Raises:
@@ -110,34 +110,41 @@ def write(
     slots = min(SLOTS, tokens)
     cache = target.new_cache(slots, LONGEST_PROMPT + longest)
     draws = torch.Generator().manual_seed(seed)
-    done, made, numbers = list[np.ndarray](), 0, count()
+    answers, written, numbers = list[np.ndarray](), 0, count()
 
     def start() -> _Answer:
         ids = next(prompts).tolist()
         return _Answer(ids, len(ids) + longest, greedy=next(numbers) % 2 == 0)
 
     active = [start() for _ in range(slots)]
-    while made < tokens:
+    while written < tokens:
         if cancel.is_set():
             raise RunCancelled(
-                "stopped while the target wrote; its text is not kept: add --resume to write it anew"
+                "stopped while the target wrote; its text is not kept: add --resume to write it again"
             )
-        parts = [Rows.chain(i, a.ids[a.fed :], a.fed) for i, a in enumerate(active)]
-        last = np.cumsum([len(part) for part in parts]) - 1
-        logits = target.forward(cache, Rows.join(parts), last).logits.cpu()
-        drawn = torch.multinomial(logits.softmax(-1), 1, generator=draws)[:, 0]
-        greedy = torch.tensor([a.greedy for a in active])
-        for i, token in enumerate(torch.where(greedy, logits.argmax(-1), drawn).tolist()):
+        for i, token in enumerate(_next_tokens(target, cache, active, draws)):
             answer = active[i]
-            answer.fed = len(answer.ids)
+            answer.cached = len(answer.ids)
             answer.ids.append(token)
             if token in eos or len(answer.ids) == answer.end:
-                done.append(np.array(answer.ids, dtype=np.uint16))
+                answers.append(np.array(answer.ids, dtype=np.uint16))
                 active[i] = start()
                 cache.reset(i)
-        made += slots
-        heard(min(made, tokens))
-    return done + [np.array(a.ids, dtype=np.uint16) for a in active]
+        written += slots
+        progress(min(written, tokens))
+    return answers + [np.array(answer.ids, dtype=np.uint16) for answer in active]
+
+
+def _next_tokens(
+    target: Decoder, cache: Cache, answers: Sequence[_Answer], draws: torch.Generator
+) -> list[int]:
+    """Return the next token of each answer, from one forward; answer i is in slot i."""
+    parts = [Rows.chain(i, a.ids[a.cached :], a.cached) for i, a in enumerate(answers)]
+    last = np.cumsum([len(part) for part in parts]) - 1
+    logits = target.forward(cache, Rows.join(parts), last).logits.cpu()
+    drawn = torch.multinomial(logits.softmax(-1), 1, generator=draws)[:, 0]
+    greedy = torch.tensor([a.greedy for a in answers])
+    return torch.where(greedy, logits.argmax(-1), drawn).tolist()
 
 
 def write_text(
@@ -148,7 +155,7 @@ def write_text(
     progress: Listener,
     cancel: threading.Event,
 ) -> None:
-    """Let a pair's target write as much as the options say, and store it.
+    """Let a pair's target write `options.written` tokens, and store them.
 
     Raises:
         RunCancelled: `cancel` was set; nothing is kept.
@@ -163,14 +170,14 @@ def write_text(
         options.written,
         options.answer,
         options.seed,
-        lambda made: progress(Progress("written", made, options.written, nan)),
+        lambda written: progress(Progress("written", written, options.written, nan)),
         cancel,
     )
     save_text(path, texts, pair.target_path)
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a digest of a model's weights: text belongs to the target that wrote it."""
+    """Return a digest of a model's weights, which identifies the target that wrote a text."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(path.read_bytes())
@@ -178,7 +185,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def save_text(path: Path, texts: list[np.ndarray], target: Path) -> None:
-    """Store what a target wrote, whole or not at all."""
+    """Store a target's text; the file appears whole."""
     ids, starts = np.concatenate(texts), np.cumsum([0, *map(len, texts)], dtype=np.int64)
     part = path.with_suffix(".part")
     save_file({"ids": ids, "starts": starts}, part, {"target": fingerprint(target)})
@@ -186,7 +193,7 @@ def save_text(path: Path, texts: list[np.ndarray], target: Path) -> None:
 
 
 def read_text(path: Path, target: Path) -> Corpus:
-    """Return stored text; an epoch holds each answer once.
+    """Return stored text as a corpus; each answer is once in an epoch.
 
     Raises:
         ModelError: The file is missing or broken.
@@ -197,7 +204,9 @@ def read_text(path: Path, target: Path) -> Corpus:
             writer = (file.metadata() or {}).get("target")
             ids, starts = file.get_tensor("ids"), file.get_tensor("starts")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} does not hold text of a target ({error}); let it be written anew") from None
+        raise ModelError(
+            f"{path} does not hold text of a target ({error}); let the target write it again"
+        ) from None
     if writer != fingerprint(target):
         raise UsageError(f"{path} was written by another target than {target}; leave out --text")
     return Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""One decoder layer of the Llama kind over packed rows, trainable; tensors are named as transformers names them."""
+"""A trainable Llama decoder layer over packed rows; tensors are named as in transformers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.heads.packed import Packed
 from engine.model.shape import ModelShape
-from engine.training.heads.layout import Packed
 
 
-class Norm(nn.Module):
+class TrainableNorm(nn.Module):
     """Root-mean-square norm."""
 
     def __init__(self, width: int, eps: float) -> None:
@@ -23,8 +23,8 @@ class Norm(nn.Module):
         return functional.rms_norm(x, x.shape[-1:], self.weight, self._eps)
 
 
-class Attention(nn.Module):
-    """Attention of packed rows to those they come after; rotary pairs are (i, i + head_dim / 2)."""
+class TrainableAttention(nn.Module):
+    """Attention of packed rows; rotary pairs are (i, i + head_dim / 2)."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -40,27 +40,23 @@ class Attention(nn.Module):
         """Map (R, D) to (R, D)."""
         angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        q, k, v = (
-            part(x).unflatten(-1, (-1, self._size)) for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        sizes = [len(seen) for seen in packed.seen]
-        parts = zip(
-            *(t.transpose(0, 1).split(sizes, 1) for t in (_turn(q, cos, sin), _turn(k, cos, sin), v)),
-            strict=True,
-        )
-        read = [
-            functional.scaled_dot_product_attention(*(t[None] for t in part), attn_mask=seen, enable_gqa=True)
-            for part, seen in zip(parts, packed.seen, strict=True)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(x).unflatten(-1, (-1, self._size)) for project in projections)
+        sizes = [len(mask) for mask in packed.seen]
+        split = (t.transpose(0, 1).split(sizes, 1) for t in (_rotate(q, cos, sin), _rotate(k, cos, sin), v))
+        outputs = [
+            functional.scaled_dot_product_attention(*(t[None] for t in qkv), attn_mask=mask, enable_gqa=True)
+            for qkv, mask in zip(zip(*split, strict=True), packed.seen, strict=True)
         ]
-        return self.o_proj(torch.cat(read, 2)[0].transpose(0, 1).flatten(1))
+        return self.o_proj(torch.cat(outputs, 2)[0].transpose(0, 1).flatten(1))
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-class FeedForward(nn.Module):
+class TrainableFeedForward(nn.Module):
     """down(SiLU(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -74,15 +70,15 @@ class FeedForward(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
-    """A layer of the target's shape, without biases; `normed`: with a norm before its attention."""
+class TrainableLayer(nn.Module):
+    """A layer of the target's shape, without biases; `input_norm` norms its attention's input."""
 
-    def __init__(self, shape: ModelShape, *, normed: bool) -> None:
+    def __init__(self, shape: ModelShape, *, input_norm: bool) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape.width, shape.eps) if normed else nn.Identity()
-        self.self_attn = Attention(shape)
-        self.post_attention_layernorm = Norm(shape.width, shape.eps)
-        self.mlp = FeedForward(shape.width, shape.inner)
+        self.input_layernorm = TrainableNorm(shape.width, shape.eps) if input_norm else nn.Identity()
+        self.self_attn = TrainableAttention(shape)
+        self.post_attention_layernorm = TrainableNorm(shape.width, shape.eps)
+        self.mlp = TrainableFeedForward(shape.width, shape.inner)
 
     def forward(self, x: Tensor, packed: Packed) -> Tensor:
         """Map (R, D) to (R, D)."""

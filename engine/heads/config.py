@@ -1,0 +1,179 @@
+"""The config of a drafting head (`config.json`); each kind's checks are in `engine.heads.kinds`.
+
+A head is a directory with `config.json` and `model.safetensors`. All states are read by the
+target's LM head, unless the head has its own.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError, one_line
+from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
+from engine.model.shape import ModelShape
+
+TensorShapes = dict[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
+INDEX_TENSORS = ("d2t",)
+"""Tensors of int64; all others hold floating-point numbers."""
+LAYER_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_parameters",
+    "max_position_embeddings",
+)
+"""Fields of a head's `shape`."""
+MOST = 64
+"""Largest number of heads, of layers per head, of masks, and of target states that are read."""
+_FLAGS = ("own_lm_head", "biased", "qkv_bias", "own_embedding", "norm_before_residual")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The content of a head's config.json."""
+
+    kind: str
+    """One of `engine.heads.kinds.KINDS`."""
+    hidden_size: int
+    """D, the target's."""
+    vocab_size: int
+    """V, the target's; 0 if a published head does not name it."""
+    heads: int = 0
+    """Number of heads (medusa, hydra)."""
+    layers: int = 1
+    """Layers of each head (medusa, hydra)."""
+    masks: int = 0
+    """K, number of mask tokens (parallelspec_medusa, parallelspec_eagle)."""
+    features: tuple[int, ...] = (-1,)
+    """Hidden states of the target that the head reads: i is the output of layer i (0: embeddings),
+    -1 the final normed state. Empty for an eagle3 head with the default three
+    (`Kind.for_target`)."""
+    tokenizer: str | None = None
+    """SHA-256 of the target's tokenizer.json; None if unknown."""
+    shape: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Sizes of the decoder layer, named as in a transformers config; empty for medusa and hydra."""
+    target: str = ""
+    """Name of the target."""
+    embedding_scale: float = 1.0
+    """Factor of E(x) before the feature is added (parallelspec_medusa)."""
+    own_lm_head: bool = False
+    """Whether each head has its own LM head (medusa, hydra)."""
+    biased: bool = False
+    """Whether `fc`, or a hydra's own LM head, has a bias."""
+    qkv_bias: bool = False
+    """Whether the layer's queries, keys and values have biases."""
+    draft_vocab: int = 0
+    """Vocabulary of an eagle3 head's LM head; 0 for the target's whole vocabulary."""
+    own_embedding: bool = False
+    """Whether the head has its own embedding (eagle3)."""
+    norm_before_residual: bool = False
+    """Whether attention's output is added to the normed state (eagle3)."""
+
+    def check(self, **ranges: tuple[int, int]) -> None:
+        """Check the fields that all kinds share, and whole numbers against `ranges`.
+
+        Raises:
+            ModelError: A field is wrong; the message names it, its value and the valid range.
+        """
+        common = {
+            "hidden_size": WHOLE["hidden_size"],
+            "vocab_size": (1, MOST_TOKENS),
+            "draft_vocab": (0, MOST_TOKENS),
+        }
+        for name, (low, high) in (common | ranges).items():
+            if type(value := getattr(self, name)) is not int or not low <= value <= high:
+                raise ModelError(
+                    f"{name} is {reprlib.repr(value)}; it must be a whole number, at least {low} and at most {high}"
+                )
+        for name in _FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ModelError(f"{name} is {reprlib.repr(value)}; it must be true or false")
+        target: Any = self.target
+        if not isinstance(target, str):
+            raise ModelError(f"target is {reprlib.repr(target)}; it must be the target's name")
+        tokenizer: Any = self.tokenizer
+        if not isinstance(tokenizer, str | None):
+            raise ModelError(
+                f"tokenizer is {reprlib.repr(tokenizer)}; it must be the SHA-256 of a tokenizer.json, or null"
+            )
+        scale: Any = self.embedding_scale
+        if type(scale) not in (int, float) or not 0 < scale < 1e6:
+            raise ModelError(
+                f"embedding_scale is {reprlib.repr(scale)}; it must be a number above 0 and below 1e6"
+            )
+
+    def check_reads_last_state(self) -> None:
+        """Check that the head reads the target's final normed state only.
+
+        Raises:
+            ModelError: It reads others.
+        """
+        if self.features != (-1,):
+            read = reprlib.repr(list(self.features))
+            raise ModelError(f"features is {read}; supported is [-1], the target's last state")
+
+    def check_features(self) -> None:
+        """Check the numbers of the target's layers whose states the head reads.
+
+        Raises:
+            ModelError: One is out of range, or there are too many.
+        """
+        valid = all(type(i) is int and 0 <= i <= MOST_LAYERS for i in self.features)
+        if not valid or len(self.features) > MOST:
+            raise ModelError(
+                f"features is {reprlib.repr(list(self.features))}; it must hold at most {MOST} whole numbers, "
+                f"at least 0 and at most {MOST_LAYERS}"
+            )
+
+    def layer(self, *, input_norm: bool = False, final_norm: bool = False) -> ModelShape:
+        """Return the shape of the head's decoder layer.
+
+        Args:
+            input_norm: Whether the layer norms its attention's input.
+            final_norm: Whether the layer's output is normed before the LM head.
+
+        Raises:
+            ModelError: A field of `shape` is missing or wrong.
+        """
+        given: Any = self.shape
+        if not isinstance(given, dict):
+            raise ModelError(f"shape is {reprlib.repr(given)}; it must hold the fields of a Llama config")
+        if missing := [name for name in LAYER_FIELDS if name not in self.shape]:
+            raise ModelError(f"shape lacks {', '.join(missing)}")
+        if self.shape["hidden_size"] != self.hidden_size:
+            raise ModelError(
+                f"hidden_size is {reprlib.repr(self.shape['hidden_size'])} in shape, {self.hidden_size} above it; they must be the same"
+            )
+        shape = layer_shape(self.shape | {"vocab_size": self.vocab_size})
+        return replace(shape, input_norm=input_norm, final_norm=final_norm, qkv_bias=self.qkv_bias)
+
+
+def layer_shape(fields: dict[str, Any]) -> ModelShape:
+    """Return the shape of a Llama decoder of one layer, from the fields of its config.
+
+    Raises:
+        ModelError: A field is wrong or not supported.
+    """
+    check_fields(fields, "shape")
+    fixed: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    given = {name: fields[name] for name in READ if name in fields} | fixed
+    try:
+        from transformers import LlamaConfig  # the import takes a second; only heads with a layer need it
+
+        return ModelShape.of(LlamaConfig(**given), Path("shape"))
+    except ModelError:
+        raise
+    except Exception as e:  # noqa: BLE001 - transformers raises many types for a wrong config
+        raise ModelError(f"shape is wrong: {one_line(e)}") from None
+
+
+def layer_fields(config: Any) -> dict[str, Any]:
+    """Return the `LAYER_FIELDS` of a transformers config."""
+    return {name: getattr(config, name) for name in LAYER_FIELDS}

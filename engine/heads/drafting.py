@@ -1,0 +1,136 @@
+"""The interface between a drafting head and its worker, which runs the head's forwards.
+
+D is the target's width, V its vocabulary. The target's forwards leave its hidden states beside the
+KV cache, so drafting costs no forward of the target. Before the target has forwarded a token, a
+head drafts nothing: after a prompt of one token the first draft is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from engine.model.decoder import Decoder
+from engine.model.weights import as_it_is
+from engine.types import Prefix
+
+Take = Callable[[str], Tensor]
+"""Returns a head's tensor by name."""
+
+
+class Work(NamedTuple):
+    """The size of one forward of a head, from which latency models compute its time."""
+
+    layers: int
+    """Transformer layers of the target's shape."""
+    squares: float
+    """Products with a D x D matrix outside the layers."""
+    heads: float = 1
+    """Products with a V x D matrix; an LM head of part of the vocabulary counts as its share."""
+    outputs: int = 0
+    """Rows of logits; 0 if there is one per row."""
+
+
+class HeadLayer(NamedTuple):
+    """The decoder layer of a head that has one."""
+
+    decoder: Decoder
+    exact: Work
+    """A forward of rows that read the target's states."""
+    guessed: Work
+    """A forward of rows that read states which the head predicted."""
+    fuse: Callable[[Tensor], Tensor] = as_it_is
+    """Maps the target's k states, (T, k D), to the vectors that the layer's rows read, (T, D)."""
+
+
+class Node(Protocol):
+    """A node of the drafted tree."""
+
+    @property
+    def id(self) -> int:
+        """Its token."""
+        ...
+
+    @property
+    def parent(self) -> int:
+        """Index of its parent in the tree; -1 is the prefix's last token."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """Number of nodes above it."""
+        ...
+
+
+LevelLogits = Callable[[Sequence[Node], Sequence[int]], Tensor | None]
+"""(nodes so far, indices of R parents) -> logits of their children: (R, V), or (1, V) if
+one row holds for all R; None if the target has not forwarded the prefix. Called level by level;
+without nodes it is the first level."""
+
+
+class HeadForwards(Protocol):
+    """One head's forwards after one prefix, done by a worker (`engine.workers.head_forwards`)."""
+
+    @property
+    def prefix(self) -> Prefix:
+        """The tokens so far."""
+        ...
+
+    @property
+    def levels(self) -> int:
+        """Most levels of the draft."""
+        ...
+
+    def target_state(self) -> Tensor | None:
+        """Return the target's final state of the last token but one, (D,); None if not cached."""
+        ...
+
+    def timed(self, rows: int, work: Work, compute: Callable[[], Tensor]) -> Tensor:
+        """Return `compute()`; record its time as a forward of `rows` rows."""
+        ...
+
+    def exact(self, masks: int = 0) -> Tensor | None:
+        """Forward the prefix's uncached rows, with the target's states, then mask tokens.
+
+        Returns:
+            The logits of the last token and of the masks, (1 + masks, V); None if the target has
+            not forwarded the prefix.
+        """
+        ...
+
+    def deepen(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Forward one level of the tree; each row reads its parent's predicted state.
+
+        Args:
+            ids: The level's N tokens.
+            parents: Their parents' rows in the tree; -1 is the prefix's last token.
+
+        Returns:
+            The logits after each, (N, V).
+        """
+        ...
+
+
+class Head(Protocol):
+    """A loaded head, beside its target."""
+
+    @property
+    def keeps(self) -> tuple[int, ...]:
+        """Hidden states of its layer that are kept, because the next level reads them."""
+        ...
+
+    @property
+    def layer(self) -> HeadLayer | None:
+        """Its decoder layer; None if it has none."""
+        ...
+
+    def draft(self, forwards: HeadForwards) -> LevelLogits:
+        """Return the function that computes the logits of a draft, level by level."""
+        ...
+
+
+def level_below(nodes: Sequence[Node], parents: Sequence[int]) -> int:
+    """Return the level of the children of some nodes of one level."""
+    return nodes[parents[0]].level + 1 if nodes else 0

@@ -1,0 +1,16 @@
+"""All kinds of drafting heads: one file each in this folder, its name the key everywhere.
+
+f_t is the target's final normed hidden state at token t, E its embedding, x_n the last known token,
+d_i the i-th drafted one. A file holds the kind's config check, its tensors, its published forms,
+the module that drafts, the module that is trained, and `KIND`, which registers them.
+"""
+
+import importlib
+import pkgutil
+
+from engine.heads.kind import Kind
+
+KINDS: dict[str, Kind] = {
+    name: importlib.import_module(f"{__name__}.{name}").KIND
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__))
+}

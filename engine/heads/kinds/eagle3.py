@@ -1,0 +1,225 @@
+"""EAGLE-3 (Li et al. 2025, section 3.1): EAGLE's layer on states of several target layers.
+
+g_t is the concatenation of k states at token t, (k D), by default of a low, a middle and a high
+layer. `fc` maps it to one vector. The attention of the row of token j reads [E(x_j); fc g_(j-1)],
+each normed; the layer's output, before the last norm, replaces fc g_j in the row after a drafted
+token j. Norm and LM head are the head's own; its token i is the target's token i + d2t[i].
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelError
+from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
+from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Work
+from engine.heads.kind import Kind, PublishedForm
+from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
+from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
+from engine.model.decoder import Decoder
+from engine.model.load import Checkpoint
+from engine.model.shape import ModelShape
+from engine.model.slots import Rows
+from engine.model.weights import Linear, Norm
+
+STATES = 3
+"""States of the target that a head reads if its config does not list them."""
+_NAMES = ("midlayer.", "d2t", "t2d", "hidden_norm.")
+_UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
+"""Fields of a published config that cannot be true."""
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _check(config: HeadConfig) -> None:
+    config.check()
+    config.check_features()
+    config.layer()
+
+
+def _layer(config: HeadConfig) -> ModelShape:
+    return config.layer(final_norm=True)
+
+
+def _tensors(config: HeadConfig) -> TensorShapes:
+    d, shapes = config.hidden_size, layer_tensors(_layer(config))
+    for part in "qkv":
+        name = f"layers.0.self_attn.{part}_proj.weight"
+        shapes[name] = (shapes[name][0], 2 * d)
+    shapes |= {f"layers.0.{norm}.weight": (d,) for norm in ("input_layernorm", "hidden_norm")}
+    shapes["fc.weight"] = (d, _state_count(config) * d)
+    shapes["lm_head.weight"] = (config.draft_vocab or config.vocab_size, d)
+    if config.draft_vocab:
+        shapes["d2t"] = (config.draft_vocab,)
+    if config.own_embedding:
+        shapes["embed_tokens.weight"] = (config.vocab_size, d)
+    return shapes
+
+
+def _state_count(config: HeadConfig) -> int:
+    return len(config.features) or STATES
+
+
+def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
+    """Number the states that the head reads, for a target with `layers` layers."""
+    default = (2, layers // 2, layers - 3)
+    if not config.features and list(default) != sorted(default):
+        raise ModelError(
+            f"it reads the states after layers 2, L / 2 and L - 3 of a target of L layers; there are {layers}, at least 5 are "
+            "needed: name others in its config, as eagle_aux_hidden_state_layer_ids"
+        )
+    features = config.features or default
+    if max(features) > layers:
+        raise ModelError(f"it reads the state after layer {max(features)}; the target has {layers} layers")
+    return replace(config, features=features)
+
+
+def target_ids(d2t: Tensor) -> Tensor:
+    """Map draft ids to target ids: target_id[i] = i + d2t[i], shape (N,)."""
+    return torch.arange(len(d2t), device=d2t.device) + d2t
+
+
+def _check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
+    """Check that d2t maps every draft token to a different token of the target."""
+    if not head.config.draft_vocab:
+        return
+    cpu, vocab = torch.device("cpu"), head.config.vocab_size
+    ids = target_ids(weights.take(head.names["d2t"], cpu, torch.int64))
+    for i in ((ids < 0) | (ids >= vocab)).nonzero()[:1, 0].tolist():
+        raise ModelError(f"{path}: d2t maps draft token {i} to {int(ids[i])}; valid are 0 to {vocab - 1}")
+    tokens, counts = ids.unique(return_counts=True)
+    for i in (counts > 1).nonzero()[:1, 0].tolist():
+        raise ModelError(
+            f"{path}: d2t maps {int(counts[i])} draft tokens to {int(tokens[i])}; at most one may"
+        )
+    if (t2d := head.names.get("t2d")) is not None:
+        weights.check_type(t2d, ("BOOL",))
+        marks = weights.take(t2d, cpu, torch.bool)
+        if marks.shape != (vocab,) or not torch.equal(marks.nonzero()[:, 0], tokens):
+            raise ModelError(f"{path}: t2d and d2t mark different tokens; the file is broken")
+
+
+def matches(names: Collection[str]) -> bool:
+    """Return whether a checkpoint with these tensor names is an EAGLE-3 head."""
+    return any(part in name for name in names for part in _NAMES)
+
+
+def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
+    """Read the tensor names of EAGLE-3 or of speculators."""
+    names = {re.sub(r"^midlayer\.", "layers.0.", name): name for name in shapes}
+    layer, file = layer_config(path, raw, names), path / "config.json"
+    for flag in _UNSUPPORTED:
+        if raw.get(flag) or _nested(raw).get(flag):
+            raise ModelError(
+                f"{file}: {flag} is true, which cannot be run yet; use an EAGLE-3 head without it"
+            )
+    width, vocab = layer["hidden_size"], layer["vocab_size"]
+    if (target_width := raw.get("target_hidden_size") or width) != width:
+        raise ModelError(
+            f"{file}: target_hidden_size is {reprlib.repr(target_width)}; it must be the head's own hidden_size, {width}"
+        )
+    draft_vocab = (shapes.get("lm_head.weight") or (0,))[0]
+    config = HeadConfig(
+        "eagle3",
+        width,
+        vocab,
+        features=_states(file, raw),
+        shape={name: layer[name] for name in LAYER_FIELDS},
+        target=target_name(raw),
+        qkv_bias=QKV_BIAS in names,
+        draft_vocab=draft_vocab if "d2t" in names or draft_vocab != vocab else 0,
+        own_embedding="embed_tokens.weight" in names,
+        norm_before_residual=raw.get("norm_before_residual", False),
+    )
+    return Published(config, names)
+
+
+def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the eagle_config object that SpecForge and SGLang write."""
+    nested = raw.get("eagle_config")
+    return nested if isinstance(nested, dict) else {}
+
+
+def _states(file: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the `HeadConfig.features` of a published head; empty if its config does not list them.
+
+    Speculators and vLLM number the layers whose inputs are read, SpecForge and SGLang those whose
+    outputs are.
+    """
+    for fields, offset in ((raw, 0), (_nested(raw), 1)):
+        if (ids := fields.get(_LAYER_IDS)) is not None:
+            numbers = isinstance(ids, list) and all(type(i) is int and i + offset >= 0 for i in ids)
+            if not numbers or not ids:
+                raise ModelError(f"{file}: {_LAYER_IDS} is {reprlib.repr(ids)}; it must be a list of layers")
+            return tuple(i + offset for i in ids)
+    return ()
+
+
+class Eagle3:
+    """The layer that drafts, one level per forward."""
+
+    keeps = (1,)
+
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        shape, vocab = _layer(config), config.draft_vocab or config.vocab_size
+        fc = linear(take, "fc", bias=False)
+        embedding_norm, vector_norm = (
+            Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
+        )
+
+        def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, Tensor]:
+            vectors = vectors_of(rows)
+            normed = vector_norm(vectors)
+            residual = normed if config.norm_before_residual else vectors.clone()
+            return residual, torch.cat([embedding_norm(e), normed], 1)
+
+        lm_head: Callable[[Tensor], Tensor] = linear(take, "lm_head", bias=False)
+        if config.draft_vocab:
+            lm_head = DraftVocabulary(lm_head, target_ids(take("d2t")), config.vocab_size)
+        embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
+        decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
+        qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
+        work = Work(1, qkv, vocab / config.vocab_size)
+        exact = work._replace(squares=qkv + _state_count(config))
+        self.layer = HeadLayer(decoder, exact=exact, guessed=work, fuse=fc)
+
+    def draft(self, forwards: HeadForwards) -> LevelLogits:
+        """Forward the layer once per level."""
+        return draft_with_states(forwards)
+
+
+class DraftVocabulary:
+    """An LM head of some of the target's tokens; the other tokens have logit -inf.
+
+    Args:
+        lm_head: Returns the logits of N tokens.
+        ids: Their ids in the target's vocabulary, (N,).
+        vocab: V.
+    """
+
+    def __init__(self, lm_head: Linear, ids: Tensor, vocab: int) -> None:
+        self._lm_head, self._ids, self._vocab = lm_head, ids, vocab
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits of all tokens, (T, V), for x of (T, D)."""
+        logits = x.new_full((len(x), self._vocab), -torch.inf)
+        return logits.index_copy_(1, self._ids, self._lm_head(x))
+
+
+KIND = Kind(
+    check=_check,
+    tensors=_tensors,
+    load=Eagle3,
+    layered=True,
+    serves="eagle",
+    published=PublishedForm(matches, _read),
+    for_target=_for_target,
+    check_values=_check_ids,
+)

@@ -1,0 +1,219 @@
+"""Hydra (Ankner et al. 2024): heads that also read the tokens drafted so far.
+
+Head i computes the state of d_(i+1) from z = [f_(n-1); E(x_n); E(d_1) ... E(d_i)]: tensors
+`hydra_mlp.{i}.1` are res_connection(z) + SiLU(linear(z)), further layers `hydra_mlp.{i}.{2j+1}` are
+x + SiLU(W x + b).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.errors import ModelError
+from engine.heads.config import HeadConfig, TensorShapes
+from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, Work, level_below
+from engine.heads.kind import Kind, PublishedForm
+from engine.heads.kinds.medusa import check
+from engine.heads.modules import linear, residual
+from engine.heads.packed import Texts
+from engine.heads.published import Published, target_name, vocab_size
+from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.model.decoder import Decoder
+
+_MLP = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")
+_LM_HEAD = re.compile(r"hydra_lm_head\.([0-9]{1,12})\.(?:([0-9]{1,12})\.)?(weight|bias)")
+
+
+def _tensors(config: HeadConfig) -> TensorShapes:
+    d, shapes = config.hidden_size, TensorShapes()
+    for i in range(config.heads):
+        for j in range(config.layers):
+            block, width = f"hydra_mlp.{i}.{2 * j + 1}", d if j else d * (i + 2)
+            for part in ("linear",) if j else ("linear", "res_connection"):
+                shapes |= {f"{block}.{part}.weight": (d, width), f"{block}.{part}.bias": (d,)}
+        if config.own_lm_head:
+            shapes[f"hydra_lm_head.{i}.1.weight"] = (config.vocab_size, d)
+            if config.biased:
+                shapes[f"hydra_lm_head.{i}.1.bias"] = (config.vocab_size,)
+    return shapes
+
+
+def _matches(names: Collection[str]) -> bool:
+    return any(map(_MLP.fullmatch, names))
+
+
+def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
+    """Read Hydra's names: a block's number is even, or odd where a Dropout precedes each block."""
+    blocks = [match.groups() for match in map(_MLP.fullmatch, shapes) if match]
+    heads, numbers = 1 + max(int(i) for i, _, _ in blocks), sorted({int(m) for _, m, _ in blocks})
+    own_number = {m: 2 * j + 1 for j, m in enumerate(numbers)}
+    names = {
+        f"hydra_mlp.{i}.{own_number[int(m)]}.{rest}": f"hydra_mlp.{i}.{m}.{rest}" for i, m, rest in blocks
+    }
+    lm_heads = [match for match in map(_LM_HEAD.fullmatch, shapes) if match]
+    names |= {f"hydra_lm_head.{match[1]}.1.{match[3]}": match[0] for match in lm_heads}
+    names |= {name: name for name in shapes if name not in names.values()}
+    first = names.get("hydra_mlp.0.1.linear.weight")
+    if first is None:
+        raise ModelError(f"{path} lacks hydra_mlp.0.{numbers[0]}.linear.weight, which a Hydra head has")
+    config = HeadConfig(
+        "hydra",
+        shapes[first][0],
+        max((shapes[match[0]][0] for match in lm_heads), default=vocab_size(path, raw)),
+        heads=heads,
+        layers=len(numbers),
+        target=target_name(raw),
+        own_lm_head=bool(lm_heads),
+        biased=any(match[3] == "bias" for match in lm_heads),
+    )
+    return Published(config, names)
+
+
+class Hydra:
+    """Heads that draft one after the other."""
+
+    keeps = ()
+    layer = None
+
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        heads = range(config.heads)
+        self._first = [linear(take, f"hydra_mlp.{i}.1.linear") for i in heads]
+        self._residual = [linear(take, f"hydra_mlp.{i}.1.res_connection") for i in heads]
+        further = range(3, 2 * config.layers + 1, 2)
+        self._blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
+        self._lm_heads = [target.head for _ in heads]
+        if config.own_lm_head:
+            self._lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
+        self._embedding = target.embedding
+
+    @torch.inference_mode()
+    def __call__(self, state: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """Return the logits after R nodes of one level, (R, V).
+
+        Args:
+            state: f_(n-1), (D,).
+            paths: Each node's tokens from x_n on; i + 1 of them for head i.
+        """
+        i = len(paths[0]) - 1
+        ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
+        tokens = self._embedding.index_select(0, ids).view(len(paths), -1)
+        z = torch.cat([state.expand(len(paths), -1), tokens], 1)
+        x = self._residual[i](z) + functional.silu(self._first[i](z))
+        return self._lm_heads[i](residual(self._blocks[i], x)).float()
+
+    def work(self, i: int) -> Work:
+        """Return the work of a call of head i."""
+        return Work(0, 2 * (i + 2) + len(self._blocks[i]))
+
+    def draft(self, forwards: HeadForwards) -> LevelLogits:
+        """Call one head per level, over all nodes that get children."""
+        state: Tensor | None = None
+
+        def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
+            nonlocal state
+            if not nodes:
+                state = forwards.target_state()
+            if (f := state) is None:
+                return None
+            last = int(forwards.prefix.tokens[-1])
+            paths = [[last, *_path(nodes, node)] for node in parents]
+            work = self.work(level_below(nodes, parents))
+            return forwards.timed(len(parents), work, lambda: self(f, paths))
+
+        return logits
+
+
+def _path(nodes: Sequence[Node], node: int) -> list[int]:
+    """Return the tokens from the tree's first level to a node."""
+    path = list[int]()
+    while node >= 0:
+        path.insert(0, nodes[node].id)
+        node = nodes[node].parent
+    return path
+
+
+class HydraBlock(nn.Module):
+    """Wr z + br + SiLU(W z + b)."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs * width, width)
+        self.res_connection = nn.Linear(inputs * width, width)
+        for part in (self.linear, self.res_connection):
+            nn.init.normal_(part.weight, std=0.02)
+            nn.init.zeros_(part.bias)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (..., inputs * D) to (..., D)."""
+        return self.res_connection(z) + functional.silu(self.linear(z))
+
+
+class TrainableHydra(nn.Module):
+    """The heads in training, with one block each; they read embeddings times `scale`."""
+
+    def __init__(self, width: int, heads: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self._scale = scale
+        blocks = [HydraBlock(i + 2, width) for i in range(heads)]
+        self.hydra_mlp = nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)
+
+    def learn(self, texts: Texts) -> list[Learned]:
+        """Return the states of every head, with the text's own tokens as drafts."""
+        learned = list[Learned]()
+        for i in range(len(self.hydra_mlp)):
+            n = texts.anchor_tensor(i + 1)
+            inputs = [texts.features[n - 1], *(texts.embedded[n + j] for j in range(i + 1))]
+            learned.append(Learned(self.state(i, *inputs), n + 1 + i))
+        return learned
+
+    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        """Return `count` drafts at each anchor, (A, count)."""
+        n, drafts = texts.anchor_tensor(0), list[Tensor]()
+        inputs = [texts.features[n - 1], texts.embedded[n]]
+        for i in range(count):
+            drafts.append(frozen.best(self.state(i, *inputs)))
+            inputs.append(frozen.embedding[drafts[-1]])
+        return torch.stack(drafts, 1)
+
+    def state(self, i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
+        """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
+        z = torch.cat((feature, torch.cat(embedded, -1) * self._scale), -1)
+        return self.hydra_mlp[i].get_submodule("1")(z)
+
+    def head(self) -> TrainableHead:
+        """Return the module with its training functions; saved weights include the scale."""
+        return TrainableHead(
+            self,
+            self.learn,
+            self.draft,
+            lambda tensors: _scaled(tensors, self._scale),
+            lambda tensors: _scaled(tensors, 1 / self._scale),
+        )
+
+
+def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the tensors with the columns that read embeddings times the scale."""
+    scaled = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.startswith("hydra_mlp.") and name.endswith(".weight"):
+            feature, embedded = tensor.split((len(tensor), tensor.shape[1] - len(tensor)), 1)
+            scaled[name] = torch.cat((feature, embedded * scale), 1)
+    return scaled
+
+
+KIND = Kind(
+    check=check,
+    tensors=_tensors,
+    load=Hydra,
+    layered=False,
+    sized_by="heads",
+    published=PublishedForm(_matches, _read),
+    trainable=lambda shape, size, scale, _: TrainableHydra(shape.width, size, scale).head(),
+)

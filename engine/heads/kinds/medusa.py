@@ -1,0 +1,160 @@
+"""Medusa (Cai et al. 2024): heads side by side on one hidden state, in one call.
+
+Head i maps f_(n-1) to the state of x_(n+1+i) by its layers x + SiLU(W x + b), tensors
+`{i}.{j}.linear`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.errors import ModelError
+from engine.heads.config import MOST, HeadConfig, TensorShapes
+from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, Work, level_below
+from engine.heads.kind import Kind, PublishedForm
+from engine.heads.modules import linear, residual
+from engine.heads.packed import Texts
+from engine.heads.published import Published, target_name, vocab_size
+from engine.heads.trainable import Frozen, Learned, TrainableHead, unchanged
+from engine.model.decoder import Decoder
+from engine.model.fields import MOST_TOKENS
+
+_PREFIX = "medusa_head."
+_BLOCK = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})\.linear\.weight")
+
+
+def check(config: HeadConfig) -> None:
+    """Check the config of a Medusa or a Hydra head."""
+    low = 1 if config.own_lm_head else 0
+    config.check(vocab_size=(low, MOST_TOKENS), heads=(1, MOST), layers=(1, MOST))
+    config.check_reads_last_state()
+
+
+def _tensors(config: HeadConfig) -> TensorShapes:
+    d, shapes = config.hidden_size, TensorShapes()
+    for i in range(config.heads):
+        for j in range(config.layers):
+            shapes |= {f"{i}.{j}.linear.weight": (d, d), f"{i}.{j}.linear.bias": (d,)}
+        if config.own_lm_head:
+            shapes[f"{i}.{config.layers}.weight"] = (config.vocab_size, d)
+    return shapes
+
+
+def _matches(names: Collection[str]) -> bool:
+    return any(name.startswith(_PREFIX) or _BLOCK.fullmatch(name) for name in names)
+
+
+def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
+    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
+    names = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+    blocks = [tuple(map(int, match.groups())) for match in map(_BLOCK.fullmatch, names) if match]
+    if not blocks:
+        raise ModelError(f"{path} lacks 0.0.linear.weight, which a Medusa head has")
+    heads, layers = (1 + max(column) for column in zip(*blocks, strict=True))
+    lm_head, first = names.get(f"0.{layers}.weight"), names.get("0.0.linear.weight")
+    config = HeadConfig(
+        "medusa",
+        shapes[first][0] if first else 0,
+        shapes[lm_head][0] if lm_head else vocab_size(path, raw),
+        heads=heads,
+        layers=layers,
+        target=target_name(raw),
+        own_lm_head=bool(lm_head),
+    )
+    return Published(config, names)
+
+
+class Medusa:
+    """Heads that draft: residual blocks, then the target's LM head or the head's own."""
+
+    keeps = ()
+    layer = None
+
+    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
+        self._blocks = [
+            [linear(take, f"{i}.{j}.linear") for j in range(config.layers)] for i in range(config.heads)
+        ]
+        own = range(config.heads) if config.own_lm_head else ()
+        self._lm_heads = [linear(take, f"{i}.{config.layers}", bias=False) for i in own]
+        self._target_lm_head = target.head
+
+    @torch.inference_mode()
+    def __call__(self, state: Tensor, count: int) -> Tensor:
+        """Return the logits of the first `count` heads, (count, V), for f_(n-1) of (D,)."""
+        states = [residual(blocks, state[None]) for blocks in self._blocks[:count]]
+        if not self._lm_heads:
+            return self._target_lm_head(torch.cat(states)).float()
+        return torch.cat([lm(x) for lm, x in zip(self._lm_heads, states, strict=False)]).float()
+
+    def work(self, count: int) -> Work:
+        """Return the work of a call."""
+        return Work(0, sum(map(len, self._blocks[:count])), count if self._lm_heads else 1, count)
+
+    def draft(self, forwards: HeadForwards) -> LevelLogits:
+        """Call all heads once, for the first level; one row holds for every node of a level."""
+        rows: Tensor | None = None
+        count = forwards.levels
+
+        def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
+            nonlocal rows
+            if not nodes and (state := forwards.target_state()) is not None:
+                rows = forwards.timed(1, self.work(count), lambda: self(state, count))
+            return None if rows is None else rows[level_below(nodes, parents)][None]
+
+        return logits
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(W x + b); begins as the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return x + functional.silu(self.linear(x))
+
+
+class TrainableMedusa(nn.ModuleList):
+    """The heads in training, with one block each."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(nn.Sequential(ResidualBlock(width)) for _ in range(heads))
+
+    def learn(self, texts: Texts) -> list[Learned]:
+        """Return the states of every head."""
+        learned = list[Learned]()
+        for i, head in enumerate(self):
+            n = texts.anchor_tensor(i + 1)
+            learned.append(Learned(head(texts.features[n - 1]), n + 1 + i))
+        return learned
+
+    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        """Return `count` drafts at each anchor, (A, count)."""
+        features = texts.features[texts.anchor_tensor(0) - 1]
+        return torch.stack([frozen.best(self[i](features)) for i in range(count)], 1)
+
+    def head(self) -> TrainableHead:
+        """Return the module with its training functions."""
+        return TrainableHead(self, self.learn, self.draft, unchanged, unchanged)
+
+
+KIND = Kind(
+    check=check,
+    tensors=_tensors,
+    load=Medusa,
+    layered=False,
+    sized_by="heads",
+    published=PublishedForm(_matches, _read),
+    trainable=lambda shape, size, *_: TrainableMedusa(shape.width, size).head(),
+)

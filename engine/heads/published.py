@@ -1,0 +1,127 @@
+"""Published drafting heads: what the readers of all kinds share.
+
+| published as | its tensors | becomes |
+|---|---|---|
+| Medusa-1 | `{i}.{j}.linear.*`, `{i}.{n}.weight` | medusa |
+| Medusa-2 | the same behind `medusa_head.`, beside a whole model | medusa |
+| Hydra | `hydra_mlp.{i}.{m}.*`, m even or odd; `hydra_lm_head.{i}.*` | hydra |
+| EAGLE-1, EAGLE-2 | `fc.*`, `layers.0.*`, `embed_tokens.weight` | eagle |
+| speculators, eagle | `fusion_fc.*`, `transformer.*`, `lm_head.weight` | eagle |
+| EAGLE-3 | `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d` | eagle3 |
+| speculators, eagle3 | the same with `layers.0.*`, and `embed_tokens.weight` | eagle3 |
+
+Variants with other forwards are recognised and refused.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.errors import ModelError, plain_name
+from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes, layer_shape
+from engine.model.fields import READ
+
+QKV_BIAS = "layers.0.self_attn.q_proj.bias"
+_REFUSED = {
+    "prefix_embeding_layer": "a Hydra++ head ({}), which cannot be run yet; use Hydra's mlp heads",
+    "mask_hidden": "a P-EAGLE head ({}), which cannot be run yet; use an EAGLE-3 head",
+    "fc_norm": "an EAGLE-3 head with norms before fc ({}), which cannot be run yet; use one without",
+    "input_norm.": "an EAGLE-3 head with a norm before fc ({}), which cannot be run yet; use one without",
+}
+"""Heads that cannot be run, by a prefix of a tensor's name."""
+_SHARED = re.compile(
+    r"(model\.)?embed_tokens\.weight|lm_head\.weight|input_embed_fn\.weight|.*rotary_emb\.inv_freq"
+)
+"""Tensors that a head shares with its target, and buffers of old checkpoints."""
+_WHOLE_MODEL = ("model_type", "architectures", "num_hidden_layers", "tokenizer_class")
+"""Fields of a published head's config that describe the whole model."""
+
+
+class Published(NamedTuple):
+    """A head's config, and where its tensors are in the file."""
+
+    config: HeadConfig
+    names: dict[str, str]
+    """SpecScope's name of each tensor -> its name in the file."""
+
+
+def check_supported(path: Path, shapes: TensorShapes) -> None:
+    """Check that no tensor of a published head belongs to an unsupported variant.
+
+    Raises:
+        ModelError: One does, or one has no dimensions.
+    """
+    if bare := [name for name, shape in shapes.items() if not shape and not is_redundant(name)]:
+        raise ModelError(f"{path}: {plain_name(bare[0])} is a single number; no tensor of a head is one")
+    for name, (prefix, variant) in product(shapes, _REFUSED.items()):
+        if name.startswith(prefix):
+            raise ModelError(f"{path} is {variant.format(plain_name(name))}")
+
+
+def is_redundant(name: str) -> bool:
+    """Return whether a published tensor is not read: the target has it, or others imply it."""
+    return bool(_SHARED.fullmatch(name)) or name.startswith("model.") or name == "t2d"
+
+
+def layer_config(path: Path, raw: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the `LAYER_FIELDS` and the vocab_size of an EAGLE head's decoder layer.
+
+    Args:
+        path: The head's directory, for errors.
+        raw: Its config.json.
+        names: Its tensors' names, in SpecScope's form.
+
+    Raises:
+        ModelError: A size is missing or wrong, or the head has more than one layer.
+    """
+    file, sizes = path / "config.json", raw.get("transformer_layer_config", raw)
+    if not isinstance(sizes, dict):
+        raise ModelError(f"{file}: transformer_layer_config is {reprlib.repr(sizes)}; it must be an object")
+    needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    if missing := [name for name in needed if sizes.get(name) is None]:
+        raise ModelError(f"{file} lacks {', '.join(missing)}, which an EAGLE head needs")
+    if deeper := [name for name in names if re.match(r"layers\.[1-9]", name)]:
+        raise ModelError(f"{path} has {plain_name(deeper[0])}: an EAGLE head has one decoder layer")
+    layer_types = sizes.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise ModelError(f"{file}: layer_types is {reprlib.repr(layer_types)}; it must be a list")
+    if "sliding_attention" in layer_types:
+        raise ModelError(f"{file}: layer_types holds sliding_attention, which a head cannot have yet")
+    fields = {name: sizes[name] for name in READ if name in sizes and name not in _WHOLE_MODEL}
+    try:
+        layer_shape(fields)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from None
+    from transformers import LlamaConfig
+
+    layer = LlamaConfig(**fields)
+    return {name: getattr(layer, name) for name in (*LAYER_FIELDS, "vocab_size")}
+
+
+def vocab_size(path: Path, raw: Mapping[str, Any]) -> int:
+    """Return the vocab_size in the config of a head without an LM head; 0 if missing.
+
+    Raises:
+        ModelError: It is no whole number.
+    """
+    if type(vocab := raw.get("vocab_size", 0)) is not int:
+        raise ModelError(
+            f"{path / 'config.json'}: vocab_size is {reprlib.repr(vocab)}; it must be a whole number of at least 0"
+        )
+    return vocab
+
+
+def target_name(raw: Mapping[str, Any]) -> str:
+    """Return the name of the target that a published head was trained for; empty if missing."""
+    speculators = raw.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    source, key = (
+        (verifier, "name_or_path") if isinstance(verifier, dict) else (raw, "base_model_name_or_path")
+    )
+    name = source.get(key)
+    return plain_name(name) if isinstance(name, str) else ""

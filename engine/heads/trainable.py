@@ -1,0 +1,124 @@
+"""What the trainable modules of all kinds share.
+
+A trainable module turns the target's features into states that the target's own LM head reads; a
+parameter's name is its tensor's name in the file. Embeddings are often much smaller than features,
+and small inputs are learned slowly, so a module is trained on embeddings times a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.heads.packed import Packed, Texts, pack
+
+
+class Frozen(NamedTuple):
+    """What heads share with the target; never trained."""
+
+    embedding: Tensor
+    """E, (V, D)."""
+    lm_head: Tensor
+    """(V, D); the embedding if they are tied."""
+
+    def best(self, states: Tensor) -> Tensor:
+        """Return the most probable token of each state, (...)."""
+        return (states @ self.lm_head.T).argmax(-1)
+
+
+class Learned(NamedTuple):
+    """The states of one place in the drafts."""
+
+    states: Tensor
+    """Inputs of the LM head, (A', D)."""
+    labels: Tensor
+    """Index in `Texts` of the token that each state predicts, (A',) int64; its feature is one
+    before."""
+
+
+@dataclass(frozen=True)
+class TrainableHead:
+    """A module with its training functions."""
+
+    module: nn.Module
+    learn: Callable[[Texts], list[Learned]]
+    """Returns the states of all drafts, by place in the draft, with the text's own tokens as
+    earlier drafts."""
+    draft: Callable[[Texts, Frozen, int], Tensor]
+    """(texts, frozen, count) -> greedy drafts at every anchor, as in use, (A, count)."""
+    to_file: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    """The module's tensors -> the file's: weights include the scale of the embeddings."""
+    from_file: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    """The file's tensors -> the module's."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors to save."""
+        return self.to_file(self.module.state_dict())
+
+
+def unchanged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors: the file holds them as they are trained."""
+    return dict(tensors)
+
+
+def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return EAGLE's tensors for embeddings without the scale: `fc` takes it, and masks lose it."""
+    scaled = dict(tensors)
+    if "fc.weight" in scaled:
+        embedded, features = scaled["fc.weight"].chunk(2, 1)
+        scaled["fc.weight"] = torch.cat((embedded * scale, features), 1)
+        if "mask.embedding" in scaled:
+            scaled["mask.embedding"] = scaled["mask.embedding"] / scale
+    return scaled
+
+
+def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:
+    """Return the rows of a number in the anchors' groups; the anchors themselves have number 0."""
+    rows, anchors = packed.at(number), torch.from_numpy(texts.anchors).to(texts.ids.device)
+    return rows[torch.isin(packed.tokens[rows], anchors)]
+
+
+def learn_with_masks(states_of: Callable[[Texts, Packed], Tensor], masks: int, texts: Texts) -> list[Learned]:
+    """Return the states of all tokens, and of the masks behind the anchors."""
+    packed = pack(texts, masks, within=True)
+    states, learned = states_of(texts, packed), list[Learned]()
+    for k in range(masks + 1):
+        rows = packed.at(k)
+        learned.append(Learned(states[rows], packed.tokens[rows] + 1 + k))
+    return learned
+
+
+def draft_from_masks(
+    states_of: Callable[[Texts, Packed], Tensor], texts: Texts, frozen: Frozen, count: int
+) -> Tensor:
+    """Return `count` drafts at each anchor, (A, count), from one forward."""
+    packed = pack(texts, count - 1, within=False)
+    states = states_of(texts, packed)
+    return torch.stack([frozen.best(states[rows_of_anchors(texts, packed, k)]) for k in range(count)], 1)
+
+
+def replace_masked(packed: Packed, inputs: Tensor, vectors: Tensor | None) -> Tensor:
+    """Return the inputs, (R, D), with the rows of masks replaced by their vectors of (K, D)."""
+    if vectors is None:
+        return inputs
+    return torch.where((packed.numbers == 0)[:, None], inputs, vectors[(packed.numbers - 1).clamp(min=0)])
+
+
+def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:
+    """Return random vectors as large as features; none without masks.
+
+    A small vector would attend to all tokens alike, and training leaves that state slowly.
+    """
+    kept = names if masks else ()
+    return nn.ParameterDict({name: nn.Parameter(level * torch.randn(masks, width)) for name in kept})
+
+
+def init_matrices(module: nn.Module) -> None:
+    """Fill all matrices with small random numbers."""
+    for parameter in module.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.02)

@@ -1,0 +1,127 @@
+"""Published forms of drafting heads: names and shapes of their tensors, and slow references that read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.heads.config import LAYER_FIELDS
+
+D, V, INNER, HEADS, KV = 16, 40, 24, 4, 2
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": D,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "max_position_embeddings": 64,
+    "vocab_size": V,
+    "hidden_act": "silu",
+}
+SHAPE = {name: CONFIG.get(name, 4) for name in LAYER_FIELDS} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}
+}
+LAYER_TENSORS = {
+    "self_attn.q_proj.weight": (D, D),
+    "self_attn.k_proj.weight": (D // 2, D),
+    "self_attn.v_proj.weight": (D // 2, D),
+    "self_attn.o_proj.weight": (D, D),
+    "mlp.gate_proj.weight": (INNER, D),
+    "mlp.up_proj.weight": (INNER, D),
+    "mlp.down_proj.weight": (D, INNER),
+    "post_attention_layernorm.weight": (D,),
+}
+
+
+def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+
+
+def medusa_1(heads: int = 3, layers: int = 1) -> dict[str, tuple[int, ...]]:
+    shapes = dict[str, tuple[int, ...]]()
+    for i in range(heads):
+        for j in range(layers):
+            shapes |= {f"{i}.{j}.linear.weight": (D, D), f"{i}.{j}.linear.bias": (D,)}
+        shapes[f"{i}.{layers}.weight"] = (V, D)
+    return shapes
+
+
+def hydra(numbers: tuple[int, ...], heads: int = 3) -> dict[str, tuple[int, ...]]:
+    shapes = dict[str, tuple[int, ...]]()
+    for i in range(heads):
+        for part in ("linear", "res_connection"):
+            at = f"hydra_mlp.{i}.{numbers[0]}.{part}"
+            shapes |= {f"{at}.weight": (D, D * (i + 2)), f"{at}.bias": (D,)}
+        for m in numbers[1:]:
+            shapes |= {f"hydra_mlp.{i}.{m}.linear.weight": (D, D), f"hydra_mlp.{i}.{m}.linear.bias": (D,)}
+        shapes |= {f"hydra_lm_head.{i}.1.weight": (V, D), f"hydra_lm_head.{i}.1.bias": (V,)}
+    return shapes
+
+
+def eagle(fc: str = "fc", layer: str = "layers.0", *, bias: bool = True) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{fc}.weight": (D, 2 * D)} | ({f"{fc}.bias": (D,)} if bias else {})
+    return shapes | {f"{layer}.{name}": shape for name, shape in LAYER_TENSORS.items()}
+
+
+def store(
+    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str = "model"
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(dict(tensors), folder / f"{name}.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def reference_medusa(t: Mapping[str, Tensor], f: Tensor, prefix: str = "") -> list[Tensor]:
+    logits, i = list[Tensor](), 0
+    while f"{prefix}{i}.0.linear.weight" in t:
+        x, j = f, 0
+        while f"{prefix}{i}.{j}.linear.weight" in t:
+            x = x + silu(t[f"{prefix}{i}.{j}.linear.weight"] @ x + t[f"{prefix}{i}.{j}.linear.bias"])
+            j += 1
+        logits.append(t[f"{prefix}{i}.{j}.weight"] @ x)
+        i += 1
+    return logits
+
+
+def reference_hydra(t: Mapping[str, Tensor], numbers: tuple[int, ...], i: int, z: Tensor) -> Tensor:
+    first = f"hydra_mlp.{i}.{numbers[0]}"
+    x = t[f"{first}.res_connection.weight"] @ z + t[f"{first}.res_connection.bias"]
+    x = x + silu(t[f"{first}.linear.weight"] @ z + t[f"{first}.linear.bias"])
+    for m in numbers[1:]:
+        x = x + silu(t[f"hydra_mlp.{i}.{m}.linear.weight"] @ x + t[f"hydra_mlp.{i}.{m}.linear.bias"])
+    return t[f"hydra_lm_head.{i}.1.weight"] @ x + t[f"hydra_lm_head.{i}.1.bias"]
+
+
+def reference_eagle(t: Mapping[str, Tensor], fc: str, layer: str, e: Tensor, f: Tensor) -> Tensor:
+    """Rows one by one, in complex numbers; e and f (n, D)."""
+    x = torch.cat((e, f), 1) @ t[f"{fc}.weight"].T + t.get(f"{fc}.bias", torch.zeros(D))
+    size, n = D // HEADS, len(x)
+    turns = torch.outer(torch.arange(n).float(), 5000.0 ** (-torch.arange(size // 2) * 2 / size))
+
+    def rotated(name: str, heads: int) -> Tensor:
+        a, b = (x @ t[f"{layer}.self_attn.{name}_proj.weight"].T).view(n, heads, 2, size // 2).unbind(2)
+        return torch.complex(a, b) * torch.polar(torch.ones_like(turns), turns)[:, None]
+
+    q, k = rotated("q", HEADS), rotated("k", KV)
+    v = (x @ t[f"{layer}.self_attn.v_proj.weight"].T).view(n, KV, size)
+    out = torch.zeros(n, HEADS, size)
+    for h in range(HEADS):
+        for i in range(n):
+            scores = (q[i, h] * k[: i + 1, h // 2].conj()).real.sum(-1) / size**0.5
+            out[i, h] = scores.softmax(0) @ v[: i + 1, h // 2]
+    x = x + out.flatten(1) @ t[f"{layer}.self_attn.o_proj.weight"].T
+    y = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * t[f"{layer}.post_attention_layernorm.weight"]
+    gate, up, down = (t[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T

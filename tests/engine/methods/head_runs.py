@@ -1,0 +1,112 @@
+"""Runs with random drafting heads, and the drafts that a slow reference expects of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+import engine
+from engine.drafters.static import tree
+from engine.draws import Draws
+from engine.model.pair import Pair
+from engine.types import Sampling
+from tests.engine.heads.random_heads import make_heads, with_eagle3
+from tests.engine.methods.pairs import save_with_tokenizer
+from tests.engine.methods.plain_heads import Node, Plain, dynamic_tree, static_tree
+from tests.engine.model import tiny
+
+METHODS = {
+    "medusa": ("medusa", {}),
+    "hydra": ("hydra", {}),
+    "eagle": ("eagle", {}),
+    "eagle2": ("eagle", {"top": 4, "depth": 4, "total": 12}),
+    "parallelspec_medusa": ("parallelspec_medusa", {}),
+    "parallelspec_eagle": ("parallelspec_eagle", {"masks": 3}),
+    "eagle with EAGLE-3": ("eagle3", {}),
+    "eagle2 with EAGLE-3": ("eagle3", {"top": 4, "depth": 4, "total": 12}),
+}
+"""The kind of head of each method, and its settings."""
+PROMPT, NEW = [5, 9, 23, 4], 22
+
+
+def drifting(family: str) -> torch.nn.Module:
+    """Return a target whose tokens are much alike, so that some drafts of random heads are accepted."""
+    model = tiny.reference(family, seed=3)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(0.6)
+        model.get_output_embeddings().weight[10:16].add_(0.06)
+    return model
+
+
+class Clusters:
+    """Two clusters of one target; the second uses an EAGLE-3 head."""
+
+    def __init__(self, *clusters: engine.Cluster) -> None:
+        self._clusters = clusters
+        self.pair = clusters[0].pair
+
+    def of(self, method: str) -> engine.Cluster:
+        return self._clusters["EAGLE-3" in method]
+
+    def run(self, method: str, *prompts, **settings):
+        return self.of(method).run(method.split()[0], *prompts, **settings)
+
+
+@contextmanager
+def open_world(family: str, folder: Path) -> Iterator[tuple[Clusters, torch.nn.Module, Path]]:
+    """Open a target of a family with a random head of each kind; yield (clusters, target, heads)."""
+    model = drifting(family)
+    save_with_tokenizer(model, folder / "target")
+    heads = make_heads(folder / "heads", folder / "target", scale=0.5)
+    pair = replace(Pair.of(folder / "target"), heads_path=heads)
+    third = with_eagle3(pair, folder / "eagle3")
+    with (
+        engine.open(pair, runtime="local-thread", device="cpu") as cluster,
+        engine.open(third, runtime="local-thread", device="cpu") as other,
+    ):
+        yield Clusters(cluster, other), model, heads
+
+
+def drafts(trace) -> dict[int, list[Node]]:
+    """Return the nodes of each round's draft."""
+    rows = sorted((d for d in trace.decisions if d.node >= 0), key=lambda d: (d.step, d.node))
+    trees = {step: [Node(d.token, d.parent) for d in ds] for step, ds in groupby(rows, key=lambda d: d.step)}
+    return {r.step: trees.get(r.step, []) for r in trace.rounds}
+
+
+def expected(
+    plain: Plain,
+    method: str,
+    config: dict,
+    x: list[int],
+    levels: int,
+    sampling: Sampling,
+    draws: Draws | None,
+) -> list[Node]:
+    """Return the reference's draft after x, of at most `levels` levels."""
+    rows = plain.rows(x)
+    if "top" in config:
+        return dynamic_tree(rows, config["top"], min(config["depth"], levels), config["total"])
+    depth = config.get("masks", 99) + 1
+    paths = {
+        p
+        for p in tree(config.get("tree") or ("eagle" if method.endswith("eagle") else "medusa")).paths
+        if len(p) <= depth
+    }
+    return static_tree(rows, paths, min(levels, max(map(len, paths))), x, sampling, draws)
+
+
+def walk(plain: Plain, x: list[int], nodes: list[Node]) -> list[int]:
+    """Return the tokens of the longest path that the target's argmax follows."""
+    at, path = -1, list[int]()
+    while True:
+        own = plain.own(x + path)
+        child = next((i for i, n in enumerate(nodes) if n == (own, at)), None)
+        if child is None:
+            return path
+        at, path = child, [*path, own]

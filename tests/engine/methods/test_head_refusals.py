@@ -1,0 +1,144 @@
+"""Heads, settings and trees that do not fit are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import engine
+from engine.drafters.static import tree
+from engine.errors import ModelError, UsageError
+from engine.model.pair import Pair
+from engine.types import Limits
+from tests.engine.heads.random_heads import make_head
+from tests.engine.methods.head_runs import PROMPT, drafts, open_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with open_world("llama", tmp_path_factory.mktemp("heads")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def pair(world):
+    return world[0].pair
+
+
+def refused(pair: Pair, method: str, message: str, **config: object) -> None:
+    """Check that a run is refused before its head is loaded, and that the cluster still works."""
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        with pytest.raises((UsageError, ModelError), match=message):
+            cluster.run(method, PROMPT, config=config, limits=Limits(4))
+        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
+        assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 48}, "for another target: its hidden_size is 48, that of .* is 32"),
+        ({"vocab_size": 101}, "for another target: its vocab_size is 101, that of .* is 97"),
+        ({"tokenizer": "ab" * 32}, "its tokenizer is abababababab, that of .* is [0-9a-f]{12}"),
+        ({"kind": "oracle"}, "kind is 'oracle'; it must be one of eagle, eagle3, hydra"),
+        ({"specscope_head": 2}, "specscope_head is 2; this version reads 1"),
+        ({"heads": 0}, "heads is 0; it must be a whole number, at least 1"),
+        ({"features": [1, -1]}, r"features is \[1, -1\]; supported is \[-1\]"),
+        (
+            {"heads": 7},
+            "missing in a head of kind medusa: 5.0.linear.weight, 5.0.linear.bias, 6.0.lin.* and 1 more",
+        ),
+        ({"heads": 4}, "unknown to a head of kind medusa: 4.0.linear.bias, 4.0.linear.weight"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(pair, tmp_path, changes, message):
+    path = make_head(tmp_path / "head", "medusa", pair.target_path)
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        with pytest.raises((UsageError, ModelError), match=message):
+            cluster.run("medusa", PROMPT, limits=Limits(4))
+        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
+        assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"
+
+
+def test_a_head_of_another_kind_is_refused(pair, tmp_path):
+    path = make_head(tmp_path / "head", "hydra", pair.target_path)
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        with pytest.raises(UsageError, match="is a head of kind hydra; this method needs one of kind medusa"):
+            cluster.run("medusa", PROMPT, limits=Limits(4))
+
+
+def test_a_pair_without_heads_is_refused_with_what_to_do(pair):
+    refused(
+        replace(pair, heads_path=None),
+        "eagle2",
+        "no drafting head of kind eagle; name one with --head, or train it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "message"),
+    [
+        ("medusa", {"heads": 6}, "heads is 6; it must be at least 0 and at most 5"),
+        ("hydra", {"tree": "oak"}, "there is no tree 'oak'; choose one of eagle, medusa"),
+        ("parallelspec_eagle", {"masks": 5}, "masks is 5; it must be at least 0 and at most 4"),
+        ("parallelspec_medusa", {"masks": 17}, "masks is 17; it must be at least 1 and at most 16"),
+        ("eagle2", {"top": 16, "depth": 8}, "with this top depth is at most 6"),
+        ("eagle2", {"total": 65}, "total is 65; it must be at least 1 and at most 64"),
+    ],
+)
+def test_settings_beyond_the_head_are_refused_with_value_and_range(pair, method, config, message):
+    refused(pair, method, message, **config)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ("[[0], [1, 0]]", r"\[1, 0\] has no parent; add \[1\]"),
+        ("[[0], [2]]", r"\[2\] has no elder sibling; add \[1\]"),
+        ("[[0], [0, 0], [0]]", r"\[0\] is named twice"),
+        ("[]", "paths must be a list of nodes"),
+        ("[[0], [-1]]", "paths must be a list of nodes"),
+        (str([[i] for i in range(65)]), "it has 65 nodes; there must be at least 1 and at most 64"),
+        (str([[0] * n for n in range(1, 8)]), "has 7 levels; the head drafts at least 1 and at most 5"),
+        ("oops", "cannot be read"),
+    ],
+)
+def test_a_wrong_tree_file_is_refused_with_the_node(pair, tmp_path, paths, message):
+    (tmp_path / "mine.toml").write_text(f"paths = {paths}\n")
+    refused(pair, "medusa", message, tree=str(tmp_path / "mine.toml"))
+
+
+def test_a_users_tree_is_drafted(world, tmp_path):
+    (tmp_path / "mine.toml").write_text("paths = [[1], [0], [0, 0], [1, 0]]\n")
+    trace = world[0].run("hydra", PROMPT, config={"tree": str(tmp_path / "mine.toml")}, limits=Limits(9))
+    assert [n.parent for n in drafts(trace)[1]] == [-1, -1, 0, 1]
+    assert trace.header.environment["head"].endswith("hydra")
+
+
+def test_tokens_without_hidden_states_are_refused(pair):
+    with engine.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
+        with pytest.raises(
+            UsageError, match=r"tokens that are bernoulli:0\.8 have none: leave tokens at pair"
+        ):
+            cluster.run("medusa", PROMPT, limits=Limits(4))
+
+
+def test_the_bundled_trees_are_those_of_the_papers():
+    for name, counts in (("medusa", [10, 28, 23, 2]), ("eagle", [4, 8, 8, 3, 2])):
+        paths = tree(name).paths
+        assert [sum(len(p) == n for p in paths) for n in range(1, 1 + tree(name).depth)] == counts
+
+
+def test_a_text_longer_than_the_heads_context_is_refused(pair, tmp_path):
+    path = make_head(tmp_path / "head", "eagle", pair.target_path)
+    config = json.loads((path / "config.json").read_text())
+    config["shape"]["max_position_embeddings"] = 20
+    (path / "config.json").write_text(json.dumps(config))
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        with pytest.raises(UsageError, match=r"are 21 tokens together; the head .* knows at most 20"):
+            cluster.run("eagle", PROMPT, limits=Limits(17))
+        assert len(cluster.run("eagle", PROMPT, limits=Limits(16)).token_ids()) == 16

@@ -1,0 +1,234 @@
+"""The modules of heads in training: their rows, states, losses and acceptance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.heads.kinds.eagle import TrainableEagle
+from engine.heads.kinds.hydra import TrainableHydra
+from engine.heads.packed import Packed, Texts, lay_out, pack
+from engine.heads.trainable import Frozen, Learned, TrainableHead, unchanged
+from engine.model.load import read_config
+from engine.model.shape import ModelShape
+from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
+from engine.training.heads.train import build_head
+from engine.training.options import HEAD_DEFAULTS, HeadOptions
+
+WIDTH, VOCABULARY = 32, 40
+NOTHING = list[Any]()
+
+
+@pytest.fixture
+def shape(trained: Path) -> ModelShape:
+    return ModelShape.of(read_config(trained / "target"), trained)
+
+
+@pytest.fixture
+def texts() -> Texts:
+    """Two texts of 12 and 9 tokens with random features, and four anchors, one near the end."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, VOCABULARY, (21,), generator=generator)
+    embedding, features = (torch.randn(n, WIDTH, generator=generator) for n in (VOCABULARY, 21))
+    return Texts(ids, embedding[ids], features, np.array([0, 12, 21]), np.array([3, 5, 9, 15]))
+
+
+def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
+    """Return a head with larger weights than an untrained one, so that every row matters."""
+    head = build_head(kind, shape, size, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in head.module.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5)
+    return head
+
+
+def test_groups_attend_to_earlier_tokens_and_their_own_masks() -> None:
+    layout = lay_out(np.array([0, 2, 1]))
+    assert layout.tokens.tolist() == [0, 1, 1, 1, 2, 2]
+    assert layout.numbers.tolist() == [0, 0, 1, 2, 0, 1]
+    assert layout.positions.tolist() == [0, 1, 2, 3, 2, 3]
+    drawn = [
+        "x.....",
+        "xx....",
+        "xxx...",
+        "xxxx..",
+        "xx..x.",
+        "xx..xx",
+    ]
+    assert layout.seen.tolist() == [[cell == "x" for cell in line] for line in drawn]
+
+
+def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:
+    packed = pack(texts, 3, within=True)
+    ends = torch.tensor([12] * 12 + [21] * 9)
+    assert bool((packed.tokens + packed.numbers + 1 < ends[packed.tokens]).all())
+    group_sizes = {a: int((packed.tokens[packed.numbers > 0] == a).sum()) for a in (3, 5, 9, 15)}
+    assert group_sizes == {3: 3, 5: 3, 9: 1, 15: 3}
+    assert packed.at(0).tolist() == torch.nonzero(packed.numbers == 0)[:, 0].tolist()
+    assert packed.tokens[packed.at(0)].tolist() == [*range(1, 11), *range(13, 20)]
+
+
+@pytest.mark.parametrize("kind", ["parallelspec_eagle", "parallelspec_medusa"])
+def test_packed_training_is_k_plus_1_forwards_of_inference(
+    kind: str, shape: ModelShape, texts: Texts
+) -> None:
+    """The paper's claim: with its attention mask and positions, training equals inference."""
+    head, masks = head_of(kind, shape), 3
+    packed, compared = pack(texts, masks, within=True), 0
+    with torch.no_grad():
+        states = head.module(texts, packed)
+        for row, (token, number) in enumerate(
+            zip(packed.tokens.tolist(), packed.numbers.tolist(), strict=True)
+        ):
+            start = 0 if token < 12 else 12
+            n = token - start + number
+            chain = Packed(
+                tokens=torch.tensor([*range(start + 1, token + 1), *[token] * number]),
+                numbers=torch.tensor([*[0] * (token - start), *range(1, number + 1)]),
+                positions=torch.arange(n),
+                seen=(torch.ones(n, n, dtype=torch.bool).tril(),),
+            )
+            alone = head.module(texts, chain)[-1]
+            torch.testing.assert_close(states[row], alone, atol=1e-5, rtol=1e-5)
+            compared += number > 0
+    assert compared == 10
+
+
+def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts: Texts) -> None:
+    """The comparison above can fail."""
+    head = head_of("parallelspec_eagle", shape)
+    packed = pack(texts, 3, within=True)
+    row = int(packed.at(2)[0])
+    seen = packed.seen[0].clone()
+    seen[row, row - 1] = False
+    with torch.no_grad():
+        whole, cut = (
+            head.module(texts, packed),
+            head.module(texts, packed._replace(seen=(seen, packed.seen[1]))),
+        )
+    assert float((whole[row] - cut[row]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", HEAD_DEFAULTS)
+def test_learned_states_give_the_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
+    """The learned state of place k gives the draft there, if earlier drafts do not matter or are the text."""
+    head, frozen = head_of(kind, shape), frozen_of(shape)
+    with torch.no_grad():
+        drafts = head.draft(texts, frozen, 3)
+        for k, (states, labels) in enumerate(head.learn(texts)[:3]):
+            best, anchors = frozen.best(states), texts.anchors.tolist()
+            for label, token in zip(labels.tolist(), best.tolist(), strict=True):
+                anchor = label - 1 - k
+                if anchor in anchors and (k == 0 or kind not in ("hydra", "eagle")):
+                    assert drafts[anchors.index(anchor), k] == token
+
+
+def frozen_of(shape: ModelShape) -> Frozen:
+    embedding = torch.randn(shape.vocab, WIDTH, generator=torch.Generator().manual_seed(3))
+    return Frozen(embedding, embedding)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra"])
+def test_later_drafts_read_earlier_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
+    head, frozen = head_of(kind, shape), frozen_of(shape)
+    embedded = frozen.embedding[texts.ids]
+    texts = texts._replace(embedded=embedded)
+    with torch.no_grad():
+        drafts, n = head.draft(texts, frozen, 3), 5
+        inputs = [embedded[n]]
+        if isinstance(head.module, TrainableHydra):
+            for i in range(3):
+                z = torch.cat([texts.features[n - 1], *inputs])
+                block = head.module.hydra_mlp[i].get_submodule("1")
+                state = block.res_connection(z) + functional.silu(block.linear(z))
+                inputs.append(frozen.embedding[(state @ frozen.lm_head.T).argmax()])
+                assert (inputs[-1] == frozen.embedding[drafts[1, i]]).all()
+        else:
+            assert isinstance(head.module, TrainableEagle)
+            tokens, features = [*embedded[1 : n + 1]], [*texts.features[:n]]
+            for i in range(3):
+                rows = len(tokens)
+                chain = Packed(
+                    torch.zeros(rows, dtype=torch.int64),
+                    torch.zeros(rows, dtype=torch.int64),
+                    torch.arange(rows),
+                    (torch.ones(rows, rows, dtype=torch.bool).tril(),),
+                )
+                features.append(head.module(torch.stack(tokens), torch.stack(features), chain)[-1])
+                tokens.append(frozen.embedding[(features[-1] @ frozen.lm_head.T).argmax()])
+                assert (tokens[-1] == frozen.embedding[drafts[1, i]]).all()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])
+def test_saved_weights_include_the_scale_of_embeddings(kind: str, shape: ModelShape, texts: Texts) -> None:
+    trained, saved = build_head(kind, shape, 3, 0, scale=7.5), build_head(kind, shape, 3, 1)
+    with torch.no_grad():
+        for parameter in trained.module.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
+        saved.module.load_state_dict(trained.tensors())
+        for name, tensor in trained.from_file(trained.tensors()).items():
+            torch.testing.assert_close(tensor, trained.module.state_dict()[name])
+        for a, b in zip(trained.learn(texts), saved.learn(texts), strict=True):
+            torch.testing.assert_close(a.states, b.states, atol=1e-4, rtol=1e-4)
+
+
+def stub(learned: list[Learned] = NOTHING, drafts: list[list[int]] = NOTHING) -> TrainableHead:
+    """Return a head with these states and these drafts."""
+    return TrainableHead(
+        nn.Module(), lambda _: learned, lambda *_: torch.tensor(drafts), unchanged, unchanged
+    )
+
+
+def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
+    """Offline and online distillation, term by term."""
+    folders = {"data": Path("data"), "out": Path("out")}
+    generator = torch.Generator().manual_seed(5)
+    lm_head = torch.randn(VOCABULARY, WIDTH, generator=generator)
+    frozen, labels = Frozen(lm_head, lm_head), [torch.tensor([2, 3, 4]), torch.tensor([5])]
+    states = [torch.randn(len(where), WIDTH, generator=generator) for where in labels]
+    head = stub([Learned(s, where) for s, where in zip(states, labels, strict=True)])
+
+    def log_q(state: Tensor) -> Tensor:
+        return (lm_head @ state).log_softmax(-1)
+
+    offline = [
+        -np.mean([float(log_q(s)[texts.ids[at]]) for s, at in zip(part, where, strict=True)])
+        for part, where in zip(states, labels, strict=True)
+    ]
+    losses = head_losses(head, texts, frozen, HeadOptions.of("medusa", **folders, token_loss=1.0, fade=0.8))
+    assert losses.total.item() == pytest.approx(offline[0] + 0.8 * offline[1], rel=1e-5)
+    assert losses.places == pytest.approx(offline, abs=1e-4)
+    online = list[float]()
+    for part, where in zip(states, labels, strict=True):
+        terms = list[float]()
+        for state, at in zip(part, where.tolist(), strict=True):
+            feature = texts.features[at - 1]
+            p, difference = (lm_head @ feature).softmax(-1), (state - feature).abs()
+            smooth = torch.where(difference < 1, difference**2 / 2, difference - 0.5).mean()
+            terms.append(float((p * (p.log() - log_q(state))).sum() + 10 * smooth))
+        online.append(float(np.mean(terms)))
+    losses = head_losses(head, texts, frozen, HeadOptions.of("parallelspec_eagle", **folders))
+    assert losses.total.item() == pytest.approx(sum(online), rel=1e-5)
+
+
+def test_acceptance_counts_drafts_where_the_text_is_greedy() -> None:
+    """Text 0 1 2 3 4 5; the target's argmax is the next number, but 9 after 3, so token 4 was drawn."""
+    lm_head, ids = torch.eye(10), torch.tensor([0, 1, 2, 3, 4, 5])
+    greedy = torch.tensor([1, 2, 3, 9, 5, 6])
+    texts = Texts(ids, lm_head[ids], lm_head[greedy], np.array([0, 6]), np.array([1, 2, 3, 4]))
+    head = stub(drafts=[[2, 3, 9], [3, 4, 5], [4, 5, 6], [5, 6, 7]])
+    counts = acceptance(head, texts, Frozen(lm_head, lm_head), 3)
+    # anchor 1: 2 and 3 are accepted, then the text is not greedy; anchor 2: 3; anchor 3: no place counts;
+    # anchor 4: 5, then the text ends
+    assert counts == DraftAcceptance((3, 1, 0), (3, 1, 0))
+    assert counts.rates == (1.0, 1.0, None)
+    assert (counts + DraftAcceptance((1, 1, 2), (0, 0, 1))).rates == (0.75, 0.5, 0.5)
+    assert DraftAcceptance((4, 2), (2, 1)).length == pytest.approx(1 + 0.5 + 0.25)
