@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import engine
 from app.main import main
 from app.tabs.form import control_for
 from engine import methods
+from engine.heads import kinds
 from engine.methods import METHODS
 from engine.simulate.profile import FOLDER, Profile, profiles
 from engine.types import Limits
@@ -20,7 +22,7 @@ from traces.export import assets
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPES = ("method", "profile")
+RECIPES = ("method", "kind of drafting head", "view", "profile")
 
 
 def recipe(title: str) -> str:
@@ -63,6 +65,15 @@ def test_the_method_of_the_recipe_decodes_and_is_found(tmp_path, monkeypatch, ca
         assert f"{'recipe':20} Draft gamma tokens" in capsys.readouterr().out
     finally:
         METHODS.pop("recipe", None)
+
+
+def test_a_kind_of_head_is_found_by_its_file_name(tmp_path, monkeypatch):
+    text = "from engine.heads.kinds.medusa import KIND"
+    module = add_module(kinds, tmp_path, "recipe", text, monkeypatch)
+    assert module.KIND is kinds.KINDS["medusa"]
+    assert "recipe" in {module.name for module in pkgutil.iter_modules(kinds.__path__)}
+    files = {file.stem for file in (ROOT / "engine/heads/kinds").glob("*.py")} - {"__init__"}
+    assert set(kinds.KINDS) == files
 
 
 def test_a_view_is_part_of_the_script_after_the_list_of_insets(tmp_path, monkeypatch):
