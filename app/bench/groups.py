@@ -149,10 +149,10 @@ def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) ->
     with contextlib.ExitStack() as stack:
         trees = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runs = [
-            _Runs(shape, config, _write(trees / f"{shape}-{config.levels}.toml", nodes), len(nodes), cluster)
+            _Runs(shape, config, _write(trees / f"{shape}-{len(nodes)}.toml", nodes), len(nodes), cluster)
             for config, cluster in _open(stack, pair, heads, profile)
             for shape in SHAPES
-            for nodes in [SHAPES[shape](config.levels)]
+            for nodes in [SHAPES[shape](KINDS[config.kind].levels(config))]
         ]
         figures = decode(runs, [pair.encode(question) for question in plan.questions()], plan, note)
         clock = runs[0].traces[0].header.clock
