@@ -1,4 +1,4 @@
-"""Downloads of hub models: outside the queue of runs, so that a hub that does not answer holds up nobody else."""
+"""Downloads of hub models, outside the queue of runs: a slow hub delays no other run."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from engine.errors import RunCancelled, UsageError
 from engine.pairs.progress import Progress, Report
 from engine.pairs.sources import is_slow, resolve
 
-MOST = 4
-"""Sets of models that are downloaded at once."""
+MAX_DOWNLOADS = 4
+"""Most downloads at once; a download is a set of models."""
 Models = tuple[str, ...]
 
 
 class Resolve(Protocol):
-    """Finds the directory of a model, as `engine.pairs.sources.resolve` does."""
+    """Signature of `engine.pairs.sources.resolve`."""
 
     def __call__(
         self, model: str, progress: Report | None = None, cancel: threading.Event | None = None
     ) -> Path:
-        """Return the directory; download it first if need be."""
+        """Return a model's directory after downloading it if necessary."""
         ...
 
 
 @dataclass
 class _Download:
-    """The models that some runs wait for."""
+    """A set of models and the runs that wait for it."""
 
     models: Models
     runs: list[LiveRun] = field(default_factory=list[LiveRun])
@@ -41,56 +41,56 @@ class _Download:
 
 
 class Downloads:
-    """Brings hub models into the local cache, each set of models in a thread of its own.
+    """Download hub models into the local cache, with one thread per set of models.
 
     Args:
-        ready: Takes the runs whose models are there now, in order of arrival.
-        find: Finds a model's directory, or downloads it.
+        ready: Called with the runs whose models are downloaded, in order of arrival.
+        find: Returns a model's directory after downloading it if necessary.
     """
 
     def __init__(self, ready: Callable[[Sequence[LiveRun]], None], find: Resolve = resolve) -> None:
         self._ready = ready
         self._find = find
-        self._going: dict[Models, _Download] = {}
+        self._running: dict[Models, _Download] = {}
         self._threads: list[threading.Thread] = []
         self._busy: set[str] = set()
-        """Models that some download is at: another one with the same model among others waits."""
+        """Models being downloaded; a second download of one of them waits."""
         self._changed = threading.Condition()
 
     def take(self, run: LiveRun) -> bool:
-        """Take a run whose models are not named by directories; return False for any other.
+        """Download a run's models; return False if all of them are local directories.
 
-        Two runs with the same models share a download. A model that the cache holds is found at once, without a network.
+        Runs with the same models share a download. A cached model needs no network.
 
         Raises:
-            UsageError: Too many downloads go on.
+            UsageError: Too many downloads are running.
         """
         request = run.request
         models = tuple(model for model in request.models if is_slow(model))
         if not models:
             return False
         with self._changed:
-            download = self._going.get(models) or self._begin(models)
+            download = self._running.get(models) or self._begin(models)
             download.runs.append(run)
             if download.progress is not None:
                 run.show(download.progress)
         return True
 
     def leave(self, run: LiveRun) -> None:
-        """Forget a run; a download that nobody waits for any more is stopped."""
+        """Remove a run, and stop its download if no other run waits for it."""
         with self._changed:
-            for models, download in list(self._going.items()):
+            for models, download in list(self._running.items()):
                 with suppress(ValueError):
                     download.runs.remove(run)
                 if not download.runs:
                     download.cancel.set()
-                    del self._going[models]
+                    del self._running[models]
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop all downloads and wait until they have removed what is incomplete."""
+        """Stop all downloads and wait until they have removed incomplete files."""
         with self._changed:
-            for download in self._going.values():
+            for download in self._running.values():
                 download.cancel.set()
             self._changed.notify_all()
             threads = list(self._threads)
@@ -99,9 +99,9 @@ class Downloads:
 
     def _begin(self, models: Models) -> _Download:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) >= MOST:
-            raise UsageError(f"{MOST} downloads go on already; wait until one has ended")
-        download = self._going[models] = _Download(models)
+        if len(self._threads) >= MAX_DOWNLOADS:
+            raise UsageError(f"{MAX_DOWNLOADS} downloads are running; wait until one has ended")
+        download = self._running[models] = _Download(models)
         thread = threading.Thread(target=self._work, args=(download,), name="specscope-download", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -113,11 +113,11 @@ class Downloads:
             for model in download.models:
                 with self._turn(model, download.cancel):
                     self._find(model, partial(self._report, download), download.cancel)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the runs that wait must end
+        except BaseException as error:  # noqa: BLE001 - the waiting runs must end
             failure = error
         with self._changed:
-            if self._going.get(download.models) is download:
-                del self._going[download.models]
+            if self._running.get(download.models) is download:
+                del self._running[download.models]
             runs = list(download.runs)
         if failure is None:
             self._ready(runs)
@@ -132,7 +132,7 @@ class Downloads:
 
     @contextmanager
     def _turn(self, model: str, cancel: threading.Event) -> Iterator[None]:
-        """Hold a model, so that two downloads do not fetch the same files at once."""
+        """Lock a model, so that two downloads never fetch the same files at once."""
         with self._changed:
             self._changed.wait_for(lambda: model not in self._busy or cancel.is_set())
             if cancel.is_set():

@@ -1,4 +1,4 @@
-"""Between the network and the page: response headers, known addresses, requests from other sites. Plain ASGI."""
+"""ASGI middleware: security headers, a list of known routes, refusal of other sites' requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 POLICY = "; ".join(
     (
         "default-src 'self'",
-        # Gradio compiles its templates in the page, so it needs inline scripts and eval; nothing may come from elsewhere.
+        # Gradio compiles templates in the browser: it needs inline scripts and eval.
         "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
@@ -43,19 +43,19 @@ READ = (
     *("/gradio_api/startup-events", "/gradio_api/queue/data", "/gradio_api/heartbeat/"),
     *("/assets/", "/static/", "/specscope/"),
 )
-"""Addresses that the page reads; one that ends in a slash also opens those below it."""
+"""Paths that the page reads; a path ending in a slash includes all paths below it."""
 WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
-"""Addresses that the page writes to."""
+"""Paths that the page posts to."""
 
 
 def report_failure(what: str, error: BaseException) -> None:
-    """Write one line about a failure that no rule foresaw."""
+    """Write one line about an unexpected error to stderr."""
     line = f"specscope: {what} failed: {type(error).__name__}: {error}"
     sys.stderr.write("".join(c if c.isprintable() else " " for c in line[:400]) + "\n")
 
 
 class Boundary:
-    """Put the security headers on every answer, and answer when nothing else does. Nothing may be outside of it."""
+    """Outermost layer: add security headers to every response and answer failures with 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -77,11 +77,11 @@ class Boundary:
         try:
             await self.app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            pass  # the client is gone: no answer can reach it
-        except asyncio.CancelledError:  # the server stops while a page still listens
+            pass  # the client is gone
+        except asyncio.CancelledError:  # the server stops while a page is connected
             with suppress(Exception):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except Exception as error:  # noqa: BLE001 - the web server would print a traceback and answer without headers
+        except Exception as error:  # noqa: BLE001 - uvicorn would answer without headers
             report_failure(f"{scope['method']} {scope['path']}", error)
             if not started:
                 answer = PlainTextResponse("the server could not handle this", status_code=500)
@@ -89,10 +89,10 @@ class Boundary:
 
 
 class KnownRoutes:
-    """Refuse every address that the page does not use.
+    """Refuse every path that the page does not use.
 
-    Gradio also serves and takes files, runs handlers past its queue, calls components' methods, fetches from other
-    servers and keeps statistics; none of these addresses can be reached.
+    Gradio also has routes for files, for calls that bypass the queue, for components' methods, for
+    proxying other servers and for statistics; none of them can be reached.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -113,9 +113,9 @@ def _known(method: str, path: str) -> bool:
 
 
 class SameOrigin:
-    """Refuse what another site's page sends or reads; another port of this machine is another site.
+    """Refuse requests from other sites; another port of this machine is another site.
 
-    A link to this server from elsewhere is followed: it opens a page, which the other site cannot read.
+    Links from other sites work: they open a page, which the other site cannot read.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -131,7 +131,7 @@ class SameOrigin:
 
 
 def _own(method: str, headers: Headers) -> bool:
-    """Return whether a request is of the server's own page, of no page, or a link that was followed."""
+    """Return whether a request is the page's own, not from a browser page, or a followed link."""
     origin = headers.get("origin")
     if origin is not None:
         try:

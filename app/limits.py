@@ -1,4 +1,4 @@
-"""How much a client may send, and how long it may take: bodies of requests, and connections."""
+"""Limits on size and duration of request bodies, on connections and on request heads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_BODY = 2 * 2**20
-"""Bytes of a request; the import of a trace has a limit of its own."""
+"""Largest request body in bytes, except for the import of a trace (`routes.MAX_UPLOAD`)."""
 BODY_SECONDS = 20.0
 """Seconds within which a request's body must be complete."""
 HEAD_SECONDS = 10.0
 """Seconds within which a request's head must be complete."""
 CONNECTIONS = 512
-"""Connections at once. A page holds one or two."""
+"""Most connections at once. A page holds one or two."""
 CLOSE = {"Connection": "close"}
-"""Header of an answer after which the rest of the request is not read."""
+"""Header of a response after which the server reads no more of the request."""
 
 
 class SmallBodies:
-    """Read the whole body before a request is handled; refuse one that is too large or too slow.
+    """Read the whole request body before the app handles it; refuse large and slow ones.
 
     Args:
         app: Handles the request.
-        unlimited: Address that reads and limits its bodies itself.
+        unlimited: Path whose handler reads and limits its body itself.
     """
 
     def __init__(self, app: ASGIApp, unlimited: str) -> None:
@@ -52,7 +52,7 @@ class SmallBodies:
             await self.app(scope, _replay(body, receive), send)
 
 
-class _TooLarge(Exception):  # noqa: N818 - no error, an answer
+class _TooLarge(Exception):  # noqa: N818 - answered with 413
     pass
 
 
@@ -63,7 +63,7 @@ async def _read(receive: Receive, headers: Headers) -> bytes:
     body, more = bytearray(), True
     while more:
         message = await receive()
-        # A client that leaves ends the body; the app learns of it when it receives again.
+        # A client that disconnects ends the body; the app sees the disconnect at its next receive.
         body += message.get("body", b"")
         more = message["type"] == "http.request" and message.get("more_body", False)
         if len(body) > MAX_BODY:
@@ -72,22 +72,22 @@ async def _read(receive: Receive, headers: Headers) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receiver that gives the body once, then what the client does next."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    """Return a receiver that returns the body first, then the client's later messages."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
+        return pending.pop() if pending else await receive()
 
     return replay
 
 
 class BoundedConnection(H11Protocol):
-    """Uvicorn's connection, closed when a request's head takes too long or when there are too many connections."""
+    """A connection that is closed if a request head is late or too many connections are open."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection."""
+        """Accept a connection, or close it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS:
             transport.abort()
@@ -95,7 +95,7 @@ class BoundedConnection(H11Protocol):
             self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those of an incomplete head must be followed by the rest in time."""
+        """Read bytes; start the timer for a head that is incomplete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
@@ -103,7 +103,7 @@ class BoundedConnection(H11Protocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 

@@ -1,4 +1,4 @@
-"""The login: HTTP basic authentication, and a back-off for those who guess."""
+"""The login: HTTP basic authentication with a back-off against guessing."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-FREE = 5
+FREE_GUESSES = 5
 """Wrong guesses of an address before it has to wait."""
-LONGEST = 16.0
-"""Seconds that an address waits at most between two guesses."""
-FORGOTTEN = 600.0
-"""Seconds without a guess after which an address starts anew."""
-ADDRESSES = 4096
-"""Addresses whose guesses are counted; the one that guessed longest ago is forgotten first."""
+MAX_WAIT = 16.0
+"""Longest wait between two guesses, in seconds."""
+RESET_SECONDS = 600.0
+"""Seconds without a guess after which an address counts from 0 again."""
+MAX_ADDRESSES = 4096
+"""Most addresses whose guesses are counted; the one with the oldest guess is dropped first."""
 COOKIE = "specscope-known"
 ASK = {"WWW-Authenticate": 'Basic realm="SpecScope", charset="UTF-8"'}
 
 
 class Login:
-    """Ask for a user and a password on every request.
+    """Require a user and a password on every request.
 
-    A browser that logged in gets a cookie. The cookie opens nothing by itself: it spares the browser the back-off
-    that somebody else at the same address has caused.
+    A browser that logged in gets a cookie. The cookie does not replace the password: it exempts
+    the browser from the back-off caused by other clients at the same address.
     """
 
     def __init__(self, app: ASGIApp, credentials: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.app = app
-        self._wanted = credentials.encode()
+        self._credentials = credentials.encode()
         self._token = secrets.token_urlsafe()
         self._guesses = Guesses(clock)
 
@@ -45,35 +45,37 @@ class Login:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("authorization")
-        if given is None:
+        header = Headers(scope=scope).get("authorization")
+        if header is None:
             await _refuse("a login is needed", 401, ASK)(scope, receive, send)
             return
-        address, familiar = _address(scope), self._is_familiar(scope)
-        wait = 0 if familiar else self._guesses.wait(address)
+        address, known = _address(scope), self._has_cookie(scope)
+        wait = 0 if known else self._guesses.wait(address)
         if wait > 0:
             seconds = str(math.ceil(wait))
             answer = _refuse(
                 f"too many wrong logins; try again in {seconds} s", 429, {"Retry-After": seconds}
             )
             await answer(scope, receive, send)
-        elif not self._fits(given):
+        elif not self._matches(header):
             self._guesses.add(address)
             await _refuse("a login is needed", 401, ASK)(scope, receive, send)
         else:
             self._guesses.forget(address)
-            await self.app(scope, receive, send if familiar else self._with_cookie(send))
+            await self.app(scope, receive, send if known else self._with_cookie(send))
 
-    def _fits(self, header: str) -> bool:
-        kind, _, given = header.partition(" ")
+    def _matches(self, header: str) -> bool:
+        kind, _, encoded = header.partition(" ")
         try:
-            return kind.lower() == "basic" and secrets.compare_digest(base64.b64decode(given), self._wanted)
+            return kind.lower() == "basic" and secrets.compare_digest(
+                base64.b64decode(encoded), self._credentials
+            )
         except ValueError:
             return False
 
-    def _is_familiar(self, scope: Scope) -> bool:
-        given = HTTPConnection(scope).cookies.get(COOKIE, "")
-        return secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+    def _has_cookie(self, scope: Scope) -> bool:
+        cookie = HTTPConnection(scope).cookies.get(COOKIE, "")
+        return secrets.compare_digest(cookie.encode("utf-8", "replace"), self._token.encode())
 
     def _with_cookie(self, send: Send) -> Send:
         async def send_with_cookie(message: Message) -> None:
@@ -86,7 +88,7 @@ class Login:
 
 
 class Guesses:
-    """Wrong guesses by address, and how long each address must wait for its next one."""
+    """Wrong guesses by address, and the time until each address may guess again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -95,29 +97,29 @@ class Guesses:
     def wait(self, address: str) -> float:
         """Return the seconds until the address may guess again; 0 or less when it may now."""
         count, last = self._count(address)
-        if count < FREE:
+        if count < FREE_GUESSES:
             return 0.0
-        return last + min(2.0 ** (count - FREE), LONGEST) - self._clock()
+        return last + min(2.0 ** (count - FREE_GUESSES), MAX_WAIT) - self._clock()
 
     def add(self, address: str) -> None:
         """Count a wrong guess."""
         count, _ = self._count(address)
         self._counts[address] = count + 1, self._clock()
         self._counts.move_to_end(address)
-        if len(self._counts) > ADDRESSES:
+        if len(self._counts) > MAX_ADDRESSES:
             self._counts.popitem(last=False)
 
     def forget(self, address: str) -> None:
-        """Forget an address: somebody there knew the password."""
+        """Reset an address after a correct password."""
         self._counts.pop(address, None)
 
     def _count(self, address: str) -> tuple[int, float]:
         count, last = self._counts.get(address, (0, 0.0))
-        return (0, 0.0) if self._clock() - last > FORGOTTEN else (min(count, 64), last)
+        return (0, 0.0) if self._clock() - last > RESET_SECONDS else (min(count, 64), last)
 
 
 def _address(scope: Scope) -> str:
-    """Return what names the client: its address, or for IPv6 its network, of which one client has all addresses."""
+    """Return the client's IPv4 address or IPv6 /64 network; one client owns a whole /64."""
     host = scope["client"][0] if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host)

@@ -1,4 +1,4 @@
-"""The page: a heading and three tabs. Its handlers take and return plain values, never files."""
+"""The page: a heading and three tabs. Handlers take and return plain values, never files."""
 
 from __future__ import annotations
 
@@ -23,45 +23,41 @@ TITLE = """
   <button type="button" class="ss-button app-theme" aria-label="Light or dark" title="Light or dark">◐</button>
 </header>
 """
-
-
-DEEPEST = 16
-"""Levels of lists and objects in a value that a handler gets. The page itself sends four."""
-
-
-UNREAD = 32
-"""Calls of one visit that may be under way or answered but unread. A page has one or two."""
-VISITS = 1000
-"""Visits that the server remembers; the one that was silent longest is forgotten first."""
+MAX_DEPTH = 16
+"""Most levels of lists and objects in a handler's input. The page itself sends four."""
+MAX_UNREAD = 32
+"""Most calls of one session that are running or whose answer is unread. A page has one or two."""
+MAX_SESSIONS = 1000
+"""Most sessions that the server remembers; it forgets the one that was idle longest."""
 
 
 class Page(gr.Blocks):
-    """Blocks whose handlers get no files, and whose failures are one line.
+    """Gradio blocks whose handlers get no files and whose failures are one line.
 
-    Gradio copies every file that an input or an output names into its cache, and serves the copies. This page needs
-    none of that: a trace is imported by a route of its own.
+    Gradio copies every file named in an input or output into its cache and serves the copy. This
+    page needs no files: traces are imported by `routes.import_run`.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Gradio checks paths only in an app that it launched itself; a mounted app would go unchecked.
+        # Gradio checks paths only in an app that it launched; this one is mounted.
         self.has_launched = True
-        self.state_session_capacity = VISITS
+        self.state_session_capacity = MAX_SESSIONS
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **more: Any) -> list[Any]:
-        """Return what a handler gets.
+        """Return a handler's arguments.
 
         Raises:
-            Error: A value names a file, or nests too deeply.
+            Error: A value names a file or is nested too deeply.
         """
         check_plain(inputs)
         return await super().preprocess_data(block_fn, inputs, *args, **more)
 
     async def process_api(self, *args: Any, **more: Any) -> dict[str, Any]:
-        """Return what a handler answers.
+        """Return a handler's answer.
 
         Raises:
-            Error: The call failed; the message holds nothing of the server.
+            Error: The call failed; the message reveals nothing about the server.
         """
         try:
             self._check_answers_read(more.get("session_hash"))
@@ -69,37 +65,37 @@ class Page(gr.Blocks):
         except gr.Error as error:
             error.print_exception = False  # its message is for the page
             raise
-        except Exception as error:  # noqa: BLE001 - Gradio would print a traceback and send the message to the page
+        except Exception as error:  # noqa: BLE001 - Gradio would send its message to the page
             report_failure("a call of the page", error)
             raise gr.Error("the server could not handle this", print_exception=False) from None
         finally:
-            # Gradio keeps every component's description for deep links. This page has none; a visit keeps 23 kB without them.
+            # Gradio stores every component for deep links, 300 kB per session. This page has none.
             if state := more.get("state"):
                 state.config_values.clear()
 
     def _check_answers_read(self, session: str | None) -> None:
-        """Raise gr.Error when a visit asks on and on without reading the answers, which are kept for it."""
-        if len(self._queue.pending_event_ids_session.get(session or "", ())) > UNREAD:
-            raise gr.Error("too many answers were not read yet", print_exception=False)
+        """Raise gr.Error if a session has too many unread answers, which the server must keep."""
+        if len(self._queue.pending_event_ids_session.get(session or "", ())) > MAX_UNREAD:
+            raise gr.Error("too many answers are unread; reload the page", print_exception=False)
 
 
 def check_plain(value: Any) -> None:
-    """Raise gr.Error for a value that names a file or nests too deeply."""
-    waiting = [(value, 0)]
-    while waiting:
-        item, depth = waiting.pop()
-        if depth > DEEPEST:
-            raise gr.Error("the request nests too deeply", print_exception=False)
+    """Raise gr.Error for a value that names a file or is nested too deeply."""
+    pending = [(value, 0)]
+    while pending:
+        item, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise gr.Error("the request is nested too deeply", print_exception=False)
         if isinstance(item, dict):
             if "path" in item:
                 raise gr.Error("this page takes no files", print_exception=False)
-            waiting += [(part, depth + 1) for part in item.values()]
+            pending += [(part, depth + 1) for part in item.values()]
         elif isinstance(item, list):
-            waiting += [(part, depth + 1) for part in item]
+            pending += [(part, depth + 1) for part in item]
 
 
 def build_page(service: Service) -> Page:
-    """Return the page over a service."""
+    """Return the page of a service."""
     with Page(title="SpecScope", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(TITLE, js_on_load="SpecScopeApp.head(element);", apply_default_css=False, elem_id="head")
         with gr.Tabs(elem_id="tabs") as tabs:
@@ -113,7 +109,7 @@ def build_page(service: Service) -> Page:
         opened = [tabs, history.listing, history.detail, history.heading, history.viewer, history.message]
 
         def follow_link(request: gr.Request) -> Any:
-            """Open what the address names."""
+            """Open the runs named in the address."""
             try:
                 runs = wanted_runs(request.query_params.get("run", ""))
             except UsageError:

@@ -1,4 +1,4 @@
-"""The addresses beside Gradio's: the viewer's files, the viewer's data, downloads, and the import of a trace."""
+"""Routes beside Gradio's: the viewer's files and data, downloads, the import of a trace."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
 ASSETS = Path(__file__).parents[1] / "assets"
-COMPARED = 4
-"""Runs in one view at most."""
+MAX_COMPARED = 4
+"""Most runs in one view."""
 MAX_UPLOAD = 64 * 2**20
-"""Bytes of a trace file that a page may send."""
+"""Largest trace file that can be imported, in bytes."""
 UPLOAD_SECONDS = 300.0
-"""Seconds that sending it may take."""
+"""Longest upload of a trace file."""
 FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
@@ -60,7 +60,7 @@ def _file(name: str) -> tuple[bytes, str]:
 
 
 def address(name: str) -> str:
-    """Return the address of one of FILES; it changes with the content, so browsers may keep it."""
+    """Return the address of one of FILES; it contains a hash, so browsers may cache the file."""
     return f"{PREFIX}/files/{name}?v={_file(name)[1]}"
 
 
@@ -69,11 +69,11 @@ ICON = (
     "%3Crect width='7' height='5' y='2' rx='1' fill='%23e69f00'/%3E"
     "%3Crect width='9' height='5' x='7' y='9' rx='1' fill='%230072b2'/%3E%3C/svg%3E"
 )
-"""A draft, and the verification after it."""
+"""Two bars: a draft and its verification."""
 
 
 def head() -> str:
-    """Return what the page's head must hold: the viewer's and the page's styles and scripts."""
+    """Return the HTML for the page's head: icon, styles and scripts of viewer and page."""
     return (
         f'<link rel="icon" href="{ICON}">'
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
@@ -89,17 +89,17 @@ def run_address(runs: Sequence[str]) -> str:
 
 
 def report_address(runs: Sequence[str]) -> str:
-    """Return where the report of these runs is downloaded."""
+    """Return the download address of a report of these runs."""
     return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}"
 
 
 def export_address(run: str, form: str) -> str:
-    """Return where a run is downloaded as one of EXPORTS."""
+    """Return the download address of a run in one of the EXPORTS."""
     return f"{PREFIX}/export/{quote(run)}/{form}"
 
 
 def build_router(service: Service) -> APIRouter:
-    """Return the routes over a service."""
+    """Return the routes of a service."""
     router = APIRouter(prefix=PREFIX)
 
     @router.get("/files/{name}")
@@ -144,10 +144,10 @@ def build_router(service: Service) -> APIRouter:
 
     @router.post("/import")
     async def import_run(request: Request) -> Response:
-        if importing.locked():  # a trace takes many times its file's size in memory
-            return _refusal(UsageError("another import is under way; try again when it has ended"), 503)
+        if importing.locked():  # a trace needs many times its file size in memory
+            return _refusal(UsageError("another import is running; try again when it has ended"), 503)
         async with importing:
-            with TemporaryFile() as file:  # it has no name, so nobody else can open it and nothing remains
+            with TemporaryFile() as file:  # without a name: no other program can open it
                 try:
                     async with asyncio.timeout(UPLOAD_SECONDS):
                         await receive_file(request, file)
@@ -178,10 +178,10 @@ async def receive_file(request: Request, file: IO[bytes]) -> None:
 
 
 def import_trace(service: Service, file: IO[bytes]) -> str:
-    """Store the trace in an open file and return its run's id.
+    """Store the trace in an open file and return its run id.
 
     Raises:
-        UsageError: The content is not a trace, or its run is stored already.
+        UsageError: The file is not a trace, or its run is already stored.
         StoreError: The trace cannot be stored.
     """
     path = f"/dev/fd/{file.fileno()}"
@@ -194,10 +194,10 @@ def import_trace(service: Service, file: IO[bytes]) -> str:
 
 
 def store_of(service: Service) -> Store:
-    """Return where a service stores its runs.
+    """Return the store of a service.
 
     Raises:
-        StoreError: The runs are not stored.
+        StoreError: The service has none.
     """
     if service.store is None:
         raise StoreError("runs are not stored: SpecScope was started without a database")
@@ -208,19 +208,19 @@ FRESH = {"Cache-Control": "no-store"}
 
 
 def find_traces(service: Service, names: str) -> list[Trace]:
-    """Return the traces of comma-separated tickets or run ids; runs that have not begun are left out.
+    """Return the traces of comma-separated tickets or run ids; skip runs that have not begun.
 
     Raises:
-        UsageError: There are none, too many, or one is unknown.
-        StoreError: One cannot be read.
+        UsageError: No run, too many runs, or runs without a trace.
+        StoreError: A trace cannot be read.
     """
-    wanted = [name for name in names.split(",") if name]
-    if not 1 <= len(wanted) <= COMPARED:
-        raise UsageError(f"{len(wanted)} runs were asked for; choose 1 to {COMPARED}")
-    found = [trace for name in wanted if (trace := service.trace(name)) is not None]
-    if not found:
-        raise UsageError(f"run {', '.join(wanted)} has no trace; it has not begun, or never did")
-    return found
+    ids = [name for name in names.split(",") if name]
+    if not 1 <= len(ids) <= MAX_COMPARED:
+        raise UsageError(f"{len(ids)} runs are requested; choose 1 to {MAX_COMPARED}")
+    traces = [trace for name in ids if (trace := service.trace(name)) is not None]
+    if not traces:
+        raise UsageError(f"run {', '.join(ids)} has no trace; it has not begun or does not exist")
+    return traces
 
 
 def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str] | None = None) -> Response:
@@ -234,7 +234,7 @@ def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str
 
 def _download(text: str, media: str, name: str) -> Response:
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
-    plain = "".join(c if c.isascii() else "_" for c in safe)  # for readers that know only ASCII
+    plain = "".join(c if c.isascii() else "_" for c in safe)  # for clients that read ASCII only
     return Response(
         text.encode("utf-8", "replace"),
         media_type=media,

@@ -1,4 +1,4 @@
-"""One run as the page asks for it and sees it."""
+"""A run as the page requests it (`RunRequest`) and watches it (`LiveRun`)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ State = Literal["queued", "downloading", "loading", "running", "done", "cancelle
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run: what to decode, how, and where."""
+    """One run: prompts, method, settings, models and place."""
 
     method: str
-    """Key of the method; empty to do no more than load the models."""
+    """Key of the method; empty to load the models only."""
     prompt: Prompt
     """Text, or chat messages with role and content."""
     further: tuple[Prompt, ...] = ()
-    """Decoded in the same run, by a method for batches."""
+    """More prompts for the same run, for methods that decode batches."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
@@ -44,13 +44,13 @@ class RunRequest:
     drafter: tuple[str, ...] = ()
     """Directories or hub ids, the first drafter first."""
     head: tuple[str, ...] = ()
-    """Directories of drafting heads; a method takes the first of its kind."""
+    """Directories of drafting heads; a method uses the first of its kind."""
     group: str = ""
-    """Runs of one comparison share this."""
+    """Shared by the runs of one comparison."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What names the models: directories, GGUF files, short names or hub ids. A bundled pair is none of these."""
+        """Names of the models: a bundled pair, directories, GGUF files, short names or hub ids."""
         return (self.target or self.pair, *self.drafter)
 
     @property
@@ -61,24 +61,24 @@ class RunRequest:
 
 
 class LiveRun:
-    """One run as the page sees it; safe to use from any thread."""
+    """State, events and result of a run; safe to use from any thread."""
 
     def __init__(self, request: RunRequest, leave: Callable[[LiveRun], None]) -> None:
         self.request = request
         self.ticket = uuid.uuid4().hex[:12]
-        """Names the run from the moment it is asked for."""
+        """Id of the request; it exists before the run id."""
         self.run_id = ""
-        """Names its trace; empty until the run has begun."""
+        """Id of the trace; empty until the run has begun."""
         self.state: State = "queued"
         self.position = 0
-        """Place in the queue: 1 is the next one; 0 once it left the queue."""
+        """Place in the queue: 1 is next; 0 outside the queue."""
         self.progress: Progress | None = None
-        """How far the download of its models is; None without a download."""
+        """Progress of the download of its models; None without a download."""
         self.error = ""
-        """Why it failed, in one line."""
+        """Cause of a failure, in one line."""
         self.cause: BaseException | None = None
         self.stopped = threading.Event()
-        """Set when the person asked for the end."""
+        """Set when the user stopped the run."""
         self._log = LiveLog()
         self._leave = leave
         self._lock = threading.RLock()
@@ -86,15 +86,15 @@ class LiveRun:
 
     @property
     def ended(self) -> bool:
-        """Whether its state is final."""
+        """Whether the state is final."""
         return self._ended.is_set()
 
     def since(self, cursor: int) -> tuple[Sequence[Event], int]:
-        """Return the events from `cursor` on, and the cursor to ask with next."""
+        """Return the events from `cursor` on, and the next cursor."""
         return self._log.since(cursor)
 
     def trace(self) -> Trace | None:
-        """Return what is known of the run; None before its header."""
+        """Return the trace so far; None before its header."""
         events, _ = self._log.since(0)
         if not events:
             return None
@@ -104,7 +104,7 @@ class LiveRun:
         return trace
 
     def _footer(self, trace: Trace) -> Footer:
-        """Return the trace's footer, or what it must be when the engine could not tell how the run ended."""
+        """Return the trace's footer, or make one if the engine wrote none."""
         status = "cancelled" if self.state == "cancelled" else "failed"
         if trace.footer is None:
             return trace.new_footer(status, self.error)
@@ -113,7 +113,7 @@ class LiveRun:
         return trace.footer
 
     def cancel(self) -> None:
-        """Ask for the end: at once while it waits, downloads or loads, within one forward while it runs."""
+        """Stop the run: within one forward while it runs, at once before that."""
         self.stopped.set()
         self._leave(self)
         with self._lock:
@@ -121,30 +121,30 @@ class LiveRun:
                 self.end("cancelled")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return True once it ended, False when `timeout` seconds passed first."""
+        """Wait until the run has ended; return False after `timeout` seconds."""
         return self._ended.wait(timeout)
 
     def append(self, event: Event) -> None:
-        """Take one event of the engine."""
+        """Add an event of the engine."""
         if isinstance(event, Header):
             self.run_id = event.run_id
         self._log.append(event)
 
     def enter(self, state: State) -> bool:
-        """Go on to `queued`, `loading` or `running`; False when it ended meanwhile."""
+        """Enter a state that is not final; return False if the run has ended."""
         with self._lock:
             if not self.ended:
                 self.state, self.position = state, 0
             return not self.ended
 
     def show(self, progress: Progress) -> None:
-        """Take how far the download of its models is."""
+        """Update the progress of the download of its models."""
         with self._lock:
             if self.enter("downloading"):
                 self.progress = progress
 
     def end(self, state: State, cause: BaseException | None = None) -> None:
-        """Make `state` final; the first call wins."""
+        """End the run in `state`; only the first call counts."""
         with self._lock:
             if not self.ended:
                 self.state, self.cause, self.position = state, cause, 0
@@ -154,6 +154,6 @@ class LiveRun:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what to tell a person of an error: its own words if it is one of ours, else its type as well."""
+    """Return an error as one line; errors that are not SpecScope's get their type as prefix."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, SpecScopeError) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""The playground's web server: Gradio behind a guard, on the loopback address unless told otherwise."""
+"""The playground's web server: Gradio behind the guards, by default on the loopback address."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 AUTH = "SPECSCOPE_AUTH"
-"""Environment variable with `user:password`; unlike --auth, other users do not see it in the list of processes."""
+"""Environment variable with `user:password`; --auth would show it in the list of processes."""
 DEFAULT_PORT = 7860
-TRIES = 100
-"""Ports looked at when none is asked for."""
+PORTS = 100
+"""Ports that are tried, from DEFAULT_PORT on, without --port."""
 NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 
 
 def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = None) -> ASGIApp:
-    """Return the whole web application.
+    """Return the web application.
 
     Args:
-        service: Runs the methods and keeps the traces.
-        host: The address it will listen on; requests for other names are refused.
-        auth: `user:password` to ask for, if any.
+        service: Executes the runs and stores the traces.
+        host: Address to listen on; requests with another `Host` are refused.
+        auth: Login as `user:password`; None for no login.
     """
     app = FastAPI(title="SpecScope", **NO_DOCS)
     app.include_router(build_router(service))
@@ -68,7 +68,7 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
         footer_links=[],
         run_history=False,
         show_error=True,
-        blocked_paths=["/"],  # no file of this machine is an answer
+        blocked_paths=["/"],  # serve no file of this machine
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
@@ -79,8 +79,8 @@ def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = N
 
 
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
-    """Return an application behind everything that guards it, for the address that it will listen on."""
-    # Read from below: the last one sees a request first. Added to the app itself, they would miss its own failures.
+    """Wrap an application in the guards, for the address it will listen on."""
+    # The last wrapper sees a request first. Middleware inside the app would miss its failures.
     guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
     guarded = SameOrigin(KnownRoutes(guarded))
     guarded = Login(guarded, credentials=auth) if auth is not None else guarded
@@ -89,9 +89,9 @@ def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
 
 
 def host_names(host: str) -> list[str]:
-    """Return the names that a request may call the server by, as browsers write them."""
+    """Return the `Host` names that requests may use, as browsers write them."""
     if host in EVERYWHERE:
-        return ["*"]  # any of the machine's names
+        return ["*"]  # any name of the machine
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         host = f"[{address}]" if address.version == 6 else str(address)
@@ -107,15 +107,15 @@ def serve(
     database: Path | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> int:
-    """Serve the playground until it is stopped; return the exit code.
+    """Serve the playground until it is stopped, and return the exit code.
 
     Args:
         host: Address to listen on.
-        port: Exactly this port; 7860 or the next free one when left out.
-        auth: `user:password` to ask for.
+        port: Port to listen on; None for 7860 or the next free one.
+        auth: Login as `user:password`; None for no login.
         unsafe: Allow an address that others can reach without a login.
-        database: Trace database; the user's own when left out.
-        announce: Takes the one line that tells the address; standard output when left out.
+        database: Trace database; None for the user's own.
+        announce: Called with the line that contains the address; None prints it.
 
     Raises:
         UsageError: The address, the port or the login cannot be used.
@@ -128,17 +128,8 @@ def serve(
         with terminated_by_exit():
             service = Service(database or default_path())
             app = build_app(service, host=host, auth=auth)
-            service.start(RunRequest(method="", prompt=""))  # the models load while the person types
-            shown = f"[{host}]" if ":" in host else host
-            line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
-            config = uvicorn.Config(
-                app,
-                http=BoundedConnection,
-                proxy_headers=False,  # they would let a client choose the address that its guesses are counted for
-                log_level="warning",
-                timeout_graceful_shutdown=1,
-            )
-            _Server(config, lambda: (announce or _print)(line)).run(sockets=[listener])
+            service.start(RunRequest(method="", prompt=""))  # load the models while the user types
+            _run(app, listener, host, announce or _print)
     finally:
         listener.close()
         if service is not None:
@@ -146,11 +137,24 @@ def serve(
     return 0
 
 
+def _run(app: ASGIApp, listener: socket.socket, host: str, announce: Callable[[str], None]) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        proxy_headers=False,  # a client could fake its address
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )
+    _Server(config, lambda: announce(line)).run(sockets=[listener])
+
+
 @contextlib.contextmanager
 def terminated_by_exit() -> Generator[None]:
-    """Let SIGTERM leave the block by SystemExit with code 143, so that the service is closed.
+    """Turn SIGTERM into SystemExit(143), so that the service is closed.
 
-    Uvicorn stops at SIGTERM and then raises the signal again, which by default ends the process at once.
+    Uvicorn raises the signal again after it has stopped, which would end the process at once.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -168,7 +172,7 @@ def terminated_by_exit() -> Generator[None]:
 
 
 def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
-    """Refuse to be reachable from elsewhere without a login, unless that is asked for.
+    """Refuse an address that others can reach without a login, unless `unsafe` is set.
 
     Raises:
         UsageError: The login is malformed, or the address needs one.
@@ -184,7 +188,7 @@ def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return False for a text with bytes of the command line that are not UTF-8."""
+    """Return False for a command-line text with bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -193,7 +197,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens: on `port` exactly, or on 7860 or the next free port.
+    """Return a socket that listens on `port`; for None on 7860 or the next free port.
 
     Raises:
         UsageError: The port is taken or may not be used, or the address is not this machine's.
@@ -203,10 +207,10 @@ def bind(host: str, port: int | None) -> socket.socket:
     if port is not None:
         check_range("--port", port, 0, 65535)
     last = None
-    for number in [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + TRIES):
+    for number in [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
         try:
             return _listen(host, number)
-        except UnicodeError:  # no name has such labels
+        except UnicodeError:  # the name is not a valid host name
             raise UsageError(f"--host is {host!r}; give an address such as 127.0.0.1") from None
         except OSError as error:
             if port is not None or error.errno != errno.EADDRINUSE:
@@ -220,7 +224,7 @@ def bind(host: str, port: int | None) -> socket.socket:
 def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        if sys.platform != "win32":  # there it would let two servers share the port
+        if sys.platform != "win32":  # on Windows two servers would share the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(128)
@@ -231,7 +235,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that tells when it answers."""
+    """Uvicorn that calls `ready` once it answers requests."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)

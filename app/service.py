@@ -1,8 +1,8 @@
-"""Between the page and the engine: a queue of runs, the one open cluster, and what became of each run.
+"""The service between page and engine: a queue of runs, one open cluster, recent and stored runs.
 
-The machine has one set of devices, and runs that share them would spoil each other's times, so one run executes at a
-time and the others wait in order of arrival; virtual runs do their token maths on the same cores and queue with them.
-A run whose models are still on the hub enters the queue when they have been downloaded (`app/downloads.py`).
+Runs that share the machine's devices would distort each other's times, so one run executes at a
+time and the others wait in order of arrival. Virtual runs compute on the same cores and queue too.
+A run whose models must be downloaded enters the queue after the download (`app/downloads.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from engine.cluster.prompts import Prompt
     from traces.recorder import Recorder
 
-KEPT = 64
-"""Ended runs kept in memory; older ones are read from the database."""
+KEPT_RUNS = 64
+"""Ended runs that are kept in memory; older ones are read from the database."""
 
 
 class Cluster(Protocol):
-    """What the service needs of an open cluster; `engine.open` returns one."""
+    """An open cluster as the service uses it; `engine.open` returns one."""
 
     def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace:
-        """Decode a prompt, or several in a batch, with one method."""
+        """Decode one prompt, or a batch, with one method."""
         ...
 
     def close(self) -> None:
@@ -48,12 +48,12 @@ OpenCluster = Callable[..., Cluster]
 
 
 class Service:
-    """Runs what the page asks for, one run at a time, and keeps every trace.
+    """Execute requests one at a time and store every trace.
 
     Args:
-        database: Where traces are stored; None keeps them in memory only.
+        database: File of the stored traces; None keeps them in memory only.
         open_cluster: Opens a cluster from the arguments of `engine.open`.
-        find_model: Finds the directory of a hub model, or downloads it.
+        find_model: Returns the directory of a hub model after downloading it if necessary.
 
     Raises:
         StoreError: The database cannot be used.
@@ -75,10 +75,10 @@ class Service:
         self._thread.start()
 
     def start(self, request: RunRequest) -> LiveRun:
-        """Queue a run, once its models are on this machine, and return at once.
+        """Queue a run, after the download of its models if any, and return at once.
 
         Raises:
-            UsageError: The service was closed, or too many downloads go on.
+            UsageError: The service is closed, or too many downloads are running.
         """
         run = LiveRun(request, self._leave)
         with self._changed:
@@ -90,27 +90,27 @@ class Service:
         return run
 
     def _enqueue(self, runs: Sequence[LiveRun]) -> None:
-        """Let runs wait for the devices."""
+        """Append runs to the queue."""
         with self._changed:
             for run in runs:
-                # Where nobody's run is before it, it waits for the models alone.
+                # A run that waits for nothing but the models shows `loading`.
                 if run.enter("loading" if self._preparing and not self._queue else "queued"):
                     self._queue.append(run)
             self._number()
             self._changed.notify()
 
     def find(self, ticket: str) -> LiveRun | None:
-        """Return the run of that ticket or run id, if it is still in memory."""
+        """Return the run with this ticket or run id if it is in memory, else None."""
         with self._changed:
             return self._runs.get(ticket) or next(
                 (r for r in self._runs.values() if r.run_id == ticket), None
             )
 
     def trace(self, name: str) -> Trace | None:
-        """Return the trace of a ticket or run id, live or stored; None when there is none.
+        """Return the live or stored trace of a ticket or run id; None for an unknown one.
 
         Raises:
-            StoreError: It is stored but cannot be read.
+            StoreError: The stored trace cannot be read.
         """
         run = self.find(name)
         if run is not None:
@@ -118,7 +118,7 @@ class Service:
         return self.store.load(name) if self.store is not None else None
 
     def close(self) -> None:
-        """Cancel everything, end the workers and write out what is known."""
+        """Cancel all runs, end the workers and write all events to the database."""
         with self._changed:
             self._closing = True
             runs = list(self._runs.values())
@@ -146,7 +146,7 @@ class Service:
         while (run := self._next()) is not None:
             try:
                 self._execute(run)
-            except BaseException as error:  # noqa: BLE001 - whatever it was, the next run must work
+            except BaseException as error:  # noqa: BLE001 - the next run must still work
                 run.end("failed", error)
                 if not isinstance(error, UsageError):
                     self._drop()
@@ -165,7 +165,7 @@ class Service:
 
     def _forget(self) -> None:
         ended = [ticket for ticket, run in self._runs.items() if run.ended]
-        for ticket in ended[: max(0, len(ended) - KEPT)]:
+        for ticket in ended[: max(0, len(ended) - KEPT_RUNS)]:
             del self._runs[ticket]
 
     def _execute(self, run: LiveRun) -> None:
@@ -194,7 +194,7 @@ class Service:
 
     @contextmanager
     def _recording(self, run: LiveRun) -> Iterator[Callable[[Event], None]]:
-        """Yield the listener that keeps a run: in memory for the page, and in the database."""
+        """Yield the listener that stores a run's events in memory and in the database."""
         recorder: Recorder | None = None
 
         def listen(event: Event) -> None:
@@ -211,7 +211,7 @@ class Service:
             yield listen
         except BaseException:
             if recorder is not None:
-                with suppress(StoreError):  # why the run failed is worth more
+                with suppress(StoreError):  # the run's own error is more useful
                     recorder.close()
             raise
         if recorder is not None:
@@ -224,7 +224,7 @@ class Service:
         return self._cluster[1]
 
     def _drop(self) -> None:
-        """Close the open cluster; a broken one may fail to, and is let go all the same."""
+        """Close the open cluster; ignore errors of a broken one."""
         if self._cluster is not None:
             cluster, self._cluster = self._cluster[1], None
             with suppress(Exception):

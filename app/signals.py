@@ -11,21 +11,18 @@ from types import FrameType
 
 @contextmanager
 def terminable() -> Generator[list[int]]:
-    """Let SIGTERM do what Ctrl-C would do at that moment.
-
-    Yields a list that collects the signals received, for the exit code.
-    """
+    """Make SIGTERM call the SIGINT handler; yield the received signals, for the exit code."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
         interrupt = signal.getsignal(signal.SIGINT)
-        if not callable(interrupt):  # a shell makes its background commands ignore Ctrl-C
+        if not callable(interrupt):  # shells make background commands ignore Ctrl-C
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
     if threading.current_thread() is not threading.main_thread():
-        yield received  # Python sets handlers in the main thread only
+        yield received  # Python sets signal handlers in the main thread only
         return
     before = signal.signal(signal.SIGTERM, stop)
     try:

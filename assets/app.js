@@ -1,4 +1,4 @@
-// The page's own script: theme, keys, and the viewer's life inside Gradio. No outside request.
+// The page's script: theme, keys, viewers, the history's table. No requests to other servers.
 "use strict";
 
 window.SpecScopeApp = (() => {
@@ -13,7 +13,7 @@ window.SpecScopeApp = (() => {
   });
   plotly.catch(() => {});
 
-  // -- theme: the address decides, then the person's last choice, then the system -----------------------------------
+  // -- theme: from the address, else the user's last choice, else the system
 
   const KEY = "specscope-theme";
   const address = new URL(location.href);
@@ -33,7 +33,7 @@ window.SpecScopeApp = (() => {
     });
   }
 
-  // -- keys -----------------------------------------------------------------------------------------------------------
+  // -- keys
 
   const visible = (id) => {
     const button = document.getElementById(id);
@@ -45,7 +45,7 @@ window.SpecScopeApp = (() => {
       const run = visible("run");
       if (run) {
         event.preventDefault();
-        // Gradio keeps a textbox's value a moment behind the typing.
+        // Gradio updates a textbox's value a moment after the typing.
         setTimeout(() => run.click(), 60);
       }
     } else if (event.key === "Escape" && !event.defaultPrevented && !document.querySelector("dialog[open]")) {
@@ -53,7 +53,7 @@ window.SpecScopeApp = (() => {
     }
   });
 
-  // -- the viewer -------------------------------------------------------------------------------------------------
+  // -- the viewer
 
   async function fetchModel(runs) {
     const answer = await fetch(`/specscope/model?runs=${runs.map(encodeURIComponent).join(",")}`);
@@ -62,7 +62,7 @@ window.SpecScopeApp = (() => {
     return body;
   }
 
-  /** Keep a viewer in step with the component's value: {runs, revision, live}. */
+  /** Show the runs of the component's value, {runs, revision, live}, whenever it changes. */
   function viewer(element, props, watch) {
     const root = element.querySelector(".app-viewer-root");
     const results = element.closest("#results");
@@ -127,7 +127,7 @@ window.SpecScopeApp = (() => {
     refresh();
   }
 
-  // -- the history's table ------------------------------------------------------------------------------------------
+  // -- the history's table
 
   /** Send a trace file; return {run} or {error}. */
   async function importFile(file) {
@@ -138,7 +138,7 @@ window.SpecScopeApp = (() => {
       const { run = "", error = "" } = await answer.json();
       return { run, error };
     } catch (error) {
-      return { run: "", error: `the file could not be sent (${error.message}); it may have 64 MB at most` };
+      return { run: "", error: `the file could not be sent (${error.message}); the limit is 64 MB` };
     } finally {
       button.disabled = false;
     }
@@ -151,7 +151,7 @@ window.SpecScopeApp = (() => {
       clearTimeout(pause);
       pause = setTimeout(() => {
         const ids = (some) => some.map((box) => box.value);
-        trigger("picked", { here: ids(boxes()), ticked: ids(boxes().filter((box) => box.checked)) });
+        trigger("picked", { listed: ids(boxes()), ticked: ids(boxes().filter((box) => box.checked)) });
       }, 150);
     });
     element.addEventListener("click", (event) => {
@@ -165,7 +165,7 @@ window.SpecScopeApp = (() => {
     chooser.accept = ".jsonl";
     chooser.hidden = true;
     document.body.append(chooser);
-    // Gradio may make the button anew, so the listener is the document's.
+    // Gradio may replace the button, so the document listens.
     document.addEventListener("click", (event) => {
       if (event.target.closest("#history-import")) chooser.click();
     });
@@ -174,7 +174,7 @@ window.SpecScopeApp = (() => {
       chooser.value = "";
       if (file) trigger("imported", await importFile(file));
     });
-    // A box that was clicked no longer follows its attribute, and Gradio keeps elements between renders.
+    // Gradio reuses elements, and a clicked box ignores its `checked` attribute.
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 

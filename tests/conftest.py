@@ -1,4 +1,4 @@
-"""Settings of all tests: results must depend on neither the number of cores nor the load of the machine."""
+"""Settings of all tests: results depend neither on the number of cores nor on the load."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""The bench: ratios to transformers and between our own methods, measured in turn within one run."""
+"""The bench: speed, tracing and memory, compared with transformers and between methods."""

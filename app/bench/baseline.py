@@ -1,4 +1,4 @@
-"""The other side of two ratios: transformers' `generate` and its assisted generation, on the same checkpoints."""
+"""The baselines: transformers' `generate` and assisted generation on the same checkpoints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from engine.pairs.pair import Pair
 
 
 class Transformers:
-    """A pair as transformers runs it: fp32, on the CPU, everything else as it comes.
+    """A pair in transformers: fp32, on the CPU, other settings at their defaults.
 
     Args:
-        pair: Its models are loaded; nothing is downloaded.
-        new_tokens: Tokens to write at most.
+        pair: Pair to load, from local files only.
+        new_tokens: Most tokens to generate.
     """
 
     def __init__(self, pair: Pair, new_tokens: int) -> None:
@@ -33,15 +33,14 @@ class Transformers:
         self._new_tokens = new_tokens
 
     def generate(self, ids: Sequence[int]) -> list[int]:
-        """Greedy decoding."""
+        """Return the output ids of greedy decoding."""
         return self._generate(ids)
 
     def assisted(self, gamma: int | None = None) -> Generate:
         """Return greedy assisted generation.
 
         Args:
-            gamma: Draft length, the same in every round, whatever the drafter's confidence; None leaves all settings
-                of the assistant as they are by default.
+            gamma: Constant draft length, without a confidence threshold; None keeps the defaults.
         """
         settings = copy.deepcopy(self._settings)
         if gamma is not None:
@@ -69,7 +68,7 @@ class Transformers:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Keep transformers from writing hints and progress bars."""
+    """Turn off hints and progress bars of transformers."""
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

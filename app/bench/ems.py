@@ -1,4 +1,4 @@
-"""EMS-SD: a set of prompts in batches, padded as the vanilla method pads them and not, as in Tables 2 and 4 of its paper."""
+"""EMS-SD against the vanilla method that pads batches, as in Tables 2 and 4 of its paper."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "kv": {"unpad_inputs": False, "unpad_kv": True},
     "both": {"unpad_inputs": True, "unpad_kv": True},
 }
-"""What is not padded."""
+"""Settings by variant; a variant is named after what it leaves unpadded."""
 SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "samples.json"
 
 
 def prompts_of(plan: Plan) -> list[str]:
-    """Return the set's prompts: the bench's own, then the samples, each with a further request."""
+    """Return bench prompts, then samples, then all of them again with one more request."""
     samples = [row["prompt"] for row in json.loads(SAMPLES.read_text(encoding="utf-8"))]
-    asked = [*plan.questions(), *samples]
-    more = [f"{prompt} Then tell it again in other words." for prompt in asked]
-    return [*asked, *more][: plan.batch_prompts]
+    prompts = [*plan.questions(), *samples]
+    longer = [f"{prompt} Then tell it again in other words." for prompt in prompts]
+    return [*prompts, *longer][: plan.batch_prompts]
 
 
 def measure(workers: Cluster, plan: Plan, step: Callable[[], None]) -> dict[str, Figure]:
-    """Decode the set in batches of each size with each variant, in turn, for both bases."""
+    """Race the variants at each batch size, for each base."""
     prompts = prompts_of(plan)
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     for base in plan.batch_bases:
         traces: dict[str, Trace] = {}
         contestants = {
@@ -47,8 +47,8 @@ def measure(workers: Cluster, plan: Plan, step: Callable[[], None]) -> dict[str,
             for name in (VARIANTS if size > 1 else ("both",))
         }
         race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, step)
-        found[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
-    return found
+        figures[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
+    return figures
 
 
 def _decode(
@@ -78,8 +78,8 @@ def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Fi
 
 
 def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return a batch size's line of the table: per variant the speed, over the smallest batch and over vanilla; and the padding."""
-    from traces.metrics import measure as figures
+    """Return a batch size's row: speeds of its variants, acceptance length, padding."""
+    from traces.metrics import measure as metrics
 
     alone = race.speed(f"both {smallest}")
     row: dict[str, Any] = {}
@@ -91,8 +91,8 @@ def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> d
                 "tokens_per_second": round(speed, 1),
                 f"over_batch_{smallest}": round(speed / alone, 3),
                 "over_vanilla": round(speed / vanilla, 3),
-                "attention_cells": figures(traces[key]).attention_cells,
+                "attention_cells": metrics(traces[key]).attention_cells,
             }
-    padding = figures(traces[f"both {size}"])
+    padding = metrics(traces[f"both {size}"])
     shares = {"padding_ratio": padding.padding_ratio, "padding_share": padding.padding_share}
     return row | {"acceptance_length": padding.acceptance_length} | shares

@@ -1,4 +1,4 @@
-"""What the bench reports: a figure with its spread, and the bar it has to meet."""
+"""Figures of the bench with their spread, and the bars some of them must meet."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured quantity: a value for each run, and whatever explains it."""
+    """A measured quantity: one value per round or repeat, with details."""
 
     values: tuple[float, ...]
     unit: str
     valid: bool = True
-    """Whether what was compared is comparable: both sides wrote the same tokens."""
+    """False if the two sides of a comparison wrote different tokens."""
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def median(self) -> float:
-        """Median over the runs."""
+        """Median of the values."""
         return statistics.median(self.values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -37,13 +37,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bound on a median; one of the two is set."""
+    """A lower or an upper bound on a median."""
 
     at_least: float | None = None
     at_most: float | None = None
 
     def met(self, figure: Figure) -> bool:
-        """Whether a figure keeps it; one that compares different texts never does."""
+        """Whether a figure meets the bound; an invalid figure never does."""
         low_enough = self.at_most is None or figure.median <= self.at_most
         return figure.valid and low_enough and (self.at_least is None or figure.median >= self.at_least)
 
@@ -58,11 +58,11 @@ BARS = {
     "tracing_overhead": Bar(at_most=0.01),
     "spans_per_second": Bar(at_least=50_000),
 }
-"""Figures without a bar are there to explain the others."""
+"""Bars by figure; the other figures explain these."""
 
 
 def judged(figures: Mapping[str, Figure]) -> dict[str, dict[str, Any]]:
-    """Return each bar with the median it is held against and whether it is met."""
+    """Return each bar with its median and whether it is met."""
     return {
         key: {
             **({"at_least": bar.at_least} if bar.at_least is not None else {"at_most": bar.at_most}),

@@ -1,7 +1,7 @@
-"""What the size of the parallel group is worth: ParallelSpec's Figure 4, from heads that were trained with different K.
+"""ParallelSpec's Figure 4: tokens per forward and speed-up, for heads trained with different K.
 
-Every head drafts a chain of K + 1 tokens and EAGLE's static tree of K + 1 levels. Beside each stands autoregressive
-decoding of the same prompts: measured on this machine, or in virtual time on a profile.
+Every head drafts a chain of K + 1 tokens and EAGLE's static tree of K + 1 levels. Speed-ups are
+over autoregressive decoding of the same prompts, measured or in virtual time on a profile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import engine
 from app.bench import speed
 from app.bench.figures import Figure
 from app.bench.placements import decoding_speed
-from app.bench.plan import Plan
+from app.bench.plan import Note, Plan
 from app.bench.race import Generate, Race
 from engine.drafters.static import tree
 from engine.errors import UsageError
@@ -38,20 +38,19 @@ SHAPES: Mapping[str, Callable[[int], tuple[tuple[int, ...], ...]]] = {
     "chain": lambda levels: _spine(levels),
     "tree": lambda levels: tuple(dict.fromkeys(tree(TREE).cut(levels).paths + _spine(levels))),
 }
-"""Nodes of so many levels; below EAGLE's last level the tree goes on along its most probable path."""
-Note = Callable[[str], None]
+"""Number of levels -> tree nodes. Below EAGLE's last level, its most probable path continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One head with one shape of drafts."""
+    """Figures of one head with one shape of drafts."""
 
     masks: int
-    """K."""
+    """K, the number of masks."""
     shape: str
     nodes: int
     tokens: float
-    """Per forward of the target."""
+    """Tokens per target forward."""
     speedup: Figure
     """Over autoregressive decoding."""
 
@@ -66,12 +65,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All heads of a folder."""
+    """Figures of all heads in a folder."""
 
     kind: str
     clock: str
     groups: Sequence[Group]
-    """By K, then by shape."""
+    """Sorted by K, then by shape."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -82,7 +81,7 @@ class Report:
         }
 
     def chart(self) -> str:
-        """Return it as SVG: tokens per forward, and speed-up, over K."""
+        """Return an SVG chart: tokens per forward and speed-up over K."""
         tokens = [Line(name, [(g.masks, g.tokens) for g in self._of(name)]) for name in SHAPES]
         ratios = [Line(name, [(g.masks, g.speedup.median) for g in self._of(name)]) for name in SHAPES]
         return draw(
@@ -93,8 +92,8 @@ class Report:
         )
 
     def lines(self) -> list[str]:
-        """Return it as a person reads it."""
-        found = [
+        """Return the report as lines of text."""
+        lines = [
             f"{self.kind} · {self.clock} · speed-up over {BASELINE}",
             f"{'K':>3}  {'drafts':8}{'nodes':>6}{'tokens/forward':>16}{'speed-up':>10}{'from':>8}{'to':>8}",
         ]
@@ -102,72 +101,70 @@ class Report:
             row = g.speedup.to_dict()
             note = "" if g.speedup.valid else "  other tokens: not comparable"
             ratio = f"{g.speedup.median:>10.2f}{row['min']:>8.2f}{row['max']:>8.2f}"
-            found.append(f"{g.masks:>3}  {g.shape:8}{g.nodes:>6}{g.tokens:>16.2f}{ratio}{note}")
-        return found
+            lines.append(f"{g.masks:>3}  {g.shape:8}{g.nodes:>6}{g.tokens:>16.2f}{ratio}{note}")
+        return lines
 
     def _of(self, shape: str) -> list[Group]:
         return [group for group in self.groups if group.shape == shape]
 
 
 def find(folder: Path, pair: Pair) -> dict[Path, HeadConfig]:
-    """Return the heads in the folders of a folder, by K.
+    """Return the heads in the subfolders of a folder, sorted by K.
 
     Raises:
-        UsageError: There is none, or they are of several kinds, or one has no masks to count, or two have as many.
-        ModelError: One is broken.
+        UsageError: No head, heads of several kinds, a kind without masks, or two heads with one K.
+        ModelError: A head is broken.
     """
     paths = [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
-    found = {path: check_head(path, pair.target_path) for path in paths}
-    if not found:
-        raise UsageError(f"{folder} has no folders with heads in them; give one that holds a head for each K")
-    kinds = sorted({config.kind for config in found.values()})
+    heads = {path: check_head(path, pair.target_path) for path in paths}
+    if not heads:
+        raise UsageError(f"{folder} has no subfolders with heads; give a folder with a head for each K")
+    kinds = sorted({config.kind for config in heads.values()})
     parallel = [name for name, kind in KINDS.items() if kind.sized_by == "masks"]
     if len(kinds) > 1 or kinds[0] not in parallel:
         raise UsageError(
-            f"{folder} holds heads of kind {', '.join(kinds)}; they must all be of one of {', '.join(parallel)}"
+            f"{folder} has heads of kind {', '.join(kinds)}; all must be of one kind of {', '.join(parallel)}"
         )
-    masks = [config.masks for config in found.values()]
-    if twice := [k for k in masks if masks.count(k) > 1]:
-        raise UsageError(f"{folder} holds two heads with K = {twice[0]}; give one for each K")
-    return dict(sorted(found.items(), key=lambda row: row[1].masks))
+    masks = [config.masks for config in heads.values()]
+    if repeated := [k for k in masks if masks.count(k) > 1]:
+        raise UsageError(f"{folder} has two heads with K = {repeated[0]}; give one for each K")
+    return dict(sorted(heads.items(), key=lambda row: row[1].masks))
 
 
 def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) -> Report:
-    """Let all heads of a folder decode the bench's prompts greedily.
+    """Decode the bench's prompts greedily with all heads of a folder.
 
     Args:
         folder: See `find`.
-        plan: Its prompts, tokens and rounds.
-        note: Told what begins, and called with an empty text after every round.
-        profile: Measure virtual time on that profile's first pair; without one, this machine, one core.
+        plan: Prompts, tokens and rounds.
+        note: See `app.bench.plan.Note`.
+        profile: Virtual time on the first pair of this profile; None for one core of this machine.
 
     Raises:
-        UsageError: The heads are no such heads, or there is no such profile.
+        UsageError: The heads cannot be compared (see `find`), or the profile is unknown.
     """
     pair = Pair.find()
     heads = find(folder, pair)
-    ask = _virtual if profile else _measured
+    decode = _virtual if profile else _measured
     with contextlib.ExitStack() as stack:
         trees = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runs = [
-            _Runs(
-                shape, config, _write(trees / f"{shape}-{config.masks + 1}.toml", nodes), len(nodes), cluster
-            )
+            _Runs(shape, config, _write(trees / f"{shape}-{len(nodes)}.toml", nodes), len(nodes), cluster)
             for config, cluster in _open(stack, pair, heads, profile)
             for shape in SHAPES
-            for nodes in [SHAPES[shape](config.masks + 1)]
+            for nodes in [SHAPES[shape](KINDS[config.kind].levels(config))]
         ]
-        found = ask(runs, [pair.encode(question) for question in plan.questions()], plan, note)
+        figures = decode(runs, [pair.encode(question) for question in plan.questions()], plan, note)
         clock = runs[0].traces[0].header.clock
     groups = [
         Group(run.config.masks, run.shape, run.nodes, _tokens(run.traces), figure)
-        for run, figure in zip(runs, found, strict=True)
+        for run, figure in zip(runs, figures, strict=True)
     ]
     return Report(runs[0].config.kind, clock, groups)
 
 
 class _Runs:
-    """Of one head and one shape: where it runs, and its traces."""
+    """One head with one shape: its cluster and its traces."""
 
     def __init__(self, shape: str, config: HeadConfig, tree: Path, nodes: int, cluster: Cluster) -> None:
         self.shape, self.config, self.tree, self.nodes, self.cluster = shape, config, tree, nodes, cluster
@@ -200,8 +197,8 @@ def _measured(
 
 
 def _virtual(runs: Sequence[_Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note) -> list[Figure]:
-    plain, figures = list[Trace](), list[Figure]()
-    decode = speed.decode(runs[0].cluster, plan, BASELINE, plain)
+    baseline, figures = list[Trace](), list[Figure]()
+    decode = speed.decode(runs[0].cluster, plan, BASELINE, baseline)
     for ids in prompts:
         decode(ids)
     for run in runs:
@@ -209,8 +206,9 @@ def _virtual(runs: Sequence[_Runs], prompts: Sequence[Sequence[int]], plan: Plan
         decode = speed.decode(run.cluster, plan, run.config.kind, run.traces, tree=str(run.tree))
         for ids in prompts:
             decode(ids)
-        ratios = [decoding_speed(a) / decoding_speed(b) for a, b in zip(run.traces, plain, strict=True)]
-        same = all(a.token_ids() == b.token_ids() for a, b in zip(run.traces, plain, strict=True))
+        pairs = list(zip(run.traces, baseline, strict=True))
+        ratios = [decoding_speed(a) / decoding_speed(b) for a, b in pairs]
+        same = all(a.token_ids() == b.token_ids() for a, b in pairs)
         figures.append(_figure(tuple(ratios), same))
         note("")
     return figures
@@ -223,12 +221,12 @@ def _figure(ratios: tuple[float, ...], same: bool) -> Figure:
 def _tokens(traces: Sequence[Trace]) -> float:
     from traces.metrics import measure as metrics
 
-    found = [metrics(trace) for trace in traces]
-    return sum(m.tokens for m in found) / sum(m.target_forwards for m in found)
+    rows = [metrics(trace) for trace in traces]
+    return sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows)
 
 
 def _spine(levels: int) -> tuple[tuple[int, ...], ...]:
-    """Return a chain."""
+    """Return the nodes of a chain."""
     return tuple((0,) * (level + 1) for level in range(levels))
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a comparison, as the command line runs it: the process and its workers."""
+"""Peak memory of `specscope compare` and its workers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from engine.errors import SpecScopeError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAUSE = 0.01
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 
 
 def compare(prompt: str, new_tokens: int, methods: Sequence[str], database: Path) -> list[str]:
-    """Return the command that is watched."""
+    """Return the command to measure."""
     command = [sys.executable, "-m", "app.main", "compare", "--methods", ",".join(methods), "--json"]
     command += ["--prompt", prompt, "--max-new-tokens", str(new_tokens)]
     return [*command, "--runtime", "local-process", "--device", "cpu", "--db", str(database)]
 
 
 def peak_mib(command: Sequence[str]) -> float:
-    """Run a command and return the largest sum of resident memory of it and all it started, in MiB.
+    """Run a command and return the peak resident memory of its process tree, in MiB.
 
-    Pages that processes share count once for each, so this is an upper bound.
+    Shared pages count once per process, so this is an upper bound.
 
     Raises:
-        SpecScopeError: The command failed; the message is the last line it wrote.
+        SpecScopeError: The command failed; the message has its last line.
     """
     peak = 0
     with tempfile.TemporaryFile() as errors:

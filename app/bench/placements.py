@@ -1,12 +1,12 @@
-"""PEARL where drafter and target compete for devices, over PEARL where each has its own: the question of its Tables 8, 17 and 18.
+"""PEARL with shared devices over PEARL with separate devices: its Tables 8, 17 and 18.
 
-Measured on this machine, or in virtual time on a profile; a profile's pairs stand beside what the paper prints for them.
+Measured on this machine, or in virtual time on a profile, beside the figures that the paper prints.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import engine
 from app.bench import speed
 from app.bench.figures import Figure
-from app.bench.plan import Plan
+from app.bench.plan import Note, Plan
 from app.bench.race import Race
 from engine.errors import UsageError
 from engine.pairs.pair import Pair
@@ -29,23 +29,22 @@ if TYPE_CHECKING:
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "assets" / "papers" / "pearl-rc.toml"
 ALONE = "separate"
-MOST_STAGES = 16
-"""As the method's setting allows."""
-Note = Callable[[str], None]
+MAX_STAGES = 16
+"""Upper bound of the method's setting `stages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One pair of models under all placements."""
+    """Figures of one pair under all placements."""
 
     title: str
     clock: str
-    """Measured or virtual, as everywhere."""
+    """`Header.clock`."""
     gamma: int
     figures: Mapping[str, Figure]
-    """By placement: decoding speed over that of `separate`."""
+    """Decoding speed over the speed of `separate`, by placement."""
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """By the paper's table: what its placement `pipeline` retained, by column."""
+    """Published share of `separate` that `pipeline` retains, by table and column."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -60,16 +59,16 @@ class Report:
 
 
 def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Return the settings of each placement; the target is split as usual, and over all devices.
+    """Return the settings of each placement; pipelines have default and, virtually, all stages.
 
     Raises:
-        UsageError: No target can be split here.
+        UsageError: The target cannot be split on this cluster.
     """
-    there = min(MOST_STAGES, cluster.placement.site.stage_limits().devices)
-    found: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
-    for stages in sorted({cluster.stages(0), *([there] if cluster.placement.profile else [])}):
-        found[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}
-    return found
+    most = min(MAX_STAGES, cluster.placement.site.stage_limits().devices)
+    settings: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
+    for stages in sorted({cluster.stages(0), *([most] if cluster.placement.profile else [])}):
+        settings[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}
+    return settings
 
 
 def measured(plan: Plan, note: Note) -> Report:
@@ -95,10 +94,10 @@ def virtual(profile: str, plan: Plan, note: Note) -> tuple[list[Report], dict[st
     """Decode the bench's prompts on the clusters of a profile's pairs.
 
     Returns:
-        A report for each pair, and why the others are left out.
+        Reports, and by pair the reason why it has none.
 
     Raises:
-        UsageError: There is no such profile, or none of its pairs can be run in a pipeline.
+        UsageError: The profile is unknown, or none of its pairs can run in a pipeline.
     """
     pair, reports, left_out = Pair.find(), list[Report](), dict[str, str]()
     for key, row in Profile.load(profile).pairs.items():
@@ -122,15 +121,15 @@ def _virtual(cluster: Cluster, key: str, title: str, plan: Plan, note: Note) -> 
             limits = Limits(plan.new_tokens)
             traces[name].append(cluster.run("pearl", question, config=config, limits=limits))
         note("")
-    speeds = {name: [decoding_speed(trace) for trace in found] for name, found in traces.items()}
+    speeds = {name: [decoding_speed(trace) for trace in runs] for name, runs in traces.items()}
     figures = {
         name: _figure(
             tuple(a / b for a, b in zip(speeds[name], speeds[ALONE], strict=True)),
-            decoding_speed(*found),
-            found,
-            _ids(found) == _ids(traces[ALONE]),
+            decoding_speed(*runs),
+            runs,
+            _ids(runs) == _ids(traces[ALONE]),
         )
-        for name, found in traces.items()
+        for name, runs in traces.items()
     }
     return _report(
         title, traces, figures, _retained(key) if cluster.placement.profile.startswith("pearl") else {}
@@ -156,11 +155,11 @@ def _figure(
 
 
 def decoding_speed(*traces: Trace) -> float:
-    """Return decoded tokens per second over all of the runs."""
+    """Return decoded tokens per second over all runs."""
     from traces.metrics import measure
 
-    found = [measure(trace) for trace in traces]
-    return sum(m.tokens for m in found) / sum(m.decode_seconds or 0.0 for m in found)
+    rows = [measure(trace) for trace in traces]
+    return sum(m.tokens for m in rows) / sum(m.decode_seconds or 0.0 for m in rows)
 
 
 def _ids(traces: Iterable[Trace]) -> list[list[int]]:
@@ -169,7 +168,7 @@ def _ids(traces: Iterable[Trace]) -> list[list[int]]:
 
 @cache
 def published() -> dict[str, Any]:
-    """Return the paper's tables, by the profile's pair."""
+    """Return the paper's tables by pair of the profile."""
     return tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))
 
 
@@ -187,20 +186,20 @@ def _retained(key: str) -> dict[str, dict[str, Any]]:
 
 
 def lines(reports: Sequence[Report], left_out: Mapping[str, str]) -> list[str]:
-    """Return the reports as a person reads them."""
-    found = list[str]()
+    """Return the reports as lines of text."""
+    text = list[str]()
     for report in reports:
-        found.append(f"{report.title} · {report.clock} · PEARL, gamma {report.gamma}")
-        found.append(f"  {'placement':22}{'tokens/s':>10}{'of separate':>13}{'from':>8}{'to':>8}  devices")
+        text.append(f"{report.title} · {report.clock} · PEARL, gamma {report.gamma}")
+        text.append(f"  {'placement':22}{'tokens/s':>10}{'of separate':>13}{'from':>8}{'to':>8}  devices")
         for name, figure in report.figures.items():
             row = figure.to_dict()
             shares = f"{figure.median:>13.3f}{row['min']:>8.3f}{row['max']:>8.3f}"
             note = "" if figure.valid else " (other tokens: not comparable)"
             devices = ", ".join(row["devices"])
-            found.append(f"  {name:22}{row['tokens_per_second']:>10.1f}{shares}  {devices}{note}")
+            text.append(f"  {name:22}{row['tokens_per_second']:>10.1f}{shares}  {devices}{note}")
         for table, columns in report.published.items():
-            each = [share for column, share in columns.items() if column != "average"]
-            shares = f"{fmean(each):>13.3f}{min(each):>8.3f}{max(each):>8.3f}"
-            found.append(f"  {f'published, {table}':32}{shares}")
-        found.append("")
-    return found + [f"left out: {why}" for why in left_out.values()]
+            values = [share for column, share in columns.items() if column != "average"]
+            shares = f"{fmean(values):>13.3f}{min(values):>8.3f}{max(values):>8.3f}"
+            text.append(f"  {f'published, {table}':32}{shares}")
+        text.append("")
+    return text + [f"left out: {why}" for why in left_out.values()]

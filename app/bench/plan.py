@@ -1,12 +1,15 @@
-"""How long the bench measures, and what it asks the models."""
+"""Sizes and prompts of the bench."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "bench.json"
+Note = Callable[[str], None]
+"""Called with the name of each measurement as it begins, and with "" after every round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,26 +18,26 @@ class Plan:
 
     prompts: int
     rounds: int
-    """Of each comparison: every contestant once on every prompt."""
+    """Most rounds of a race; in a round every contestant decodes every prompt."""
     seconds: float
-    """Of each comparison at most, once it has three rounds."""
+    """Time limit of a race, after `race.MIN_ROUNDS` rounds."""
     sweep_rounds: int
     new_tokens: int
     repeats: int
-    """Of what takes no decoding: costs of forwards and events, stored spans."""
+    """Repeats of measurements without decoding: forwards, events, stored spans."""
     spans: int
     memory_runs: int
     speculative_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Sizes of EMS-SD's batches, the smallest first."""
+    """Batch sizes of EMS-SD, in ascending order."""
     batch_bases: tuple[str, ...] = ("llma", "speculative")
     batch_prompts: int = 16
     batch_tokens: int = 96
     batch_rounds: int = 3
 
     def questions(self) -> list[str]:
-        """Return the prompts: the first ones of the list."""
+        """Return the first prompts of the bench's list."""
         return json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"][: self.prompts]
 
 

@@ -1,4 +1,4 @@
-"""Contestants take turns on the same prompts, so whatever else the machine does slows all of them alike."""
+"""Races: contestants take turns on the same prompts, so that other load slows all equally."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-"""Takes prompt ids, returns the ids written after them."""
+"""Maps prompt ids to output ids."""
 
-FEWEST = 3
-"""Rounds that are run however long they take."""
+MIN_ROUNDS = 3
+"""Rounds that are run even beyond the time limit."""
 
 
 class Race:
     """Tokens per second of several contestants, round by round.
 
-    A round is every prompt by every contestant, each prompt beginning with another one. The time is that of the whole
-    call, from prompt ids to the list of new ids: prefill and everything a call sets up is in it, on all sides.
+    In a round every contestant decodes every prompt; the first contestant changes with each prompt.
+    Time is measured over the whole call, from prompt ids to output ids, with prefill and set-up.
 
     Args:
-        contestants: By name.
+        contestants: Decoding functions by name.
         prompts: Ids of each prompt.
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Race:
         self._written: dict[str, dict[int, list[int]]] = {name: {} for name in contestants}
 
     def run(self, rounds: int, seconds: float, after_round: Callable[[], None] = lambda: None) -> Race:
-        """Race; after the third round only while `seconds` are not over. The warm-up before does not count."""
+        """Run up to `rounds` rounds after a warm-up, at least MIN_ROUNDS, for `seconds` at most."""
         for generate in self._contestants.values():
             generate(self._prompts[0])
         begun = self._clock()
         for done in range(rounds):
-            if done >= min(FEWEST, rounds) and self._clock() - begun > seconds:
+            if done >= min(MIN_ROUNDS, rounds) and self._clock() - begun > seconds:
                 break
             self._round()
             after_round()
@@ -65,19 +65,19 @@ class Race:
             self.speeds[name].append(tokens[name] / spent[name])
 
     def ratio(self, one: str, other: str) -> tuple[float, ...]:
-        """Return how many times as fast one contestant was as another, in each round."""
+        """Return speed of `one` / speed of `other`, for each round."""
         return tuple(a / b for a, b in zip(self.speeds[one], self.speeds[other], strict=True))
 
     def speed(self, name: str) -> float:
-        """Return the median tokens per second."""
+        """Return a contestant's median tokens per second."""
         return statistics.median(self.speeds[name])
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
-        """Return the contestant with the highest median, of these or of all."""
+        """Return the contestant with the highest median speed, of `names` or of all."""
         return max(self._contestants if names is None else names, key=self.speed)
 
     def same(self, *names: str) -> bool:
-        """Whether these contestants wrote the same ids after every prompt."""
+        """Whether contestants wrote the same ids for every prompt."""
         first, *others = (self._written[name] for name in names)
         return all(other == first for other in others)
 

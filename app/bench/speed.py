@@ -1,4 +1,4 @@
-"""Speed over transformers, and of PEARL over serial speculative decoding."""
+"""Speed over transformers, and speed of PEARL over serial speculative decoding."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Gammas(NamedTuple):
     speculative: int
     pearl: int
     speeds: dict[str, dict[str, float]]
-    """Median tokens per second of every draft length tried, by method."""
+    """Median tokens per second, by method and draft length."""
 
 
 def decode(
     cluster: Cluster, plan: Plan, method: str, keep: list[Trace] | None = None, **config: Any
 ) -> Generate:
-    """Return a contestant: greedy decoding with one of our methods; its traces go to `keep`."""
+    """Return a contestant that decodes greedily with a method and appends its traces to `keep`."""
 
     def generate(ids: Sequence[int]) -> list[int]:
         trace = cluster.run(method, ids, config=config, limits=Limits(plan.new_tokens))
@@ -50,7 +50,10 @@ def decode(
 
 @contextlib.contextmanager
 def one_core() -> Generator[str]:
-    """Keep this thread and those it starts on one core, with one intra-op thread; yields that in words."""
+    """Pin this thread and its children to one core, with one intra-op thread.
+
+    Yields a description of the conditions.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -68,7 +71,7 @@ def one_core() -> Generator[str]:
 
 
 def sweep(workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, step: Step) -> Gammas:
-    """Find the best draft length of both methods on the same workers."""
+    """Return the best draft lengths of both methods on the same workers."""
     tried = [("speculative", g) for g in plan.speculative_gammas]
     tried += [("pearl", g) for g in plan.pearl_gammas]
     contestants = {f"{method} {g}": decode(workers, plan, method, gamma=g) for method, g in tried}
@@ -76,15 +79,15 @@ def sweep(workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, step: 
     speeds: dict[str, dict[str, float]] = {"speculative": {}, "pearl": {}}
     for method, g in tried:
         speeds[method][str(g)] = race.speed(f"{method} {g}")
-    best = {method: int(max(found, key=found.__getitem__)) for method, found in speeds.items()}
-    rounded = {m: {g: round(s, 1) for g, s in found.items()} for m, found in speeds.items()}
+    best = {method: int(max(by_gamma, key=by_gamma.__getitem__)) for method, by_gamma in speeds.items()}
+    rounded = {m: {g: round(s, 1) for g, s in by_gamma.items()} for m, by_gamma in speeds.items()}
     return Gammas(best["speculative"], best["pearl"], rounded)
 
 
 def over_transformers(
     pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, gamma: int, step: Step
 ) -> dict[str, Figure]:
-    """Compare with transformers: every forward of both sides runs in this process, on one core."""
+    """Compare with transformers, with all forwards in this process on one core."""
     with (
         quiet(),
         one_core() as conditions,
@@ -117,7 +120,7 @@ def over_transformers(
 def in_parallel(
     pair: Pair, workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, gammas: Gammas, step: Step
 ) -> dict[str, Figure]:
-    """Compare what two cores can do: PEARL, speculative decoding with a core for each model, or with both for each."""
+    """Compare on two cores: PEARL, and speculative decoding with one or two cores per model."""
     both = "speculative, two threads"
     threads = torch.get_num_threads()
     with engine.open(
@@ -156,9 +159,7 @@ def _ratio(race: Race, one: str, other: str, **detail: Any) -> Figure:
 def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
     from traces.metrics import measure
 
-    found = [measure(trace) for trace in traces]
-    rates = tuple(m.acceptance_rate for m in found if m.acceptance_rate is not None)
-    tested = Figure(
-        tuple(m.acceptance_rate_tested for m in found if m.acceptance_rate_tested is not None), ""
-    )
+    rows = [measure(trace) for trace in traces]
+    rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
+    tested = Figure(tuple(m.acceptance_rate_tested for m in rows if m.acceptance_rate_tested is not None), "")
     return Figure(rates, "share of drafted tokens", detail={"gamma": gamma, "of_tested": tested.median})

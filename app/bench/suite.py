@@ -1,24 +1,21 @@
-"""All figures, one after the other."""
+"""All figures of the bench."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import engine
 from app.bench import ems, memory, speed, tracing
 from app.bench.figures import Figure
-from app.bench.plan import Plan
+from app.bench.plan import Note, Plan
 from engine.model.similarity import Similarity, similarity
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.measure import ROWS, LoadedPair, measure_cost
-
-Note = Callable[[str], None]
-"""Told what begins, and called with an empty text after every round."""
 
 
 def measure(plan: Plan, note: Note) -> dict[str, Figure]:
@@ -35,43 +32,45 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
         note("draft lengths")
         gammas = speed.sweep(workers, prompts, plan, step)
         note("against transformers")
-        found = speed.over_transformers(pair, prompts, plan, gammas.speculative, step)
+        figures = speed.over_transformers(pair, prompts, plan, gammas.speculative, step)
         note("PEARL against speculative")
-        found |= speed.in_parallel(pair, workers, prompts, plan, gammas, step)
+        figures |= speed.in_parallel(pair, workers, prompts, plan, gammas, step)
         note("tracing")
         configs = {
             "autoregressive": {},
             "speculative": {"gamma": gammas.speculative},
             "pearl": {"gamma": gammas.pearl},
         }
-        found |= tracing.measure(workers, prompts, plan, configs, step)
+        figures |= tracing.measure(workers, prompts, plan, configs, step)
         note("EMS-SD in batches")
-        found |= ems.measure(workers, plan, step)
+        figures |= ems.measure(workers, plan, step)
     note("cost of a forward")
-    found |= costs(pair, plan)
+    figures |= costs(pair, plan)
     note("fuzzy forwards")
-    found |= fuzzy(pair, prompts)
+    figures |= fuzzy(pair, prompts)
     note("memory")
     with tempfile.TemporaryDirectory() as folder:
         command = memory.compare(questions[0], plan.new_tokens, list(configs), Path(folder) / "traces.db")
         peaks = tuple(memory.peak_mib(command) for _ in range(plan.memory_runs))
-    found["peak_memory_mib"] = Figure(
-        peaks, "MiB", detail={"of": "specscope compare with worker processes: its resident memory and theirs"}
+    figures["peak_memory_mib"] = Figure(
+        peaks,
+        "MiB",
+        detail={"of": "specscope compare: resident memory of the command and its worker processes"},
     )
-    return found
+    return figures
 
 
 def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
-    """Time forwards of one row of both models, and of several rows of the target."""
+    """Time forwards of one row by each model, and of several rows by the target."""
     loaded = LoadedPair.load(pair)
     with speed.one_core():
-        found = [measure_cost(loaded, repeats=40) for _ in range(plan.repeats)]
+        timings = [measure_cost(loaded, repeats=40) for _ in range(plan.repeats)]
     milliseconds = {
-        "target_ms": statistics.median(cost.target.median for cost in found),
-        "drafter_ms": statistics.median(cost.drafter.median for cost in found),
+        "target_ms": statistics.median(cost.target.median for cost in timings),
+        "drafter_ms": statistics.median(cost.drafter.median for cost in timings),
     }
-    values = tuple(cost.c.median for cost in found)
-    rows = tuple(cost.rows_over_one.median for cost in found)
+    values = tuple(cost.c.median for cost in timings)
+    rows = tuple(cost.rows_over_one.median for cost in timings)
     return {
         "c": Figure(values, "target forward / drafter forward, one row", detail=milliseconds),
         "verification_cost": Figure(rows, f"{ROWS} rows of the target / one row"),
@@ -79,7 +78,7 @@ def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
 
 
 def fuzzy(pair: Pair, prompts: Sequence[Sequence[int]]) -> dict[str, Figure]:
-    """Compare EasySpec's fuzzy forwards of the drafter with exact ones, at every layer-parallel size: its Table 5."""
+    """Compare EasySpec's fuzzy forwards of the drafter with exact ones, as in its Table 5."""
     drafter = load(str(pair.drafter_path), name="drafter")
     sizes = {
         size: [similarity(drafter, prompt, size) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What tracing costs: the run's own thread, the writer's thread, and how fast the store takes spans."""
+"""The cost of tracing: time of the run's thread and the writer's, spans stored per second."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Traced(NamedTuple):
-    """One run that was written to a store while it went on."""
+    """A run that was written to a store as it ran."""
 
     trace: Trace
     seconds: float
     writer_seconds: float
-    """CPU time of all threads but the run's own: that of the writer."""
+    """CPU time of the writer: of all threads except the run's."""
 
     @property
     def events(self) -> int:
-        """Rows of the trace."""
+        """Number of rows in the trace."""
         return sum(1 for _ in self.trace.rows())
 
 
@@ -43,7 +43,7 @@ def measure(
     configs: Mapping[str, Mapping[str, Any]],
     step: Callable[[], None],
 ) -> dict[str, Figure]:
-    """Measure the costs with these methods' runs on worker processes; a figure is that of the costliest method."""
+    """Measure the costs on worker processes; each figure is of the most expensive method."""
     from traces.store import Store
 
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "bench.db") as store:
@@ -52,8 +52,8 @@ def measure(
             for method, config in configs.items():
                 runs[method].append(run_traced(store, workers, method, config, prompt, plan.new_tokens))
             step()
-        runs = {method: found[1:] for method, found in runs.items()}  # the first was the warm-up
-        longest = max((t for found in runs.values() for t in found), key=lambda t: t.events)
+        runs = {method: repeats[1:] for method, repeats in runs.items()}  # without the warm-up
+        longest = max((t for repeats in runs.values() for t in repeats), key=lambda t: t.events)
         cost = [cost_of_event(store, longest.trace) for _ in range(plan.repeats)]
         rates = [spans_per_second(store, longest.trace.header, plan.spans) for _ in range(plan.repeats)]
         step()
@@ -66,7 +66,7 @@ def measure(
 def run_traced(
     store: Store, cluster: Cluster, method: str, config: Mapping[str, Any], prompt: Sequence[int], new: int
 ) -> Traced:
-    """Run a method with its trace going to the store."""
+    """Run a method and write its trace to a store."""
     recorders: list[Any] = []
 
     def listen(event: Any) -> None:
@@ -75,31 +75,31 @@ def run_traced(
         else:
             recorders.append(store.record(event))
 
-    begun, mine, all_threads = time.perf_counter(), time.thread_time(), time.process_time()
+    begun, own, total = time.perf_counter(), time.thread_time(), time.process_time()
     trace = cluster.run(method, prompt, config=config, limits=Limits(new), listener=listen)
     seconds = time.perf_counter() - begun
     recorders[0].close()
-    others = time.process_time() - all_threads - (time.thread_time() - mine)
+    others = time.process_time() - total - (time.thread_time() - own)
     return Traced(trace, seconds, max(0.0, others))
 
 
 def cost_of_event(store: Store, trace: Trace) -> float:
-    """Return the CPU seconds in which this thread makes an event of a trace, keeps it and hands it to the writer."""
-    made = [(type(row), tuple(getattr(row, f.name) for f in dataclasses.fields(row))) for row in trace.rows()]
-    again, header = Trace(trace.header), _fresh(trace.header)
+    """Return the CPU seconds to make an event, keep it and pass it to the writer."""
+    rows = [(type(row), tuple(getattr(row, f.name) for f in dataclasses.fields(row))) for row in trace.rows()]
+    copy, header = Trace(trace.header), _fresh(trace.header)
     with store.record(header) as recorder:
         begun = time.thread_time()
-        for kind, values in made:
+        for kind, values in rows:
             event: Row = kind(*values)
-            again.add(event)
+            copy.add(event)
             recorder.add(event)
         seconds = time.thread_time() - begun
         recorder.add(Footer("done", ("length",), ("",), 0))
-    return seconds / len(made)
+    return seconds / len(rows)
 
 
 def spans_per_second(store: Store, header: Header, count: int) -> float:
-    """Return how many spans a second go through the writer into its file, from the first one added to all stored."""
+    """Return spans per second from the first one added until all are in the file."""
     device = header.devices[0].name
     spans = [Span(i, device, "draft", i, i + 1, "drafter", i // 4, 0, 1, i, "done") for i in range(count)]
     recorder = store.record(_fresh(header))
@@ -116,10 +116,10 @@ def _fresh(header: Header) -> Header:
 
 def _overhead(runs: Mapping[str, Sequence[Traced]], cost: Sequence[float]) -> dict[str, Figure]:
     event = statistics.median(cost)
-    shares = {m: tuple(t.events * event / t.seconds for t in found) for m, found in runs.items()}
-    writer = {m: tuple(t.writer_seconds / t.seconds for t in found) for m, found in runs.items()}
+    shares = {m: tuple(t.events * event / t.seconds for t in repeats) for m, repeats in runs.items()}
+    writer = {m: tuple(t.writer_seconds / t.seconds for t in repeats) for m, repeats in runs.items()}
     per_token = {
-        m: statistics.median(t.events / len(t.trace.commits) for t in found) for m, found in runs.items()
+        m: statistics.median(t.events / len(t.trace.commits) for t in repeats) for m, repeats in runs.items()
     }
     return {
         "tracing_overhead": _costliest(

@@ -1,4 +1,4 @@
-"""One file per command: `add_arguments(parser)` and `run(args) -> exit code`; its docstring is its help."""
+"""One file per command: `add_arguments(parser)`, `run(args) -> exit code`, docstring = help."""
 
 from app.cli import bench, calibrate, compare, export, imports, methods, models, play, report, run, train
 
@@ -15,4 +15,4 @@ COMMANDS = {
     "calibrate": calibrate,
     "bench": bench,
 }
-"""By the word on the command line."""
+"""Module by command."""

@@ -24,25 +24,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placements",
         action="store_true",
-        help="only PEARL's placements: what competing for devices costs it",
+        help="measure PEARL's placements only: drafter and target on separate or shared devices",
     )
     parser.add_argument(
         "--heads",
         metavar="DIR",
         type=Path,
-        help="only ParallelSpec's group size: the heads in the folders of DIR, each trained with another K",
+        help="measure ParallelSpec's group size only, with the heads in the folders of DIR, one for each K",
     )
     parser.add_argument(
         "--profile",
         metavar="NAME",
-        help="with --placements or --heads: in virtual time, on this latency profile",
+        help="with --placements or --heads: use virtual time with this latency profile",
     )
-    parser.add_argument("-o", "--output", metavar="F.svg", type=Path, help="with --heads: also draw a chart")
+    parser.add_argument("-o", "--output", metavar="F.svg", type=Path, help="with --heads: draw a chart, too")
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; progress goes to stderr."""
+    """Measure, with progress on stderr."""
     from app.bench import figures, plan, suite
     from engine.environment import environment
 
@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if args.heads:
         return _heads(args, chosen)
     with _progress() as note:
-        found = suite.measure(chosen, note)
-    bars = figures.judged(found)
-    result = {key: figure.to_dict() for key, figure in found.items()} | {
+        measured = suite.measure(chosen, note)
+    bars = figures.judged(measured)
+    result = {key: figure.to_dict() for key, figure in measured.items()} | {
         "bars": bars,
         "quick": args.quick,
         "seconds": round(time.perf_counter() - begun, 1),
@@ -69,22 +69,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Check that the options go together."""
+    """Check the combination of options."""
     if args.placements and args.heads:
-        raise UsageError("--placements and --heads are two benches; choose one")
+        raise UsageError("--placements and --heads exclude each other; choose one")
     if args.profile and not (args.placements or args.heads):
         raise UsageError(
-            f"the bench measures this machine; --profile {args.profile} goes with --placements or --heads"
+            f"--profile {args.profile} needs --placements or --heads; without them the bench measures this machine"
         )
     if args.output and not args.heads:
-        raise UsageError(f"the chart {args.output} is that of --heads; give both, or neither")
+        raise UsageError(f"--output {args.output} needs --heads, whose chart it is; give both or neither")
     if args.output:
         common.check_output(args.output)
 
 
 @contextlib.contextmanager
 def _progress() -> Generator[Callable[[str], None]]:
-    """Show on stderr what is measured, whatever libraries print; yields what takes note of it."""
+    """Show progress on stderr; yield a `Note` (`app.bench.plan.Note`).
+
+    Output that libraries print goes to stderr, too.
+    """
     from tqdm import tqdm
 
     with contextlib.redirect_stdout(sys.stderr), tqdm(unit=" rounds", file=sys.stderr, leave=False) as bar:

@@ -1,4 +1,4 @@
-"""Measure this machine into a latency profile, for virtual runs with --profile FILE.toml."""
+"""Measure this machine as a latency profile, for virtual runs with --profile FILE.toml."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F.toml",
         help="file to write (this-machine.toml)",
     )
-    parser.add_argument("--quick", action="store_true", help="a smaller grid and fewer turns")
+    parser.add_argument("--quick", action="store_true", help="measure fewer batch sizes with fewer repeats")
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, write the file, and say what came out."""
+    """Measure this machine, write the profile and print a summary."""
     _check(args)
     from engine.pairs.pair import Pair
     from engine.pairs.sources import resolve
@@ -52,55 +52,54 @@ def run(args: argparse.Namespace) -> int:
             if args.target
             else Pair.find(args.pair or "bundled")
         )
-    found = calibrate(pair, QUICK if args.quick else FULL, args.device, _tell)
-    text = profile_text(found, args.output.stem)
-    profile: Profile = parse(args.output.stem, text)  # what is written can be read
+    calibration = calibrate(pair, QUICK if args.quick else FULL, args.device, _report_progress)
+    text = profile_text(calibration, args.output.stem)
+    profile: Profile = parse(args.output.stem, text)  # check the text before writing it
     with replacing(args.output) as file:
         file.write(text)
     if args.json:
-        common.print_json(_result(args.output, found, profile.latency().c))
+        common.print_json(_result(args.output, calibration, profile.latency().c))
         return 0
     print(f"{'forward':10} {'one row':>12} {'smallest':>12} {'largest':>12}")
-    for model, cells in found.forwards.items():
+    for model, cells in calibration.forwards.items():
         print(f"{model:10} " + " ".join(f"{us / 1e3:9.3f} ms" for us in cells[min(cells)]))
-    print(f"c {profile.latency().c:.2f}, hop {found.hop.median:.0f} us, judging {found.sample.median:.0f} us")
+    hop, sample = calibration.hop.median, calibration.sample.median
+    print(f"c {profile.latency().c:.2f}, hop {hop:.0f} us, judging {sample:.0f} us")
     print(f"wrote {args.output}; use it with --profile {args.output}")
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.target and args.pair:
-        raise UsageError(f"both --pair {args.pair} and --target {args.target}; give one of them")
+        raise UsageError(f"--pair {args.pair} and --target {args.target} exclude each other; give one")
     if args.drafter and not args.target:
-        raise UsageError(f"a drafter ({args.drafter}) without a target; name the target too")
+        raise UsageError(f"--drafter {args.drafter} needs --target; give both")
     if args.output.suffix != ".toml" or not args.output.stem:
-        raise UsageError(
-            f"the output is {args.output}; it must end in .toml, which is how a profile is found"
-        )
+        raise UsageError(f"the output is {args.output}; a profile's name must end in .toml")
     common.check_output(args.output)
 
 
-def _tell(line: str) -> None:
+def _report_progress(line: str) -> None:
     print(f"specscope: {line}", file=sys.stderr)
 
 
-def _result(path: Path, found: Calibration, c: float) -> dict[str, Any]:
+def _result(path: Path, calibration: Calibration, c: float) -> dict[str, Any]:
     def timed(us: Times) -> dict[str, float]:
         return {"us": us.median, "least": us.least, "most": us.most}
 
     return {
         "file": str(path),
-        "pair": found.pair.name,
-        "processor": found.processor,
-        "date": found.date,
-        "devices": list(found.devices),
-        "dtype": found.dtype,
+        "pair": calibration.pair.name,
+        "processor": calibration.processor,
+        "date": calibration.date,
+        "devices": list(calibration.devices),
+        "dtype": calibration.dtype,
         "c": c,
-        "hop": timed(found.hop),
-        "sample": timed(found.sample),
-        "link_gb_s": found.link_gb_s,
+        "hop": timed(calibration.hop),
+        "sample": timed(calibration.sample),
+        "link_gb_s": calibration.link_gb_s,
         "forwards": {
             model: [cell._asdict() | timed(us) for cell, us in cells.items()]
-            for model, cells in found.forwards.items()
+            for model, cells in calibration.forwards.items()
         },
     }

@@ -1,4 +1,4 @@
-"""What several commands share: options, prompts, opening a cluster, printing JSON."""
+"""Options, prompts, clusters, stores and JSON output, shared by the commands."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def add_database(parser: argparse.ArgumentParser) -> None:
 
 
 def open_store(args: argparse.Namespace) -> Store:
-    """Open the trace database the options name."""
+    """Open the trace database that the options name."""
     from traces.store import Store, default_path
 
     return Store(args.db if args.db is not None else default_path())
 
 
 def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
-    """Open the trace database for reading stored runs.
+    """Open the trace database read-only.
 
     Raises:
-        UsageError: There is no database, so there are no such runs.
-        StoreError: It cannot be read.
+        UsageError: The database, and so the runs, do not exist.
+        StoreError: The database cannot be read.
     """
     from traces.store import Store, default_path
 
@@ -56,50 +56,73 @@ def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
 
 
 def check_output(path: Path) -> None:
-    """Check that a file can lie at a path, before work is done for it.
+    """Check that a file can be written to a path, before the work for it begins.
 
     Raises:
-        UsageError: It is a folder, or lies in one that is not there.
+        UsageError: The path is a folder, or its folder does not exist.
     """
     if path.is_dir():
         raise UsageError(f"the output {path} is a folder; name a file")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"the output {path} would lie in a folder that is not there; make it first")
+        raise UsageError(f"the folder of the output {path} does not exist; make it first")
 
 
 def add_generation(parser: argparse.ArgumentParser) -> None:
     """Add prompts, sampling and limits."""
+    _add_prompts(parser)
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="generate at most N tokens (128)"
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the output before this text; repeatable",
+    )
+    _add_sampling(parser)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument(
         "--prompt-file",
         type=Path,
         metavar="F",
-        help="a text file, or .jsonl with turns, prompt, question or text",
+        help="a text file with one prompt, or .jsonl with turns, prompt, question or text in each row",
     )
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="rows of the prompt file, evenly over its categories"
+        "--limit",
+        type=int,
+        metavar="N",
+        help="use N rows of the prompt file, taken evenly from its categories",
     )
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="N", help="tokens to generate at most (128)"
-    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
     parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="keep the K most probable tokens; 0 = all (0)"
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K most probable tokens; 0 = all (0)",
     )
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="keep the nucleus of this mass (1)"
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most probable tokens with total probability P (1)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
         metavar="S",
-        help="seed of every draw; prompt i of several has S + i (0)",
-    )
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
+        help="seed of all draws; prompt i of a file has seed S + i (0)",
     )
 
 
@@ -120,13 +143,13 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         action="append",
         metavar="PATH",
-        help="the same of its drafter; repeatable, for dsi with several",
+        help="the same for its drafter; repeat for several (dsi)",
     )
     parser.add_argument(
         "--head",
         action="append",
         metavar="PATH",
-        help="directory of a drafting head of the target; repeatable: a method takes the first of its kind",
+        help="directory of a drafting head of the target; repeatable: a method uses the first of its kind",
     )
     parser.add_argument(
         "--runtime",
@@ -134,34 +157,37 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="local-process, local-thread, or virtual (local-process; virtual with --profile)",
     )
     parser.add_argument(
-        "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name, or a file .toml"
+        "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name or a .toml file"
     )
     parser.add_argument("--profile-pair", metavar="NAME", help="one of the profile's pairs")
     parser.add_argument(
-        "--tokens", default="pair", metavar="SOURCE", help="virtual only: pair, or bernoulli:RATE (pair)"
+        "--tokens",
+        default="pair",
+        metavar="SOURCE",
+        help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate (pair)",
     )
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
 
 
 def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
-    """Return the sampling options, checked for so many prompts, each of which has a seed of its own."""
+    """Return the sampling options, after checking the seeds of all prompts."""
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     seeded(sampling, prompts - 1)
     return sampling
 
 
 def seeded(sampling: Sampling, prompt: int) -> Sampling:
-    """Return how the i-th prompt of several is sampled in a run of its own: as it would be as sequence i of a batch."""
+    """Return the sampling of prompt i: seed + i, as for sequence i of a batch."""
     return replace(sampling, seed=sampling.seed + prompt)
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
-    """Return the limits, checked."""
+    """Return the limit options, checked."""
     return Limits(args.max_new_tokens, tuple(args.stop))
 
 
 def open_cluster(args: argparse.Namespace) -> Any:
-    """Open the cluster the options describe; a download of its models is shown on standard error."""
+    """Open the cluster that the options describe; show downloads of its models on stderr."""
     import engine
 
     runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
@@ -182,19 +208,19 @@ def open_cluster(args: argparse.Namespace) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt and the category its file gives it."""
+    """A prompt with its category in the prompt file."""
 
     text: str
     category: str = ""
     line: int = 1
-    """Its line in the file, from 1."""
+    """Line in the file, from 1."""
 
 
 def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
-    """Return the prompts the options name.
+    """Return the prompts that the options name.
 
     Raises:
-        UsageError: The file cannot be read or holds no prompt; the message names line and reason.
+        UsageError: The file cannot be read or contains no prompt; the message has line and reason.
     """
     if args.limit is not None:
         check_range("--limit", args.limit, 1)
@@ -208,15 +234,15 @@ def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read a prompt file: text (one prompt), or .jsonl with one of turns, prompt, question, text in each row."""
+    """Read a text file (one prompt), or .jsonl with turns, prompt, question or text per row."""
     content = read_text(path, MAX_PROMPT_FILE)
     if path.suffix != ".jsonl":
         rows = [PromptRow(content.strip())]
     else:
-        # Only "\n" ends a line: JSON texts may hold other line ends of Unicode.
+        # JSON strings may contain other line ends of Unicode, so split at "\n" only.
         rows = [_row(path, n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
     if not any(row.text for row in rows):
-        raise UsageError(f"{path} holds no prompt")
+        raise UsageError(f"{path} contains no prompt; add some text")
     for row in rows:
         if not row.text:
             raise UsageError(f"{path} line {row.line} has an empty prompt; type some text")
@@ -242,7 +268,7 @@ def _row(path: Path, number: int, line: str) -> PromptRow:
 
 
 def spread(rows: list[PromptRow], n: int) -> list[PromptRow]:
-    """Return n rows, taken in turn from each category, in file order."""
+    """Return n rows in file order, taken evenly from the categories."""
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.category, []).append(i)
@@ -251,14 +277,14 @@ def spread(rows: list[PromptRow], n: int) -> list[PromptRow]:
 
 
 def prompt_for(args: argparse.Namespace, row: PromptRow) -> Any:
-    """Return what the engine decodes: the text, or messages when there is a system prompt."""
+    """Return a row's text, or messages if the options have a system prompt."""
     if not args.system:
         return row.text
     return [{"role": "system", "content": args.system}, {"role": "user", "content": row.text}]
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON-able copy: not-a-number and infinities become null."""
+    """Return a copy for JSON, with NaN and infinities as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
 """Decode the same prompts with several methods and compare text and speed.
 
-A method for batches decodes all prompts in one run, or those of a category that stand together; the others have a run
-for each. Prompt i draws with the seed i higher. Prompts of a file that are too long for the models are left out and named.
+A method for batches decodes all prompts in one run, or one run per block of rows of a category;
+other methods have one run per prompt. Prompt i has seed S + i. Prompts of a file that are too long
+for the models are skipped and listed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="METHOD.FIELD=VALUE",
         dest="fields",
-        help="a field of a method's config; repeatable",
+        help="a setting of a method; repeatable",
     )
     common.add_generation(parser)
     common.add_cluster(parser)
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run them, the baseline first."""
+    """Run the methods, the baseline first."""
     keys, left_out = method_keys(args.methods), dict[str, str]()
     configs = parse_settings(args.fields, keys)
     for key, config in configs.items():
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def method_keys(text: str) -> list[str]:
-    """Return the keys named, the baseline first; it is added when missing."""
+    """Return the keys in a comma-separated text, with the baseline first."""
     keys = list(METHODS) if text == "all" else [k.strip() for k in text.split(",") if k.strip()]
     if not keys:
         raise UsageError("--methods is empty; name methods separated by commas, or all")
@@ -90,7 +91,7 @@ def method_keys(text: str) -> list[str]:
 
 
 def able(keys: list[str], cluster: Any) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that the open models can run, and why not the others: a drafter or a head may be missing."""
+    """Return the methods that the open models can run, and a reason for each other method."""
     left_out = dict[str, str]()
     for key in keys:
         try:
@@ -103,10 +104,10 @@ def able(keys: list[str], cluster: Any) -> tuple[list[str], dict[str, str]]:
 def _fitting(
     args: argparse.Namespace, cluster: Any, rows: list[common.PromptRow]
 ) -> tuple[list[common.PromptRow], list[dict[str, Any]]]:
-    """Return the rows that fit the models' context with their output, and what is to be said of the others.
+    """Return the rows that fit the context with their output, and the skipped rows with reasons.
 
     Raises:
-        UsageError: None fits.
+        UsageError: No row fits.
     """
     fitting, skipped = list[common.PromptRow](), list[dict[str, Any]]()
     new, context = args.max_new_tokens, cluster.context
@@ -114,7 +115,7 @@ def _fitting(
         prompt, about = common.prompt_for(args, row), {"line": row.line, "category": row.category}
         try:
             check_prompt(prompt, context)
-        except UsageError as error:  # so long that nobody counts its tokens
+        except UsageError as error:  # too long even to tokenize
             skipped.append({**about, "tokens": None, "reason": str(error)})
             continue
         tokens = cluster.count(prompt)
@@ -132,31 +133,31 @@ def _fitting(
 
 
 def _parts(method: str, rows: list[common.PromptRow]) -> dict[int, list[int]]:
-    """Return the prompts of each run of a method, by the first of them.
+    """Return the prompt numbers of each run of a method, by the first number.
 
-    One each; for a method that decodes batches all prompts of a category that stand together.
+    A run has one prompt, or for a method for batches a block of rows of one category.
     """
     numbers = range(len(rows))
     if not find(method).batched:
         return {i: [i] for i in numbers}
-    together = [list(part) for _, part in itertools.groupby(numbers, key=lambda i: rows[i].category)]
-    return {part[0]: part for part in together}
+    blocks = [list(block) for _, block in itertools.groupby(numbers, key=lambda i: rows[i].category)]
+    return {block[0]: block for block in blocks}
 
 
 def _summary(runs: dict[int, Trace], base: dict[int, Trace], rows: list[common.PromptRow]) -> dict[str, Any]:
     def figures(category: str | None) -> dict[str, Any]:
-        """Return the figures of a category's runs, by their first prompts; of all runs for None."""
+        """Return the figures of a category's runs, or of all runs for None."""
         mine, theirs = (
-            [t for i, t in each.items() if category in (None, rows[i].category)] for each in (runs, base)
+            [t for i, t in traces.items() if category in (None, rows[i].category)] for traces in (runs, base)
         )
         return _figures(mine, theirs)
 
-    every = list(runs.values())
+    traces = list(runs.values())
     summary = {
         **figures(None),
-        "runs": [t.header.run_id for t in every],
-        "config": every[0].header.config,
-        "lossless": every[0].header.lossless,
+        "runs": [t.header.run_id for t in traces],
+        "config": traces[0].header.config,
+        "lossless": traces[0].header.lossless,
     }
     if categories := dict.fromkeys(r.category for r in rows if r.category):
         summary["categories"] = {c: figures(c) for c in categories}
@@ -185,7 +186,7 @@ def _figures(runs: list[Trace], base: list[Trace]) -> dict[str, Any]:
 
 
 def _texts(runs: list[Trace]) -> list[list[int]]:
-    """Return the token ids written after each prompt."""
+    """Return the output ids of each prompt."""
     return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
 
 
@@ -204,8 +205,8 @@ def _print(result: dict[str, Any]) -> None:
     clock = f"virtual · {result['profile']}" if result["profile"] else f"measured · {result['runtime']}"
     print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {clock}")
     for row in result["skipped"]:
-        named = f" ({row['category']})" if row["category"] else ""
-        print(f"left out: line {row['line']}{named}: {row['reason']}")
+        category = f" ({row['category']})" if row["category"] else ""
+        print(f"skipped: line {row['line']}{category}: {row['reason']}")
     print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>10}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"

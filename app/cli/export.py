@@ -1,4 +1,4 @@
-"""Write a stored run as JSONL, CSV, or a trace for Perfetto."""
+"""Write a stored run as JSONL, CSV or a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
     parser.add_argument("--format", choices=("jsonl", "csv", "perfetto"), default="jsonl", help="(jsonl)")
     tables = ("tokens", "decisions", "copies", "spans")
-    parser.add_argument("--table", choices=tables, default="tokens", help="which CSV (tokens)")
+    parser.add_argument("--table", choices=tables, default="tokens", help="table of the CSV (tokens)")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="file to write (standard output)")
     common.add_database(parser)
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the run."""
     if args.output is not None:
         common.check_output(args.output)
     with contextlib.closing(common.open_stored(args, [args.run_id])) as store:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
-    """Write a trace in one of the formats."""
+    """Write a trace in a format; `table` is for CSV only."""
     from traces.export.perfetto import write_perfetto
     from traces.export.tables import write_csv
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Store it."""
+    """Store the run."""
     from traces.export.jsonl import read_file
 
     trace = read_file(args.file)

@@ -1,4 +1,4 @@
-"""List, download, find and remove models with a short name."""
+"""List, download, locate and remove models with short names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it."""
+    """Carry out the action."""
     from engine.pairs import catalog
     from engine.pairs.progress import megabytes
 

@@ -17,15 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auth",
         metavar="USER:PASSWORD",
-        help="ask for a login; needed for other addresses than loopback. Better set SPECSCOPE_AUTH: "
-        "other users see a command line",
+        help="require a login; needed for addresses that others can reach. Better set SPECSCOPE_AUTH: "
+        "other users can read command lines",
     )
-    parser.add_argument("--unsafe", action="store_true", help="allow another address without a login")
+    parser.add_argument(
+        "--unsafe", action="store_true", help="allow an address that others can reach without a login"
+    )
     add_database(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until stopped."""
+    """Serve the playground until it is stopped."""
     from app.server import AUTH, serve
 
     auth = args.auth if args.auth is not None else os.environ.get(AUTH)

@@ -1,6 +1,6 @@
 """Decode prompts with one method and print text, ids and metrics.
 
-A method for batches decodes all of them in one run; any other has a run for each.
+A method for batches decodes all prompts in one run; other methods have one run per prompt.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from engine.trace.trace import Trace
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument("--method", required=True, metavar="KEY", help="see `specscope methods`")
+    parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
         dest="fields",
-        help="a field of its config; repeatable",
+        help="a setting of the method; repeatable",
     )
     common.add_generation(parser)
     common.add_cluster(parser)
@@ -35,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; every run is stored."""
+    """Run the method on the prompts and store each run."""
     config, method = parse_fields(args.fields), find(args.method)
-    cfg = method.configure(config)  # a wrong setting is refused before anything is opened
+    cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
-        raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head")
+        raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
     limits, rows = common.limits_of(args), common.prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
     prompts = [common.prompt_for(args, row) for row in rows]
     for prompt in prompts:
-        check_prompt(prompt)  # the limit that holds for any context, before models load
+        check_prompt(prompt)  # the limit for any context, before models load
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
@@ -66,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def batches_of(method: str, prompts: list[Any]) -> list[list[Any]]:
-    """Return the prompts of each run of a method: all at once for a method that decodes batches, else one by one."""
+    """Return the prompts of each run: all in one for a method for batches, else one each."""
     return [prompts] if find(method).batched else [[prompt] for prompt in prompts]
 
 
 def parse_fields(fields: list[str]) -> dict[str, Any]:
-    """Return FIELD=VALUE texts as a dict; the registry converts and checks the values."""
+    """Return FIELD=VALUE texts as a dict, before the registry converts and checks the values."""
     parsed: dict[str, Any] = {}
     for text in fields:
         name, equals, value = text.partition("=")
@@ -88,13 +88,13 @@ def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, An
         key, _, field = name.partition(".")
         if key not in keys or not field:
             given = shown(f"{name}={value}").strip("'")
-            raise UsageError(f"--set {given} is not METHOD.FIELD=VALUE of a method that is compared")
+            raise UsageError(f"--set {given} is not METHOD.FIELD=VALUE with a method of --methods")
         parsed[key][field] = value
     return parsed
 
 
 def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options: dict[str, Any]) -> Trace:
-    """Run a method on prompts and store its trace as it grows."""
+    """Run a method on prompts and store its events as they arrive."""
     recorders: list[Any] = []
 
     def listen(event: Any) -> None:
@@ -111,7 +111,7 @@ def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options:
 
 
 def result_of(trace: Trace) -> dict[str, Any]:
-    """Return the contract's JSON of one run; of a run of several prompts, `sequences` tells of each."""
+    """Return a run's JSON object; for several prompts, `sequences` has one object per prompt."""
     from traces.metrics import measure
 
     header = trace.header
@@ -135,12 +135,12 @@ def result_of(trace: Trace) -> dict[str, Any]:
 
 
 def _sequence(trace: Trace, i: int) -> dict[str, Any]:
-    ended = trace.footer
+    footer = trace.footer
     return {
-        "text": ended.texts[i] if ended and ended.texts else "",
+        "text": footer.texts[i] if footer and footer.texts else "",
         "token_ids": trace.token_ids(i),
         "prompt_ids": list(trace.header.prompt_ids[i]),
-        "reason": ended.reasons[i] if ended and ended.reasons else "",
+        "reason": footer.reasons[i] if footer and footer.reasons else "",
     }
 
 

@@ -1,4 +1,4 @@
-"""Train models: a pair from text, a better drafter, drafting heads for a target; and measure them."""
+"""Train and measure models: a pair from text, a drafter, drafting heads for a target."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train."""
+    """Run the training command."""
     return cli.run(args)

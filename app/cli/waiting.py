@@ -1,4 +1,4 @@
-"""Show on standard error what a command waits for: the download or conversion of a model."""
+"""Show the download or conversion of models on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class DownloadBar:
-    """A progress bar for each model where standard error is a terminal, otherwise one line when its download begins."""
+    """A progress bar per model if stderr is a terminal, else one line when the download begins."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -24,7 +24,7 @@ class DownloadBar:
             self._bar.close()
 
     def show(self, progress: Progress) -> None:
-        """Show how far a download is."""
+        """Show the progress of a download."""
         if self._model != progress.model:
             self._model = progress.model
             sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")

@@ -1,1 +1,1 @@
-"""From runs and traces to HTML. Pure functions."""
+"""Pure functions that return HTML for runs and traces."""

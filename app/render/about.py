@@ -1,4 +1,4 @@
-"""The About page: what runs here, what the words mean, and what this machine cannot show."""
+"""The About page: methods, clusters, definitions, limits and this machine's versions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from engine.simulate.profile import Profile, profiles
 from traces.view.figures import figure_rows
 
 LIMITS = (
-    "Measured times are those of this machine with the load it had: the browser that draws the page takes part of it.",
-    "Methods that share devices run one after another: other load on the machine may slow only one of them.",
-    "Virtual times come from published figures of the devices named. They show who waits for whom on such a cluster, "
-    "and are not a measurement.",
-    "The bundled pair is small on purpose, so that it runs on any machine. It answers simply and is often wrong.",
-    "On a graphics card numbers are rounded differently: at temperature 0 two methods may differ where two tokens tie.",
+    "Measured times include all load on this machine, such as the browser that draws this page.",
+    "Methods that share devices run one after another, so other load on the machine may slow only one of them.",
+    "Virtual times are computed from published figures of the named devices. They show which device waits for "
+    "which on such a cluster; they are not measurements.",
+    "The bundled pair is small so that it runs on any machine. Its answers are simple and often wrong.",
+    "GPUs round differently for different numbers of rows: at temperature 0 two methods may differ where two "
+    "tokens tie.",
 )
 KEYS = (
     ("Ctrl or ⌘ + Enter", "run the prompt"),
     ("Escape", "stop"),
-    ("?", "in the timeline: all its keys"),
+    ("?", "in the timeline: show its keys"),
 )
 
 
@@ -29,10 +30,10 @@ def about_page(facts: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
-        facts: What `engine.environment` says of this machine, with versions of the page's own packages.
+        facts: Result of `engine.environment`, with versions of the page's packages.
     """
     left = (
-        _card("What this is", _what()),
+        _card("What SpecScope does", _what()),
         _card("Limits", "<ul>" + "".join(f"<li>{text(line)}</li>" for line in LIMITS) + "</ul>"),
         _card("Keys", table(["", ""], [[f"<kbd>{text(k)}</kbd>", text(v)] for k, v in KEYS], "Keys")),
     )
@@ -55,30 +56,30 @@ def _card(title: str, body: str) -> str:
 
 def _what() -> str:
     return (
-        "<p>SpecScope runs speculative-decoding methods on one engine and shows what each one does: who drafts, who "
-        "verifies, who waits for whom, which token was accepted by which rule, and what it cost.</p>"
-        "<p>The page talks to the program on this machine only. Nothing is sent anywhere.</p>"
+        "<p>SpecScope runs speculative-decoding methods on one engine and shows, for each, when drafter and target "
+        "work, which one waits for the other, which rule accepted each token, and the cost.</p>"
+        "<p>The page connects only to its own server. It loads nothing from other sites.</p>"
     )
 
 
 def _methods() -> str:
     rows = [[text(m.title), text(m.summary), text(_lossless(m)), text(m.source)] for m in METHODS.values()]
-    return table(["method", "in one sentence", "same text as the target alone", "source"], rows, "Methods")
+    return table(["method", "summary", "lossless", "source"], rows, "Methods")
 
 
 def _lossless(method: Method) -> str:
-    """Return whether a method writes what the target alone would, and with which settings it does not."""
+    """Return "yes", with the settings under which the method is lossy."""
     lossy = [f"{s.name} = {choice}" for s in method.settings() for choice in s.lossy]
-    return ", ".join(["yes", *(f"not with {each}" for each in lossy)])
+    return ", ".join(["yes", *(f"not with {choice}" for choice in lossy)])
 
 
 def _clusters() -> str:
-    known = [Profile.load(name) for name in profiles()]
+    clusters = [Profile.load(name) for name in profiles()]
     rows = [
-        [text(p.title), text(", ".join(pair.title for pair in p.pairs.values())), text(p.source)]
-        for p in known
+        [text(p.title), text("; ".join(pair.title for pair in p.pairs.values())), text(p.source)]
+        for p in clusters
     ]
-    return table(["cluster", "pairs", "source of its figures"], rows, "Virtual clusters")
+    return table(["cluster", "pairs", "source of the figures"], rows, "Virtual clusters")
 
 
 def _figures() -> str:
@@ -87,7 +88,7 @@ def _figures() -> str:
 
 
 def _name(key: str) -> str:
-    return {"gpus": "graphics cards", "cores": "processor cores"}.get(key, key)
+    return {"gpus": "GPUs", "cores": "CPU cores"}.get(key, key)
 
 
 def _value(value: Any) -> str:

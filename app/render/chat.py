@@ -1,4 +1,4 @@
-"""The conversation as it stands above the panes."""
+"""The conversation above the panes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def conversation(chat: Chat) -> str:
-    """Return the earlier turns, folded when there are several, and the message being answered."""
+    """Return the earlier turns, folded, and the message being answered."""
     if not chat.prompt:
         return ""
     past = "".join(

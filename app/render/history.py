@@ -1,4 +1,4 @@
-"""The list of stored runs, and the heading of the one that is open."""
+"""The list of stored runs, and the heading above an open run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def runs_table(
     selected: Collection[str] = (),
     query: str = "",
 ) -> str:
-    """Return a page of runs; boxes and buttons carry the run's id for the page's script."""
+    """Return a page of runs; boxes and buttons hold the run id for `app.js`."""
     if not rows:
         return f'<div data-state="empty"><p class="ss-empty">{_nothing(query)}</p></div>'
     head = "".join(f'<th scope="col">{name}</th>' for name in HEAD)
@@ -51,8 +51,8 @@ def runs_table(
 
 def _nothing(query: str) -> str:
     if query:
-        return f"No run holds “{text(query)}”."
-    return "No run yet. Every run of the playground and of the command line is kept here."
+        return f"No run contains “{text(query)}”."
+    return "No run yet. Runs of the playground and of the command line appear here."
 
 
 def _row(row: Summary, selected: bool) -> str:
@@ -61,7 +61,7 @@ def _row(row: Summary, selected: bool) -> str:
     speed = f"{row.tokens_per_second:.1f}" if row.tokens_per_second else "–"
     status = badge(row.status, KINDS.get(row.status, ""), row.error)
     compare = (
-        f'<button type="button" class="ss-button" data-group="{run_id}" aria-label="Compare run {run_id} with those of its turn" title="Open with the runs it was made with">'
+        f'<button type="button" class="ss-button" data-group="{run_id}" aria-label="Compare run {run_id} with its group" title="Open with the other runs of its comparison">'
         "compare</button>"
         if header.group
         else ""
@@ -89,7 +89,7 @@ def _pager(shown: int, total: int, offset: int, size: int) -> str:
 
 
 def opened(traces: Sequence[Trace]) -> str:
-    """Return the heading over the viewer: what is open, and its downloads."""
+    """Return the heading above the viewer: title, time and downloads of the open runs."""
     ids = [trace.header.run_id for trace in traces]
     files = "".join(
         f"<li>{text(name_of(t.header))}: {''.join(_export(t.header.run_id, form) for form in EXPORTS)}</li>"
@@ -112,13 +112,13 @@ def _export(run: str, form: str) -> str:
 
 
 def name_of(header: Header) -> str:
-    """Return a run's method with the settings worth naming."""
+    """Return the title of a run's method with its main settings."""
     config = config_text(header.method, header.config)
     return f"{header.title} · {config}" if config else header.title
 
 
 def when(created: str) -> str:
-    """Return a time stamp without what nobody reads."""
+    """Return a time stamp without fractions of a second and time zone."""
     try:
         return datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Small pieces of HTML. Whatever a model or a person wrote goes through `text`."""
+"""Small pieces of HTML. All text of models and users is escaped by `text`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def text(value: Any) -> str:
-    """Return a value as HTML text; halves of surrogate pairs, which no page can hold, become question marks."""
+    """Return a value as HTML text; lone surrogates become question marks."""
     return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
@@ -24,27 +24,27 @@ def badge(value: Any, kind: str = "", title: str = "") -> str:
 
 
 def alert(message: str) -> str:
-    """Return an inline error message that screen readers announce; nothing without a message."""
+    """Return an error message that screen readers announce; empty without a message."""
     return f'<p class="app-alert" role="alert">{text(message)}</p>' if message else ""
 
 
 def note(message: str) -> str:
-    """Return a quiet line that says how something went."""
+    """Return a status line; empty without a message."""
     return f'<p class="app-note" role="status">{text(message)}</p>' if message else ""
 
 
 def clock(runtime: str, profile: str | None) -> str:
-    """Return the badge that says where times come from, as a trace's header words it."""
+    """Return the text of the badge for the source of times, as in `Header.clock`."""
     return f"virtual · {profile}" if profile else f"measured · {runtime}"
 
 
 def lossy(header: Header) -> str:
-    """Return the badge of a run whose text is not drawn as the target alone would draw it; nothing for others."""
+    """Return the badge of a lossy run; empty for a lossless one."""
     return "" if header.lossless else badge("lossy", "warn", LOSSY)
 
 
 def table(head: list[str], rows: list[list[str]], label: str) -> str:
-    """Return a table; the cells are HTML already. Without any heading there is no heading row."""
+    """Return a table of HTML cells, without a heading row if all headings are empty."""
     top = "".join(f'<th scope="col">{text(h)}</th>' for h in head) if any(head) else ""
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (

@@ -1,6 +1,6 @@
-"""The panes of a turn while it goes on: one card per run, with its state and the text so far.
+"""The live panes of a turn: one card per run, with its state and the text so far.
 
-They look like the viewer's panes, which take their place once everything has ended.
+They look like the viewer's panes, which replace them when all runs have ended.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WORDS = {
     "cancelled": "stopped",
     "failed": "failed",
 }
-"""How a state reads."""
+"""Text of each state."""
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
 
 class LivePane:
-    """The pane of one run. `update` reads what is new, so a long text is never rendered twice."""
+    """The pane of one run. `update` reads new events only, and renders each token once."""
 
     def __init__(self, run: LiveRun) -> None:
         self.run = run
@@ -42,11 +42,11 @@ class LivePane:
         self._badge = clock(run.request.runtime, run.request.profile)
         self._lossy = ""
         self._text: dict[int, list[str]] = {0: []}
-        """The tokens of each sequence."""
+        """HTML of the tokens, by sequence."""
 
     def update(self) -> bool:
-        """Read the run's new events and state; return whether the pane looks different now."""
-        # The state is read first: events that come in between are simply shown a moment early.
+        """Read the run's new events and state; return whether the HTML changed."""
+        # State before events: an event in between is shown early rather than lost.
         state, position = self.run.state, self.run.position
         events, self._cursor = self.run.since(self._cursor)
         self._take(events)
@@ -72,14 +72,14 @@ class LivePane:
             shown += f" · {progress.percent}%"
         message = self._message(state)
         kind = " ss-bad" if state == "failed" else ""
-        says = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
+        line = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
         begun = "yes" if self.run.run_id else "no"
-        # The text comes last and its elements stay open: with one sequence the page only ever has to append.
+        # The text is last and its elements stay open, so that the page can append to it.
         return (
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
-            f'<div class="ss-marks">{badge(self._badge, title="How the times come about")}'
-            f"{badge(shown, KINDS.get(state, ''))}{self._lossy}</div>{says}"
+            f'<div class="ss-marks">{badge(self._badge, title="Source of the times")}'
+            f"{badge(shown, KINDS.get(state, ''))}{self._lossy}</div>{line}"
             f'<div class="ss-text">{self._sequences()}'
         )
 
@@ -96,7 +96,7 @@ class LivePane:
             return ""
         return {
             "downloading": str(self.run.progress or ""),
-            "queued": "Waits for the devices: runs that share them take turns.",
+            "queued": "Waiting for the devices, which runs use one at a time.",
             "loading": "Starting the workers and loading the models.",
             "running": "Waiting for the first token.",
             "cancelled": "Stopped before the first token.",
@@ -104,7 +104,7 @@ class LivePane:
 
 
 def token(commit: Commit) -> str:
-    """Return one committed token with the mark of its origin."""
+    """Return a committed token, marked with its origin."""
     ink = commit.text.lstrip()
     space = commit.text[: len(commit.text) - len(ink)]
     return (

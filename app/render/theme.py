@@ -1,4 +1,4 @@
-"""The page's look as a Gradio theme: the viewer's colours, flat controls, no boxes within boxes."""
+"""The page's Gradio theme: the viewer's colours, flat controls, no nested boxes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ SIZES = {
 
 
 def build_theme() -> gr.themes.Base:
-    """Return the theme. Its fonts are the system's: nothing is loaded."""
+    """Return the theme; it uses system fonts, so the page loads none."""
     light = {name: value[0] for name, value in COLOURS.items()}
     dark = {f"{name}_dark": value[1] for name, value in COLOURS.items()}
     base = gr.themes.Base(

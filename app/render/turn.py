@@ -1,4 +1,4 @@
-"""The line above the panes that says how a turn stands; tests and the keyboard read its `data-state`."""
+"""The status line above the panes; tests and `app.js` read its `data-state`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 WORDS = {
     "downloading": "Downloading the models.",
     "queued": "Waiting for the devices.",
-    "loading": "Starting the workers and loading the models. This is needed once.",
+    "loading": "Starting the workers and loading the models. The next turn will reuse them.",
     "running": "Running.",
     "done": "Done.",
-    "cancelled": "Stopped. What was decoded until then is kept.",
+    "cancelled": "Stopped. The text so far is kept.",
     "failed": "Some runs failed.",
 }
 
 
 EMPTY = (
-    "<b>Type a prompt and press Run.</b><p>Each method answers in its own pane while you watch. Then the timeline shows "
-    "which device worked and which one waited for whom, every token tells how it came about, and the whole run can be "
-    "replayed.</p>"
+    "<b>Type a prompt and press Run.</b><p>Each method answers in its own pane as you watch. The timeline then shows "
+    "when each device worked and for which it waited; hover over a token to see who drafted it and which rule "
+    "accepted it; replay the run at any speed.</p>"
 )
 
 
 def turn_line(state: str, runs: Sequence[LiveRun] = ()) -> str:
-    """Return how a turn stands, why runs wait, and where the finished traces are."""
+    """Return the status of a turn, the reason for waiting, and links to finished traces."""
     if state == "idle":
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
     return (
@@ -57,13 +57,11 @@ def _download(runs: Sequence[LiveRun]) -> str:
     progress = next((run.progress for run in runs if run.progress is not None), None)
     if progress is None or not progress.file:
         return f"{WORDS['downloading']} Waiting for the hub to answer."
-    return (
-        f"{WORDS['downloading']} {progress.model}: {progress.percent}%. Other people's runs go on meanwhile."
-    )
+    return f"{WORDS['downloading']} {progress.model}: {progress.percent}%. Other runs continue."
 
 
 def _ahead(runs: Sequence[LiveRun]) -> int:
-    """Return how many runs come before the turn's first one: those in the queue, and the one that runs."""
+    """Return the number of runs before the turn's first one: queued runs and the current one."""
     places = [run.position for run in runs if run.position]
     return min(places, default=0)
 

@@ -1,1 +1,1 @@
-"""The tabs of the page, one file each, and what they share: the form, the conversation, the stream."""
+"""The tabs of the page, and their parts: form, conversation, stream, viewer."""

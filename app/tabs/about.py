@@ -1,4 +1,4 @@
-"""About: versions, devices, methods, definitions, limits."""
+"""The About tab."""
 
 from __future__ import annotations
 

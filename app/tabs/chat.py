@@ -1,4 +1,4 @@
-"""The conversation: which messages the methods see next. Pure; it lives in the page, the server keeps none."""
+"""The conversation that the methods continue. Pure; the page stores it, not the server."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 
 class Past(NamedTuple):
-    """A turn that later ones build on."""
+    """A message and the answer that the conversation continues."""
 
     user: str
     answer: str
     who: str
-    """The method whose answer it was."""
+    """Title of the method that wrote the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Turns that are settled, and the one on show with all its answers."""
+    """Past turns, and the current one with all its answers."""
 
     past: tuple[Past, ...] = ()
     prompt: str = ""
@@ -26,11 +26,11 @@ class Chat:
     runs: tuple[str, ...] = ()
     """Tickets of its runs."""
     answers: tuple[tuple[str, str], ...] = ()
-    """(method's title, text) per pane, once they ended."""
+    """(method's title, text) per pane; empty until all runs have ended."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Chat:
-        """Return the conversation that `to_json` wrote; an empty one for anything else."""
+        """Parse a value of `to_json`; return an empty conversation for any other value."""
         try:
             rows = dict(value or {})
             past = tuple(Past(*map(str, turn)) for turn in rows.get("past", ()))
@@ -40,11 +40,11 @@ class Chat:
             return cls()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return plain JSON values."""
         return {**asdict(self), "past": [list(turn) for turn in self.past]}
 
     def messages(self, system: str | None) -> list[dict[str, str]]:
-        """Return what every method gets: system prompt, settled turns, the message being answered."""
+        """Return the prompt of every method: system prompt, past turns, current message."""
         rows = [("system", system)] if system and system.strip() else []
         for turn in self.past:
             rows += [("user", turn.user), ("assistant", turn.answer)]
@@ -52,9 +52,9 @@ class Chat:
         return [{"role": role, "content": content} for role, content in rows]
 
     def asked(self, prompt: str, chosen: int = 0) -> Chat:
-        """Return the conversation with a new message, after the answer of pane `chosen`.
+        """Continue the answer of pane `chosen` with a new message.
 
-        A turn without an answer (stopped before its first token, or failed) is left out.
+        A turn without an answer (failed, or stopped before its first token) is dropped.
         """
         return Chat((*self.past, *self._settled(chosen)), prompt)
 
@@ -65,9 +65,9 @@ class Chat:
         return (Past(self.prompt, answer, who),) if answer.strip() else ()
 
     def started(self, runs: tuple[str, ...]) -> Chat:
-        """Return it with the tickets of the runs that answer."""
+        """Return a copy with the tickets of the current turn's runs."""
         return replace(self, runs=runs, answers=())
 
     def answered(self, answers: tuple[tuple[str, str], ...]) -> Chat:
-        """Return it with every pane's answer."""
+        """Return a copy with the current turn's answers."""
         return replace(self, answers=answers)

@@ -1,4 +1,4 @@
-"""Further prompts for a method that decodes batches: typed, or filled in from the samples."""
+"""Further prompts for a method that decodes batches: typed or filled in from samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PROMPTS = Path(__file__).parents[2] / "assets" / "prompts"
 
 
 def build_further(key: str) -> gr.Textbox:
-    """Lay out the prompts that a method decodes in the same run as the one above, and what fills them in."""
+    """Build the box for a method's further prompts, with a button that fills in samples."""
     box = gr.Textbox(
         "",
         label="further prompts",
-        info="Decoded in the same run as the prompt above; a blank line sets two apart.",
+        info="Decoded in the same run as the prompt above; separate prompts by blank lines.",
         lines=3,
         max_lines=10,
         elem_id=f"{key}-prompts",
@@ -34,13 +34,13 @@ def build_further(key: str) -> gr.Textbox:
             elem_id=f"{key}-samples",
         )
         fill = gr.Button("Fill with samples", size="sm", min_width=0, elem_id=f"{key}-fill")
-    # In the page itself, so that Run may follow at once.
+    # In the browser, so that a click on Run right after it uses the new value.
     fill.click(None, count, box, js=f"(n) => {json.dumps(samples)}.slice(0, n).join('\\n\\n')", **QUIET)
     return box
 
 
 def sample_prompts() -> list[str]:
-    """Return the prompts there are to fill in: the examples, then those of the bench."""
+    """Return the sample prompts: the playground's examples, then the bench's prompts."""
     examples = json.loads((PROMPTS / "samples.json").read_text(encoding="utf-8"))
     bench = json.loads((PROMPTS / "bench.json").read_text(encoding="utf-8"))["prompts"]
     return list(dict.fromkeys([*(row["prompt"] for row in examples), *bench]))

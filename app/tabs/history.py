@@ -1,4 +1,4 @@
-"""The history: stored runs, page by page; open, compare, delete, export, import."""
+"""The History tab: list, search, open, compare, delete, export and import stored runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
-from app.routes import COMPARED, find_traces, store_of
+from app.routes import MAX_COMPARED, find_traces, store_of
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import SpecScopeError, UsageError
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from app.service import Service
     from traces.store import Store
 
-PAGE = 20
-"""Runs on one page."""
+PAGE_SIZE = 20
+"""Runs per page."""
 Place = dict[str, Any]
-"""Where the list stands: the `query` it answers, `offset` of the page, ids `selected`."""
+"""State of the list: its `query`, the `offset` of the page, the `selected` run ids."""
 
 
 class History:
-    """The tab's components, and what happens to them."""
+    """The tab's components and their event handlers."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        # Kept by the page, not by gr.State: the server remembers nothing of its visitors.
+        # Stored by the page, not in gr.State: the server keeps no state of its visitors.
         self.place = gr.JSON(_place(), visible=False)
         with gr.Column(elem_id="history-list", elem_classes="app-plain") as self.listing:
             self._build_list()
@@ -38,9 +38,9 @@ class History:
             self.heading = gr.HTML(elem_id="history-heading")
             self.viewer = build_viewer("history-viewer")
         self.view = [self.search, self.place]
-        """What tells which page is shown."""
+        """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
-        """What `refresh` changes."""
+        """Components that `refresh` updates."""
         self._connect()
 
     def _build_list(self) -> None:
@@ -59,7 +59,7 @@ class History:
             self.delete = gr.Button(
                 "Delete", size="sm", interactive=False, min_width=0, elem_id="history-delete"
             )
-            # The page's script sends the file to a route of its own: Gradio's uploads can be read by others.
+            # `app.js` posts the file to /specscope/import: others could read Gradio's uploads.
             gr.Button("Import JSONL", size="sm", min_width=0, elem_id="history-import")
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
@@ -80,7 +80,7 @@ class History:
         self.search.change(self.find, view, listed, trigger_mode="always_last", **QUIET)
         self.table.paged(self.turn_page, view, listed, **QUIET)
         picked = [self.place, self.open, self.delete, self.confirm]
-        # Gradio's always_last would repeat an older event's data; the page's script waits for a pause instead.
+        # always_last would repeat an older event's data; `app.js` waits for a pause instead.
         self.table.picked(self.pick, self.place, picked, trigger_mode="multiple", **QUIET)
         self.table.opened(self.open_one, None, shown, **QUIET)
         self.table.compared(self.open_group, None, shown, **QUIET)
@@ -91,38 +91,38 @@ class History:
         self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
         self.back.click(self.list_again, view, [*listed, self.listing, self.detail, self.viewer], **QUIET)
 
-    # -- the list -------------------------------------------------------------------------------------------------
+    # -- the list
 
-    def refresh(self, query: str = "", place: Place | None = None, told: str = "") -> Update:
-        """Return the list as it stands in the database."""
+    def refresh(self, query: str = "", place: Place | None = None, message: str = "") -> Update:
+        """Show a page of the runs in the database that match a query."""
         offset, selected = _read(place)
         try:
-            rows, total = self._store().runs(query=query, offset=offset, limit=PAGE)
+            rows, total = self._store().runs(query=query, offset=offset, limit=PAGE_SIZE)
         except SpecScopeError as error:
             return {self.message: alert(str(error))}
         if not rows and offset:
-            return self.refresh(query, _place(query, max(0, offset - PAGE), selected), told)
+            return self.refresh(query, _place(query, max(0, offset - PAGE_SIZE), selected), message)
         return {
-            self.table: runs_table(rows, total, offset, PAGE, selected, query),
-            self.message: told,
+            self.table: runs_table(rows, total, offset, PAGE_SIZE, selected, query),
+            self.message: message,
             self.place: _place(query, offset, selected),
             self.confirm: gr.update(visible=False),
             **self._actions(selected),
         }
 
     def find(self, query: str, place: Place) -> Any:
-        """Show the first page of what matches."""
-        # The box also changes when the program empties it; what is shown then is right already.
+        """Show the first page of the runs that match."""
+        # The box also changes when `show_imported` empties it; the list is already right then.
         return gr.skip() if query == place.get("query") else self.refresh(query)
 
     def turn_page(self, query: str, place: Place, event: gr.EventData) -> Update:
-        """Show another page; what is selected stays selected."""
+        """Show another page and keep the selection."""
         return self.refresh(query, _place(query, max(0, int(event.offset)), _read(place)[1]))
 
     def pick(self, place: Place, event: gr.EventData) -> Update:
-        """Take the boxes that are ticked; runs selected on other pages stay selected."""
-        here, ticked = set(map(str, event.here)), [str(run) for run in event.ticked]
-        selected = [run for run in _read(place)[1] if run not in here] + ticked
+        """Select the ticked runs of this page, and keep the selection on other pages."""
+        listed, ticked = set(map(str, event.listed)), [str(run) for run in event.ticked]
+        selected = [run for run in _read(place)[1] if run not in listed] + ticked
         return {
             self.place: {**place, "selected": selected},
             self.confirm: gr.update(visible=False),
@@ -133,12 +133,12 @@ class History:
         n = len(selected)
         name = f"Compare {n}" if n > 1 else "Open selected"
         return {
-            self.open: gr.update(interactive=0 < n <= COMPARED, value=name),
+            self.open: gr.update(interactive=0 < n <= MAX_COMPARED, value=name),
             self.delete: gr.update(interactive=n > 0, value=f"Delete {n}" if n > 1 else "Delete"),
         }
 
     def list_again(self, query: str, place: Place) -> Update:
-        """Go back from an open run."""
+        """Return from an open run to the list."""
         return {
             **self.refresh(query, place),
             self.listing: gr.update(visible=True),
@@ -146,21 +146,21 @@ class History:
             self.viewer: viewed(()),
         }
 
-    # -- open -----------------------------------------------------------------------------------------------------
+    # -- open
 
     def open_one(self, event: gr.EventData) -> Update:
         """Open the run of a row."""
         return self.show([str(event.run)])
 
     def open_group(self, event: gr.EventData) -> Update:
-        """Open the run of a row with those it was compared with."""
+        """Open the run of a row with the other runs of its comparison."""
         try:
-            return self.show(self._store().group(str(event.run))[:COMPARED])
+            return self.show(self._store().group(str(event.run))[:MAX_COMPARED])
         except SpecScopeError as error:
             return {self.message: alert(str(error))}
 
     def open_selected(self, place: Place) -> Update:
-        """Open what is ticked."""
+        """Open the selected runs."""
         return self.show(_read(place)[1])
 
     def show(self, runs: Sequence[str]) -> Update:
@@ -181,32 +181,32 @@ class History:
             self.message: "",
         }
 
-    # -- change ---------------------------------------------------------------------------------------------------
+    # -- change
 
     def ask_delete(self, place: Place) -> Update:
-        """Ask before anything is deleted."""
+        """Ask for confirmation before deleting."""
         n = len(_read(place)[1])
-        what = f"these {n} runs" if n > 1 else "this run"
+        runs = f"these {n} runs" if n > 1 else "this run"
         return {
             self.confirm: gr.update(visible=n > 0),
-            self.question: f"<p>Delete {what} and their traces? This cannot be undone.</p>",
+            self.question: f"<p>Delete {runs} and their traces? This cannot be undone.</p>",
         }
 
     def delete_runs(self, query: str, place: Place) -> Update:
         """Delete the selected runs."""
         offset, selected = _read(place)
         try:
-            gone = self._store().delete(selected)
+            count = self._store().delete(selected)
         except SpecScopeError as error:
             return self.refresh(query, place, alert(str(error)))
-        told = note(f"{gone} run{'s' if gone != 1 else ''} deleted.")
-        return self.refresh(query, _place(query, offset), told)
+        message = note(f"{count} run{'s' if count != 1 else ''} deleted.")
+        return self.refresh(query, _place(query, offset), message)
 
     def show_imported(self, query: str, event: gr.EventData) -> Update:
-        """Say how an import ended; the page's script has sent the file."""
+        """Show the result of an import, after `app.js` has posted the file."""
         if event.error:
-            return self.refresh(query, told=alert(str(event.error)))
-        return self.refresh("", told=note(f"Run {event.run} was imported.")) | {self.search: ""}
+            return self.refresh(query, message=alert(str(event.error)))
+        return self.refresh("", message=note(f"Run {event.run} was imported.")) | {self.search: ""}
 
     def _store(self) -> Store:
         return store_of(self.service)
@@ -226,12 +226,12 @@ def _read(place: Place | None) -> tuple[int, list[str]]:
 
 
 def wanted_runs(query: str) -> list[str]:
-    """Return the runs that a permalink names: `?run=a,b`.
+    """Return the runs in the `run=a,b` of a permalink.
 
     Raises:
-        UsageError: It names too many.
+        UsageError: The link names too many runs.
     """
     runs = [name for name in query.split(",") if name]
-    if len(runs) > COMPARED:
-        raise UsageError(f"the link names {len(runs)} runs; at most {COMPARED} can be compared")
+    if len(runs) > MAX_COMPARED:
+        raise UsageError(f"the link names {len(runs)} runs; at most {MAX_COMPARED} can be compared")
     return runs

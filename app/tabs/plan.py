@@ -1,4 +1,4 @@
-"""From the values of the controls to the runs to start. Pure: no Gradio in here."""
+"""Turn the values of the controls into run requests. Pure, without Gradio."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile
 from engine.types import Layout, Limits, Sampling
 
-FEWEST, MOST = 2, 4
-"""Methods side by side."""
+MIN_METHODS, MAX_METHODS = 2, 4
+"""Fewest and most methods in a comparison."""
 CHOSEN = (BASELINE, "speculative", "pearl")
-"""Side by side at first."""
+"""Methods that are selected when the page opens."""
 VIRTUAL = "virtual"
 WHERE = ("prompt", "methods", "sampling", "place", "models")
-"""Where a message can stand: the part of the form that it is about."""
+"""The parts of the form that can show a message."""
 
 
 class FormError(UsageError):
-    """A control's value cannot be used; `where` says beside which part of the form that is told."""
+    """A control has an invalid value; the part `where` of the form shows the message."""
 
     def __init__(self, where: str, message: object) -> None:
         super().__init__(str(message))
@@ -31,27 +31,29 @@ class FormError(UsageError):
 
 
 def listed() -> list[str]:
-    """Return the methods as they are listed: those chosen at first, then the others."""
+    """Return the methods in the order of the list: CHOSEN first, then the others."""
     return [key for key in CHOSEN if key in METHODS] + [key for key in METHODS if key not in CHOSEN]
 
 
 def make_requests(
     values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str
 ) -> list[RunRequest]:
-    """Return a request for each chosen method, all with the same context.
+    """Return one request per selected method, all with the same conversation.
 
     Args:
-        values: By control: methods, `<method>.<setting>`, `<method>.prompts` of methods for batches, temperature, top_k, top_p, seed, max_new_tokens, stop,
-            runtime, profile, profile_pair, models (`bundled` or `own`), target, drafter, head.
+        values: By control: methods, `<method>.<setting>`, `<method>.prompts` (for batches),
+            temperature, top_k, top_p, seed, max_new_tokens, stop, runtime, profile, profile_pair,
+            models (`bundled` or `own`), target, drafter, head.
         messages: The conversation to answer.
-        group: Name of the comparison.
+        group: Id of the comparison.
 
     Raises:
-        FormError: A value cannot be used.
+        FormError: A value is invalid.
     """
     chosen = [key for key in listed() if key in (values["methods"] or ())]
-    if not FEWEST <= len(chosen) <= MOST:
-        raise FormError("methods", f"{len(chosen)} methods are chosen; choose {FEWEST} to {MOST} to compare")
+    if not MIN_METHODS <= len(chosen) <= MAX_METHODS:
+        message = f"{len(chosen)} methods are chosen; choose {MIN_METHODS} to {MAX_METHODS} to compare"
+        raise FormError("methods", message)
     _check_size(values, chosen, messages)
     sampling, limits = _sampling(values), _limits(values)
     place = {**_place(values), **_models(values)}
@@ -73,7 +75,7 @@ def make_requests(
 def _check_size(
     values: Mapping[str, Any], chosen: Sequence[str], messages: Sequence[Mapping[str, str]]
 ) -> None:
-    """Refuse what no model here can read, before it waits in the queue; the context is checked when the models are open."""
+    """Refuse prompts that are too long for any model; the engine checks the context later."""
     try:
         check_prompt(messages)
     except UsageError as error:
@@ -90,21 +92,21 @@ def _check_size(
 
 
 def further_prompts(typed: str | None) -> list[str]:
-    """Return the prompts that blank lines set apart."""
+    """Return the prompts in a text; blank lines separate them."""
     return [part.strip() for part in re.split(r"\n\s*\n", typed or "") if part.strip()]
 
 
 def _further(
     key: str, values: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
 ) -> tuple[list[dict[str, str]], ...]:
-    """Return what a method for batches decodes beside the conversation: each prompt after the same system prompt."""
+    """Return the further prompts of a method for batches, each after the same system prompt."""
     system = [dict(m) for m in messages if m["role"] == "system"]
     prompts = further_prompts(values.get(f"{key}.prompts")) if METHODS[key].batched else []
     return tuple([*system, {"role": "user", "content": prompt}] for prompt in prompts)
 
 
 def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the method's settings as the controls have them, checked."""
+    """Return the method's settings from the controls, checked."""
     method = METHODS[key]
     given = {s.name: values[f"{key}.{s.name}"] for s in method.settings() if f"{key}.{s.name}" in values}
     try:
@@ -115,7 +117,7 @@ def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layout(key: str, values: Mapping[str, Any]) -> Layout:
-    """Return what a method needs with these settings."""
+    """Return a method's layout with these settings."""
     method = METHODS[key]
     return method.layout(method.configure(_config(key, values)))
 
@@ -155,13 +157,13 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 
 
 def _place(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where it runs."""
+    """Return runtime and profile."""
     if values["runtime"] != VIRTUAL:
         return {"runtime": values["runtime"]}
     profile, pair = values["profile"], values["profile_pair"]
     try:
         if not profile:
-            raise UsageError("no cluster is chosen; choose one of those listed")
+            raise UsageError("no cluster is chosen; choose one from the list")
         Profile.load(profile).latency(pair)
     except UsageError as error:
         raise FormError("place", error) from None
@@ -169,7 +171,7 @@ def _place(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _models(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which models."""
+    """Return target, drafters and heads; nothing for the bundled pair."""
     if values["models"] == "bundled":
         return {}
     target, drafters, heads = (
@@ -185,12 +187,12 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
     if not drafters and any(_layout(key, values).needs_drafter for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
     if not heads and (
-        lacking := [METHODS[key].title for key in values["methods"] if _layout(key, values).head]
+        users := [METHODS[key].title for key in values["methods"] if _layout(key, values).head]
     ):
-        raise FormError("models", f"the drafting head is empty; {lacking[0]} needs one")
+        raise FormError("models", f"the drafting head is empty; {users[0]} needs one")
     return {"target": target, "drafter": drafters, "head": heads}
 
 
 def _lines(typed: str | None) -> tuple[str, ...]:
-    """Return the lines that are not blank."""
+    """Return the non-blank lines of a text."""
     return tuple(line.strip() for line in (typed or "").splitlines() if line.strip())

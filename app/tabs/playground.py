@@ -1,4 +1,4 @@
-"""The playground: one prompt, several methods side by side, live text and timeline, chat."""
+"""The Playground tab: one prompt, several methods side by side, live text and timeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.render.html import alert
 from app.render.turn import turn_line
 from app.tabs.chat import Chat
 from app.tabs.form import Form, build_settings
-from app.tabs.plan import MOST, FormError, make_requests
+from app.tabs.plan import MAX_METHODS, FormError, make_requests
 from app.tabs.streaming import Frame, frames
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
@@ -30,7 +30,7 @@ SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
 
 
 class Playground:
-    """The tab's components, and what happens to them."""
+    """The tab's components and their event handlers."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -42,11 +42,11 @@ class Playground:
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
             self.talk = gr.HTML(elem_id="conversation")
             with gr.Row(elem_id="panes", elem_classes="specscope"):
-                self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MOST)]
+                self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MAX_METHODS)]
             self.viewer = build_viewer("live-viewer")
         self._connect()
 
-    # -- layout ---------------------------------------------------------------------------------------------------
+    # -- layout
 
     def _build_composer(self) -> None:
         with gr.Column(elem_id="composer", elem_classes="app-card"):
@@ -56,7 +56,7 @@ class Playground:
                 show_label=False,
                 lines=2,
                 max_lines=12,
-                placeholder="Ask something, or pick an example below. All methods get the same prompt.",
+                placeholder="Type a prompt or pick an example below. All methods get the same prompt.",
                 elem_id="prompt",
                 autofocus=True,
             )
@@ -72,7 +72,7 @@ class Playground:
                     label="System prompt",
                     show_label=False,
                     lines=2,
-                    placeholder="Optional: how the model should behave. It comes before the conversation.",
+                    placeholder="Optional: instructions for the model, placed before the conversation.",
                     elem_id="system",
                 )
 
@@ -105,16 +105,17 @@ class Playground:
         self.again.click(self.regenerate, given, changed, **runs)
         self.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
         self.clear.click(self.forget, self.chat, changed, **QUIET)
-        # In the page itself, so that Run may follow at once. A Dataset's value there is the sample's number.
+        # In the browser, so that a click on Run right after it uses the new value.
+        # A Dataset's value in the browser is the index of the sample.
         pick = f"(number) => {json.dumps([s['prompt'] for s in _samples()])}[number]"
         self.samples.click(None, self.samples, self.prompt, js=pick, **QUIET)
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- event handlers
 
     async def ask(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer the typed message with every chosen method."""
+        """Answer the typed message with all selected methods."""
         if not (prompt or "").strip():
             yield self._complaint(FormError("prompt", "the prompt is empty; type some text"))
             return
@@ -126,12 +127,12 @@ class Playground:
     async def regenerate(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer the last message again: with the next seed when sampling, with the settings as they are now."""
+        """Answer the last message again with the current settings; when sampling, the next seed."""
         del prompt, chosen
         values, chat = self.form.values(given), Chat.of(talk)
         if not chat.prompt:
             yield self._complaint(
-                FormError("prompt", "there is no message to answer again; type one and run it")
+                FormError("prompt", "there is no message to answer again; type one and press Run")
             )
             return
         if values["temperature"] and isinstance(values["seed"], int | float):
@@ -158,7 +159,7 @@ class Playground:
             yield self._show(frame, chat, runs, revision)
 
     def stop_runs(self, talk: Any) -> None:
-        """Cancel the turn's runs; the frames that follow tell the page."""
+        """Cancel the turn's runs; `frames` then shows that they ended."""
         for ticket in Chat.of(talk).runs:
             run = self.service.find(ticket)
             if run is not None:
@@ -179,7 +180,7 @@ class Playground:
             **self._alerts(),
         }
 
-    # -- what is shown --------------------------------------------------------------------------------------------
+    # -- updates
 
     def _begin(self, chat: Chat, runs: Sequence[LiveRun]) -> Update:
         return {
@@ -188,7 +189,7 @@ class Playground:
             self.talk: conversation(chat),
             self.turn: turn_line("queued", runs),
             self.viewer: viewed((), live=True),
-            **self._buttons(going=True),
+            **self._buttons(running=True),
             **{pane: gr.update(value="", visible=i < len(runs)) for i, pane in enumerate(self.panes)},
             **self._alerts(),
         }
@@ -207,26 +208,26 @@ class Playground:
             (METHODS[run.request.method].title, trace.text if trace else "")
             for run, trace in zip(runs, traces, strict=True)
         )
-        useful = [(title, i) for i, (title, answer) in enumerate(answers) if answer.strip()]
+        answered = [(title, i) for i, (title, answer) in enumerate(answers) if answer.strip()]
         blame = _blame(runs)
-        again = {self.prompt: chat.prompt} if blame and not useful else {}
+        message = {self.prompt: chat.prompt} if blame and not answered else {}
         return {
             self.chat: chat.answered(answers).to_json(),
             self.follow: gr.update(
-                choices=useful, value=useful[0][1] if useful else None, visible=bool(useful)
+                choices=answered, value=answered[0][1] if answered else None, visible=bool(answered)
             ),
-            **again,  # what was refused can be mended and sent again
-            **self._buttons(going=False),
+            **message,  # a refused message returns to the box, to be corrected
+            **self._buttons(running=False),
             **self._alerts(blame),
         }
 
-    def _buttons(self, *, going: bool) -> Update:
-        follow = {self.follow: gr.update(visible=False)} if going else {}
+    def _buttons(self, *, running: bool) -> Update:
+        follow = {self.follow: gr.update(visible=False)} if running else {}
         return {
-            self.go: gr.update(visible=not going),
-            self.stop: gr.update(visible=going),
-            self.again: gr.update(visible=not going),
-            self.clear: gr.update(visible=not going),
+            self.go: gr.update(visible=not running),
+            self.stop: gr.update(visible=running),
+            self.again: gr.update(visible=not running),
+            self.clear: gr.update(visible=not running),
             **follow,
         }
 
@@ -234,7 +235,7 @@ class Playground:
         return self._alerts(error)
 
     def _alerts(self, error: FormError | None = None) -> Update:
-        """Show one message at its place and clear the others."""
+        """Show an error beside its part of the form, and clear all other messages."""
         return {
             place: alert(str(error) if error is not None and error.where == where else "")
             for where, place in self.form.alerts.items()
@@ -242,7 +243,7 @@ class Playground:
 
 
 def _blame(runs: Sequence[LiveRun]) -> FormError | None:
-    """Return what to say beside a control when a run failed because of what was typed there."""
+    """Return the failure of a run that an input caused, with the part of the form to correct."""
     for run in runs:
         if isinstance(run.cause, ModelError | PairError):
             return FormError("models", run.error)

@@ -1,4 +1,4 @@
-"""From runs to frames: one loop reads all runs of a turn and says what changed on the page."""
+"""One loop reads all runs of a turn and yields the changes of the page as frames."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ if TYPE_CHECKING:
     from app.runs import LiveRun
 
 TICK = 0.09
-"""Seconds between two looks at the runs."""
+"""Seconds between two reads of the runs."""
 REDRAW = 2.5
-"""Seconds between two drawings of the live timeline. The browser may draw on the very cores that are being measured:
-a short comparison is drawn once, when it has ended."""
+"""Seconds between two drawings of the live timeline; measured runs wait twice as long.
+
+Drawing may use the cores that are being measured. A short comparison is drawn at its end only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What changed since the last one."""
+    """Changes since the last frame."""
 
     panes: dict[int, str] = field(default_factory=dict)
-    """HTML of the panes that look different, by place."""
+    """HTML of changed panes, by index."""
     state: str = "running"
-    """Of the turn as a whole: downloading, queued, loading, running, then done, cancelled or failed."""
+    """State of the turn: downloading, queued, loading, running, done, cancelled or failed."""
     draw: bool = False
-    """Whether the timeline should be drawn anew."""
+    """Whether to draw the timeline again."""
     last: bool = False
 
 
 def turn_state(states: Sequence[str]) -> str:
-    """Return the state of a turn from those of its runs."""
-    for going in ("running", "loading", "downloading"):
-        if going in states:
-            return going
+    """Return the state of a turn from the states of its runs."""
+    for active in ("running", "loading", "downloading"):
+        if active in states:
+            return active
     if "queued" in states:
-        # Between two runs of a turn nothing runs for a moment: that is still running.
+        # The turn keeps running in the moment between two of its runs.
         return "running" if "done" in states else "queued"
     for ended in ("cancelled", "failed"):
         if ended in states:
@@ -48,7 +49,7 @@ def turn_state(states: Sequence[str]) -> str:
 
 
 async def frames(runs: Sequence[LiveRun]) -> AsyncIterator[Frame]:
-    """Yield frames until all runs have ended; the last one says so. Leaving early cancels the runs."""
+    """Yield frames until all runs have ended. Closing the iterator early cancels the runs."""
     panes = [LivePane(run) for run in runs]
     state, drawn, begun = "", 0.0, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW

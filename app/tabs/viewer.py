@@ -1,4 +1,4 @@
-"""The trace viewer as a component of the page: it is told which runs to show, and fetches their model itself."""
+"""The trace viewer as a component: its value names runs; `app.js` fetches their document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import gradio as gr
 
 TEMPLATE = '<div class="app-viewer-root"></div>'
-"""Constant, so Gradio never renders it again."""
+"""Constant, so that Gradio never renders it again."""
 
 
 def build_viewer(elem_id: str) -> gr.HTML:
@@ -24,11 +24,11 @@ def build_viewer(elem_id: str) -> gr.HTML:
 
 
 def viewed(runs: Sequence[str], revision: int = 0, *, live: bool = False) -> str:
-    """Return the viewer's value.
+    """Return a value of the viewer.
 
     Args:
         runs: Tickets or run ids.
-        revision: Another number makes it fetch the same runs again.
-        live: Show the timeline only: the text is in the live panes.
+        revision: A new number makes the viewer fetch the same runs again.
+        live: Show the timeline only; the live panes show the text.
     """
     return json.dumps({"runs": list(runs), "revision": revision, "live": live})

@@ -1,10 +1,10 @@
-"""What the tabs' event handlers have in common."""
+"""Types and settings shared by the tabs' event handlers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Update = dict[Any, Any]
-"""New values by component; components that are left out stay as they are."""
+"""New values by component; other components stay unchanged."""
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-"""No spinner over what is shown, and no place in the list of public endpoints."""
+"""Settings of an event: no spinner, no public endpoint."""

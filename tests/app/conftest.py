@@ -1,12 +1,15 @@
-"""A service over a fake cluster, with a database of its own."""
+"""A service with a fake cluster and a new database; clusters that tests of commands share."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import engine
 from app.runs import LiveRun, RunRequest
 from app.service import Service
 from tests.app.fakes import FakeOpen
@@ -27,7 +30,7 @@ def service(tmp_path: Path, opener: FakeOpen) -> Iterator[Service]:
 
 @pytest.fixture
 def run(service: Service):
-    """Run a method to its end."""
+    """Return a function that runs a method to its end."""
 
     def start(method: str = "autoregressive", prompt: str = "Tell me a story.", **more) -> LiveRun:
         run = service.start(RunRequest(method=method, prompt=prompt, **more))
@@ -35,3 +38,32 @@ def run(service: Service):
         return run
 
     return start
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[dict[str, Any]]:
+    """Open clusters by the arguments of `engine.open`."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, Any] = {}
+        opened["stack"] = stack
+        yield opened
+
+
+@pytest.fixture
+def shared_clusters(clusters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make commands with the same arguments share a cluster, which stays open."""
+    opening = engine.open
+
+    def share(*args: Any, progress: Any = None, **more: Any) -> Any:
+        key = repr((args, sorted(more.items())))
+        if key not in clusters:
+            clusters[key] = clusters["stack"].enter_context(opening(*args, progress=progress, **more))
+        return contextlib.nullcontext(clusters[key])
+
+    monkeypatch.setattr(engine, "open", share, raising=False)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> list[str]:
+    """The option for a database of this test."""
+    return ["--db", str(tmp_path / "traces.db")]

@@ -1,4 +1,4 @@
-"""A cluster without models: it answers every prompt with the same words, as slowly or as badly as a test wants."""
+"""A fake cluster without models: it answers with fixed words, at a given speed, or fails."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ids = itertools.count(1)
 
 @dataclass
 class FakeCluster:
-    """Commits one word per round; a method that drafts gets each third draft rejected.
+    """Commits one word per round; every third draft is rejected.
 
-    `step` is waited for (at most 20 s) before each round when given; `error` is raised after `error_after` rounds.
+    Each round waits for `step`, if given, up to 20 s. After `error_after` rounds it raises `error`.
     """
 
     place: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class FakeCluster:
         self.closed = True
 
     def run(self, method: str, prompt: Any, **settings: Any) -> Trace:
-        assert not self.closed, "a closed cluster was asked to run"
+        assert not self.closed, "the cluster is closed"
         self.ran.append((method, prompt, settings))
         script = _Script(self.header(method, prompt, settings), settings["listener"])
         status, error = "done", None
@@ -63,14 +63,14 @@ class FakeCluster:
             return not cancel.wait(self.delay)
         deadline = time.monotonic() + 20
         while not self.step.acquire(timeout=0.005):
-            assert time.monotonic() < deadline, "nobody let the fake cluster go on"
+            assert time.monotonic() < deadline, "the test did not release the fake cluster"
             if cancel.is_set():
                 return False
         return not cancel.is_set()
 
     def header(self, method: str, prompt: Any, settings: dict[str, Any]) -> Header:
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        profile, found = self.place.get("profile") or "", METHODS[method]
+        profile, entry = self.place.get("profile") or "", METHODS[method]
         return Header(
             run_id=f"fake{next(_ids):04d}",
             created=f"2026-07-01T10:00:{next(_ids) % 60:02d}.000+00:00",
@@ -88,7 +88,7 @@ class FakeCluster:
             drafter_path="drafter",
             environment={"specscope": "test"},
             group=settings["group"],
-            lossless=found.lossless(found.configure(settings["config"])) or settings["sampling"].greedy,
+            lossless=entry.lossless(entry.configure(settings["config"])) or settings["sampling"].greedy,
         )
 
 
@@ -139,7 +139,7 @@ class _Script:
 
 
 class FakeOpen:
-    """Stands in for `engine.open`: hands out the clusters it was given, then plain ones; keeps what it opened."""
+    """Fake of `engine.open`: returns the given clusters, then plain ones, and records them."""
 
     def __init__(self, *clusters: FakeCluster | BaseException, delay: float = 0.0) -> None:
         self.waiting = list(clusters)
@@ -149,7 +149,7 @@ class FakeOpen:
         self.gate.set()
 
     def __call__(self, **place: Any) -> FakeCluster:
-        assert self.gate.wait(20), "nobody let the cluster load"
+        assert self.gate.wait(20), "the test did not let the cluster load"
         cluster = self.waiting.pop(0) if self.waiting else FakeCluster(delay=self.delay)
         if isinstance(cluster, BaseException):
             raise cluster

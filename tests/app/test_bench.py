@@ -1,4 +1,4 @@
-"""The bench's arithmetic, its JSON, and that both sides of a ratio do the same work. No timing is tested."""
+"""The bench: arithmetic, JSON, equal work on both sides of a ratio. Times are not tested."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_figure_is_the_median_with_its_spread():
     }  # fmt: skip
 
 
-def test_a_bar_takes_the_median_and_refuses_what_is_not_comparable():
+def test_a_bar_uses_the_median_and_refuses_invalid_figures():
     assert Bar(at_least=1.4).met(Figure((1.0, 1.4, 9.0), ""))
     assert not Bar(at_least=1.4).met(Figure((1.39, 1.39, 9.0), ""))
     assert Bar(at_most=0.01).met(Figure((0.01,), ""))
@@ -44,15 +44,15 @@ def test_a_bar_takes_the_median_and_refuses_what_is_not_comparable():
     assert not Bar(at_least=1.4).met(Figure((9.0,), "", valid=False))
 
 
-def test_bars_name_their_bound_and_only_figures_that_were_measured():
-    found = judged({"tracing_overhead": Figure((0.002,), ""), "c": Figure((4.0,), "")})
-    assert found == {"tracing_overhead": {"at_most": 0.01, "median": 0.002, "met": True}}
-    found = judged({"pearl_over_speculative": Figure((1.0,), "")})
-    assert found == {"pearl_over_speculative": {"at_least": 1.1, "median": 1.0, "met": False}}
+def test_only_measured_figures_are_judged():
+    bars = judged({"tracing_overhead": Figure((0.002,), ""), "c": Figure((4.0,), "")})
+    assert bars == {"tracing_overhead": {"at_most": 0.01, "median": 0.002, "met": True}}
+    bars = judged({"pearl_over_speculative": Figure((1.0,), "")})
+    assert bars == {"pearl_over_speculative": {"at_least": 1.1, "median": 1.0, "met": False}}
 
 
 class _Track:
-    """Contestants that take as long as they are told to."""
+    """Contestants with given times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -70,7 +70,7 @@ class _Track:
         return Race(contestants, prompts, clock=lambda: self.now)
 
 
-def test_a_race_counts_tokens_over_the_time_of_all_prompts_of_a_round():
+def test_a_speed_is_the_tokens_of_a_round_over_its_time():
     track = _Track()
     slow = track.contestant("slow", lambda prompt: 4.0 * len(prompt))
     fast = track.contestant("fast", 1.0, ids=lambda prompt: [5] * len(prompt))
@@ -98,7 +98,7 @@ def test_a_race_that_takes_too_long_ends_after_three_rounds():
     assert len(track.race({"a": track.contestant("a", 0.001)}).run(9, 1.0).speeds["a"]) == 9
 
 
-def test_a_race_knows_whether_the_same_was_written_everywhere():
+def test_a_race_compares_the_texts_of_contestants():
     track = _Track()
     same = [track.contestant(n, 1.0, ids=lambda prompt: list(prompt)) for n in "ab"]
     other = track.contestant("c", 1.0, ids=lambda prompt: list(prompt) if prompt == (1,) else [0])
@@ -108,7 +108,7 @@ def test_a_race_knows_whether_the_same_was_written_everywhere():
     assert not speed._ratio(race, "a", "c").valid
 
 
-def test_plans_ask_questions_there_are_and_the_quick_one_is_a_part():
+def test_the_quick_plans_prompts_are_the_first_of_the_full_plan():
     quick, full = plan.QUICK.questions(), plan.FULL.questions()
     assert len(quick) == plan.QUICK.prompts
     assert len(full) == plan.FULL.prompts
@@ -136,7 +136,7 @@ def _run(*argv: str) -> int:
     return bench.run(parser.parse_args(argv))
 
 
-def test_json_is_one_object_whatever_libraries_print(monkeypatch, capsys):
+def test_json_is_one_object_even_if_libraries_print(monkeypatch, capsys):
     plans = _fake(monkeypatch, c=Figure((4.0,), "one row", detail={"target_ms": 4.2}))
     assert _run("--json", "--quick") == 0
     out, err = capsys.readouterr()
@@ -164,13 +164,17 @@ def test_without_json_it_is_a_table(monkeypatch, capsys):
     assert "60,000" in lines["spans_per_second"]
 
 
-def test_transformers_and_ours_write_the_same():
-    """The baselines are what they claim to be, and the draft length asked for is the one used."""
-    import engine
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[engine.Cluster]:
+    with engine.open(runtime="local-thread", device="cpu") as cluster:
+        yield cluster
 
+
+def test_transformers_and_ours_write_the_same(cluster):
+    """Both baselines are greedy, and assisted generation uses the requested draft length."""
     pair, new = Pair.find(), 12
     ids = pair.encode(PROMPT)
-    with quiet(), speed.one_core(), engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with quiet(), speed.one_core():
         expected = cluster.run("autoregressive", ids, limits=Limits(new)).token_ids()
         theirs = Transformers(pair, new)
         assert theirs.generate(ids) == expected
@@ -182,7 +186,7 @@ def test_transformers_and_ours_write_the_same():
         rounds = "".join(calls).split("t")
         assert len(rounds) > 3
         assert rounds[0] == "ddd"
-        # Near the end fewer are left to draft; confidence and schedule never change the length before.
+        # Only the last rounds are shorter: confidence and schedule do not change the length.
         assert all(r == "ddd" for r in rounds[:-2])
         traces: list = []
         assert speed.decode(cluster, _plan(new), "speculative", traces, gamma=3)(ids) == expected
@@ -194,31 +198,30 @@ def _plan(new: int) -> plan.Plan:
 
 
 def test_costs_are_ratios_of_the_bundled_pairs_forwards():
-    found = suite.costs(Pair.find(), _plan(new=1))
-    assert found["c"].median == pytest.approx(
-        found["c"].detail["target_ms"] / found["c"].detail["drafter_ms"], rel=0.2
-    )
-    assert found["c"].median > 1
-    assert "5 rows" in found["verification_cost"].unit
+    figures = suite.costs(Pair.find(), _plan(new=1))
+    c = figures["c"]
+    assert c.median == pytest.approx(c.detail["target_ms"] / c.detail["drafter_ms"], rel=0.2)
+    assert c.median > 1
+    assert "5 rows" in figures["verification_cost"].unit
 
 
 @pytest.fixture
 def threads() -> Iterator[int]:
-    """Two threads, for what takes them away and gives them back."""
+    """Set two threads for a test that changes their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield 2
     torch.set_num_threads(before)
 
 
-def test_one_core_gives_back_what_it_took(threads):
+def test_one_core_restores_threads_and_cores(threads):
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     with contextlib.suppress(RuntimeError), speed.one_core() as words:
         assert torch.get_num_threads() == 1
         assert "one thread each" in words
         if cores is not None:
             assert len(os.sched_getaffinity(0)) == 1
-        raise RuntimeError("the measuring broke")
+        raise RuntimeError("the measurement failed")
     assert torch.get_num_threads() == threads
     if cores is not None:
         assert os.sched_getaffinity(0) == cores
@@ -231,17 +234,17 @@ def test_tracing_overhead_is_events_times_their_cost_over_the_time_per_token():
         "a": [tracing.Traced(trace, seconds=2.0, writer_seconds=0.5)],
         "b": [tracing.Traced(trace, seconds=1.0, writer_seconds=0.1)],
     }
-    found = tracing._overhead(runs, [1e-6, 3e-6, 2e-6])
-    assert found["tracing_overhead"].values == (pytest.approx(events * 2e-6),)
-    assert found["tracing_overhead"].detail["method"] == "b"
-    assert found["tracing_overhead"].detail["event_microseconds"]["median"] == pytest.approx(2)
-    per_token = found["tracing_overhead"].detail["events_per_token"]["a"]
+    figures = tracing._overhead(runs, [1e-6, 3e-6, 2e-6])
+    assert figures["tracing_overhead"].values == (pytest.approx(events * 2e-6),)
+    assert figures["tracing_overhead"].detail["method"] == "b"
+    assert figures["tracing_overhead"].detail["event_microseconds"]["median"] == pytest.approx(2)
+    per_token = figures["tracing_overhead"].detail["events_per_token"]["a"]
     assert per_token == pytest.approx(events / len(trace.commits), abs=0.01)
-    assert found["tracing_writer_cpu"].median == 0.25
-    assert found["tracing_writer_cpu"].detail["by_method"] == {"a": 0.25, "b": 0.1}
+    assert figures["tracing_writer_cpu"].median == 0.25
+    assert figures["tracing_writer_cpu"].detail["by_method"] == {"a": 0.25, "b": 0.1}
 
 
-def test_what_is_timed_really_is_stored(tmp_path):
+def test_timed_rows_are_stored(tmp_path):
     trace = sample_trace()
     with Store(tmp_path / "bench.db") as store:
         assert tracing.cost_of_event(store, trace) > 0
@@ -250,23 +253,23 @@ def test_what_is_timed_really_is_stored(tmp_path):
         assert count == 2
         stored = [store.load(run.header.run_id) for run in runs]
     assert sorted(len(t.spans) for t in stored) == sorted([250, len(trace.spans)])
-    again = next(t for t in stored if len(t.spans) != 250)
-    assert (again.spans, again.decisions, again.commits) == (trace.spans, trace.decisions, trace.commits)
-    assert isinstance(again.footer, Footer)
+    copy = next(t for t in stored if len(t.spans) != 250)
+    assert (copy.spans, copy.decisions, copy.commits) == (trace.spans, trace.decisions, trace.commits)
+    assert isinstance(copy.footer, Footer)
 
 
-def test_peak_memory_is_that_of_a_process_and_its_children():
+def test_peak_memory_includes_child_processes():
     grow = "import subprocess, sys, time; x = bytearray(48 << 20); time.sleep(0.3)"
     both = f"{grow}; subprocess.run([sys.executable, '-c', {grow!r}])"
     assert memory.peak_mib([sys.executable, "-c", both]) > 2 * 48
 
 
-def test_a_failed_command_says_why():
+def test_the_error_of_a_failed_command_has_its_last_line():
     with pytest.raises(SpecScopeError, match=r"ended with 3: no luck"):
         memory.peak_mib([sys.executable, "-c", "import sys; print('no luck', file=sys.stderr); sys.exit(3)"])
 
 
-def test_the_watched_command_is_one_of_ours(tmp_path):
+def test_the_measured_command_parses(tmp_path):
     from app.main import build_parser
 
     command = memory.compare(PROMPT, 16, ["autoregressive", "pearl"], tmp_path / "m.db")
@@ -275,14 +278,12 @@ def test_the_watched_command_is_one_of_ours(tmp_path):
     assert (args.runtime, args.device) == ("local-process", "cpu")
 
 
-def test_batches_are_measured_in_all_variants_on_the_same_texts():
+def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
     small = dataclasses.replace(
         _plan(8), batches=(1, 2), batch_bases=("llma",), batch_prompts=3, batch_tokens=8, batch_rounds=1
     )
     steps = []
-    with engine.open(runtime="local-thread", device="cpu") as cluster:
-        found = ems.measure(cluster, small, lambda: steps.append(1))
-    (figure,) = found.values()
+    (figure,) = ems.measure(cluster, small, lambda: steps.append(1)).values()
     assert figure.valid
     assert len(figure.values) == len(steps) == 1
     table = figure.detail["batches"]

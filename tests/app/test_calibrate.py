@@ -1,4 +1,4 @@
-"""`specscope calibrate`: the file, the JSON, what a wrong argument says."""
+"""`specscope calibrate`: the profile, the JSON, errors of wrong arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.main import main
+from engine.simulate import calibrate
+from engine.simulate.calibrate import Calibration
 from engine.simulate.profile import Profile
 from tests.engine.methods.pairs import make_pair
 
@@ -24,32 +26,39 @@ def models(tmp_path_factory) -> list[str]:
     return ["--target", str(pair.target_path), "--drafter", str(pair.drafter_path), "--device", "cpu"]
 
 
-def test_it_writes_a_profile_that_a_virtual_run_can_use(capsys, models, tmp_path: Path):
+@pytest.fixture(scope="module")
+def calibrated() -> list[Calibration]:
+    """The calibration of the first test, which the second one uses again."""
+    return []
+
+
+def test_it_writes_a_profile_that_a_virtual_run_can_use(
+    capsys, models, calibrated, tmp_path: Path, monkeypatch
+):
     path = tmp_path / "mine.toml"
+
+    def keep(*args) -> Calibration:
+        calibrated.append(real(*args))
+        return calibrated[0]
+
+    real = calibrate.calibrate
+    monkeypatch.setattr(calibrate, "calibrate", keep)
     code, out, err = call(capsys, *models, "--quick", "-o", str(path))
     assert code == 0
     assert out.splitlines()[-1] == f"wrote {path}; use it with --profile {path}"
     assert all(line.startswith("specscope: ") for line in err.splitlines())
     assert "turn 3 of 3" in err
     assert Profile.load(str(path)).name == "mine"
-    run = [
-        "run",
-        "--method",
-        "pearl",
-        "--set",
-        "gamma=2",
-        "--prompt",
-        "Hi",
-        "--max-new-tokens",
-        "4",
-        "--json",
-    ]
+    run = ["run", "--method", "pearl", "--set", "gamma=2", "--prompt", "Hi"]
+    run += ["--max-new-tokens", "4", "--json"]
     assert main([*run, "--profile", str(path), "--db", str(tmp_path / "t.db")]) == 0
     assert json.loads(capsys.readouterr().out)["runtime"] == "virtual"
 
 
-def test_json_holds_every_cell(capsys, models, tmp_path: Path):
+def test_json_has_every_cell(capsys, models, calibrated, tmp_path: Path, monkeypatch):
     path = tmp_path / "mine.toml"
+    if calibrated:  # measuring again takes seconds
+        monkeypatch.setattr(calibrate, "calibrate", lambda *_: calibrated[0])
     code, out, _ = call(capsys, *models, "--quick", "--json", "-o", str(path))
     assert code == 0
     result = json.loads(out)
@@ -63,10 +72,16 @@ def test_json_holds_every_cell(capsys, models, tmp_path: Path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-o", "x.json"], "the output is x.json; it must end in .toml"),
-        (["-o", "/nowhere/at/all/x.toml"], "would lie in a folder that is not there; make it first"),
-        (["--drafter", "d"], "a drafter (d) without a target"),
-        (["--target", "t", "--pair", "bundled"], "both --pair bundled and --target t; give one of them"),
+        (["-o", "x.json"], "the output is x.json; a profile's name must end in .toml"),
+        (
+            ["-o", "/nowhere/at/all/x.toml"],
+            "the folder of the output /nowhere/at/all/x.toml does not exist; make it first",
+        ),
+        (["--drafter", "d"], "--drafter d needs --target; give both"),
+        (
+            ["--target", "t", "--pair", "bundled"],
+            "--pair bundled and --target t exclude each other; give one",
+        ),
         (["--pair", "none"], "there is no pair 'none'; choose one of bundled"),
         (["--device", "tpu"], "there is no device 'tpu'; choose auto, cpu or cuda"),
     ],

@@ -1,4 +1,4 @@
-"""The conversation."""
+"""The conversation of the playground."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def test_no_system_prompt_no_system_message() -> None:
     )
 
 
-def test_a_turn_without_an_answer_is_left_out() -> None:
+def test_a_turn_without_an_answer_is_dropped() -> None:
     chat = Chat().asked("Hi").answered((("PEARL", " "),))
     assert chat.asked("Again", 0).messages("") == [{"role": "user", "content": "Again"}]
     assert chat.asked("Again", 7).past == ()
 
 
-def test_it_survives_the_trip_through_the_page() -> None:
+def test_json_of_the_page_restores_the_conversation() -> None:
     chat = Chat().asked("Hi").answered(ANSWERS).asked("More", 0).started(("t1",))
     assert Chat.of(json.loads(json.dumps(chat.to_json()))) == chat
     for broken in (None, {}, {"past": 3}, {"past": [["a"]]}, {"answers": ["x"]}, "text"):
         assert Chat.of(broken) == Chat()
 
 
-def test_what_people_and_models_wrote_is_text() -> None:
+def test_text_of_users_and_models_is_escaped() -> None:
     chat = (
         Chat().asked("<b>bold</b>").answered((("PEARL", "<script>alert(1)</script>"),)).asked("<img src=x>")
     )

@@ -1,24 +1,18 @@
-"""The command line is a contract: JSON fields, exit codes, one-line errors."""
+"""The command line: JSON fields, exit codes, one-line errors."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import engine
-from app.cli.compare import able
-from app.main import main
 from engine.methods import METHODS
 from engine.pairs import catalog
 from engine.pairs.pair import PAIRS, Pair
+from tests.app.commands import VIRTUAL, call
 from tests.engine.heads.random_heads import make_head
 
 CONTRACT = {
@@ -27,30 +21,15 @@ CONTRACT = {
 METRICS = {
     "tokens", "target_forwards", "draft_forwards", "drafted", "accepted", "tokens_per_second", "ttft_ms", "waiting",
 }  # fmt: skip
-VIRTUAL = ["--profile", "pearl-4xA100", "--max-new-tokens", "16"]
-
-
-@pytest.fixture
-def db(tmp_path):
-    return ["--db", str(tmp_path / "traces.db")]
-
-
-def call(capsys, *argv: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    try:
-        code = main(list(argv))
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+pytestmark = pytest.mark.usefixtures("shared_clusters")
 
 
 def test_methods_lists_every_file(capsys):
     code, out, _ = call(capsys, "methods", "--json")
     assert code == 0
-    listed = {m["key"] for m in json.loads(out)["methods"]}
-    assert listed == set(METHODS)
-    assert {"autoregressive", "speculative", "pearl"} <= listed
+    keys = {m["key"] for m in json.loads(out)["methods"]}
+    assert keys == set(METHODS)
+    assert {"autoregressive", "speculative", "pearl"} <= keys
 
 
 def test_run_prints_the_contract(capsys, db):
@@ -63,29 +42,20 @@ def test_run_prints_the_contract(capsys, db):
     assert set(result["metrics"]) >= METRICS
     assert result["config"]["gamma"] == 3
     assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
-    assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 16
+    assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 8
 
 
-def test_drafters_may_be_several(capsys, db):
+def test_dsi_takes_several_drafters(capsys, db):
     target, drafter = (str(PAIRS / "bundled" / role) for role in ("target", "drafter"))
     models = ["--target", target, "--drafter", drafter, "--drafter", target]
-    asked = [
-        "--method",
-        "dsi",
-        "--set",
-        "drafters=2",
-        "--prompt",
-        "Hello",
-        *VIRTUAL[2:],
-        "--profile",
-        "8xA100",
-    ]
-    code, out, _ = call(capsys, "run", *asked, *models, *db, "--json")
+    words = ["run", "--method", "dsi", "--set", "drafters=2", "--prompt", "Hello"]
+    words += [*VIRTUAL[2:], "--profile", "8xA100"]
+    code, out, _ = call(capsys, *words, *models, *db, "--json")
     assert code == 0
     result = json.loads(out)
     assert result["config"]["drafters"] == 2
     assert (result["target_path"], result["drafter_path"]) == (target, drafter)
-    code, _, err = call(capsys, "run", *asked, *models[:4], *db)
+    code, _, err = call(capsys, *words, *models[:4], *db)
     assert (code, err.count("\n")) == (2, 1)
     assert "drafters is 2; it must be at most 1" in err
 
@@ -131,159 +101,51 @@ def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
 def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
     target = Pair.find("bundled").target_path
     make_head(tmp_path / "head", "medusa", target)
-    asked = ["--prompt", "Hello", "--max-new-tokens", "8", *VIRTUAL[:2], *db, "--json"]
-    code, out, _ = call(capsys, "run", "--method", "medusa", "--head", str(tmp_path / "head"), *asked)
+    words = ["--prompt", "Hello", *VIRTUAL, *db, "--json"]
+    code, out, _ = call(capsys, "run", "--method", "medusa", "--head", str(tmp_path / "head"), *words)
     assert code == 0
     result = json.loads(out)
     assert result["metrics"]["drafted"] > 0
     usual = {"acceptance": "exact", "epsilon": 0.09, "delta": 0.3}
     assert result["config"] == {"tree": "medusa", "heads": 4, **usual}
-    code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *asked)
+    code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *words)
     assert (code, "is a head of kind medusa; this method needs one of kind eagle" in err) == (2, True)
     make_head(tmp_path / "other", "eagle", target)
     both = ["--head", str(tmp_path / "head"), "--head", str(tmp_path / "other")]
-    code, out, _ = call(capsys, "compare", "--methods", "all", *both, *asked)
+    code, out, _ = call(capsys, "compare", "--methods", "all", *both, *words)
     left_out = json.loads(out)["left_out"]
     assert code == 0
     assert sorted(left_out) == ["hydra", "parallelspec_eagle", "parallelspec_medusa"]
     assert "other is a head of kind eagle; this method needs one of kind hydra" in left_out["hydra"]
 
 
-def test_a_lossy_run_says_so(capsys, db):
-    asked = ["--method", "medusa", "--prompt", "Hello", "--temperature", "0.9", *VIRTUAL, *db]
-    typical = [*asked, "--set", "acceptance=typical", "--set", "epsilon=0.02"]
+def test_a_lossy_run_is_marked_everywhere(capsys, db):
+    words = ["--method", "medusa", "--prompt", "Hello", "--temperature", "0.9", *VIRTUAL, *db]
+    typical = [*words, "--set", "acceptance=typical", "--set", "epsilon=0.02"]
     code, out, _ = call(capsys, "run", *typical, "--json")
     result = json.loads(out)
     assert (code, result["lossless"], result["config"]["acceptance"]) == (0, False, "typical")
-    assert json.loads(call(capsys, "run", *asked, "--json")[1])["lossless"] is True
+    assert json.loads(call(capsys, "run", *words, "--json")[1])["lossless"] is True
     assert json.loads(call(capsys, "run", *typical, "--temperature", "0", "--json")[1])["lossless"] is True
     assert "[medusa · lossy · " in call(capsys, "run", *typical)[1]
-    assert "lossy" not in call(capsys, "run", *asked)[1]
+    assert "lossy" not in call(capsys, "run", *words)[1]
     code, out, _ = call(capsys, "report", result["run_id"], *db, "-o", str(Path(db[1]).with_name("r.html")))
     page = Path(db[1]).with_name("r.html").read_text(encoding="utf-8")
     assert code == 0
     assert "<td>lossy, –</td>" in page
     assert "Its acceptance rule changes the distribution" in page.partition("<script")[0]
-    code, _, err = call(capsys, "run", *asked, "--set", "acceptance=typical", "--set", "delta=1.1")
+    code, _, err = call(capsys, "run", *words, "--set", "acceptance=typical", "--set", "delta=1.1")
     assert (code, err.count("\n"), "delta is 1.1; it must be at least 0 and at most 1" in err) == (2, 1, True)
 
 
-def test_methods_says_which_settings_are_lossy(capsys):
-    listed = {m["key"]: m for m in json.loads(call(capsys, "methods", "--json")[1])["methods"]}
-    assert all(m["lossless"] for m in listed.values())
-    lossy = {(key, s["name"]): s["lossy"] for key, m in listed.items() for s in m["settings"] if s["lossy"]}
+def test_methods_lists_lossy_choices(capsys):
+    rows = {m["key"]: m for m in json.loads(call(capsys, "methods", "--json")[1])["methods"]}
+    assert all(m["lossless"] for m in rows.values())
+    lossy = {(key, s["name"]): s["lossy"] for key, m in rows.items() for s in m["settings"] if s["lossy"]}
     assert lossy == {("medusa", "acceptance"): ["typical"]}
 
 
-def test_all_leaves_out_methods_whose_models_are_missing_and_says_why():
-    with engine.open(runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.5") as cluster:
-        keys, left_out = able(list(METHODS), cluster)
-    assert {"autoregressive", "speculative", "tree"} <= set(keys)
-    assert {key for key in METHODS if METHODS[key].layout(METHODS[key].Config()).head} <= set(left_out)
-    assert "hidden states" in left_out["medusa"]
-    assert sorted([*keys, *left_out]) == sorted(METHODS)
-
-
-def test_compare_takes_settings_of_its_methods_and_marks_a_lossy_run(capsys, db):
-    asked = [
-        "compare",
-        "--methods",
-        "speculative,medusa",
-        "--prompt",
-        "Hello",
-        "--temperature",
-        "0.9",
-        *VIRTUAL,
-        *db,
-    ]
-    chosen = ["--set", "medusa.acceptance=typical", "--set", "speculative.gamma=2"]
-    code, out, _ = call(capsys, *asked, *chosen, "--json")
-    found = json.loads(out)["methods"]
-    assert (code, found["medusa"]["lossless"], found["speculative"]["lossless"]) == (0, False, True)
-    assert "(lossy)" in call(capsys, *asked, *chosen)[1]
-    for wrong, message in (
-        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE of a method that is compared"),
-        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE of a method that is compared"),
-        ("speculative.gamma=0", "gamma is 0; it must be at least 1"),
-    ):
-        code, _, err = call(capsys, *asked, "--set", wrong)
-        assert (code, message in err) == (2, True), err
-
-
-def test_compare_adds_the_baseline_and_says_whether_text_is_equal(capsys, db, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    code, out, _ = call(
-        capsys,
-        "compare",
-        "--methods",
-        "speculative,pearl",
-        "--prompt-file",
-        str(file),
-        "--limit",
-        "2",
-        *VIRTUAL,
-        *db,
-        "--json",
-    )
-    assert code == 0
-    result = json.loads(out)
-    assert list(result["methods"]) == ["autoregressive", "speculative", "pearl"]
-    assert result["prompts"] == 2
-    for figures in result["methods"].values():
-        assert figures["equal_to_autoregressive"] is True
-        assert set(figures["categories"]) == {"cats", "dogs"}
-        assert figures["speedup"] > 0.5
-    assert result["methods"]["autoregressive"]["speedup"] == 1
-
-
-def test_compare_takes_all_methods_and_has_every_category_of_each(capsys, db, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs", "deer")]
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    common = ["--prompt-file", str(file), "--limit", "3", *VIRTUAL, "--max-new-tokens", "8", *db]
-    code, out, _ = call(capsys, "compare", "--methods", "all", *common, "--json")
-    assert code == 0
-    result = json.loads(out)
-    able = [key for key in METHODS if key not in result["left_out"]]
-    assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *able]))
-    assert all("head" in reason for reason in result["left_out"].values())
-    assert (result["prompts"], result["skipped"]) == (3, [])
-    for key, figures in result["methods"].items():
-        assert figures["lossless"] is True
-        assert figures["equal_to_autoregressive"], key
-        assert list(figures["categories"]) == ["c", "d"]
-        assert sum(c["tokens"] for c in figures["categories"].values()) == figures["tokens"]
-        for part in (figures, *figures["categories"].values()):
-            assert part["tokens_per_target_forward"] >= 1
-            assert part["speedup"] > 0
-    assert len(result["methods"]["ems"]["runs"]) == 2, "a batch for each category"
-
-
-def test_compare_names_the_prompts_that_are_too_long(capsys, db, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"text": "Hello", "category": "a"}, {"text": "word " * 4000, "category": "b"}]
-    file.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
-    common = ["--methods", "prompt_lookup", "--prompt-file", str(file), *VIRTUAL, *db]
-    code, out, _ = call(capsys, "compare", *common, "--json")
-    assert code == 0
-    result = json.loads(out)
-    (skipped,) = result["skipped"]
-    assert (skipped["line"], skipped["category"]) == (3, "b")
-    assert skipped["tokens"] > 4000
-    assert re.fullmatch(r"\d+ tokens and 16 new ones are more than the context of \d+", skipped["reason"])
-    assert result["prompts"] == 1
-    assert set(result["methods"]["prompt_lookup"]["categories"]) == {"a"}
-    _, out, _ = call(capsys, "compare", *common)
-    assert f"left out: line 3 (b): {skipped['reason']}\n" in out
-    file.write_text(json.dumps(rows[1]), encoding="utf-8")
-    code, _, err = call(capsys, "compare", *common)
-    assert code == 2
-    assert f"no prompt of {file} fits; line 1: {skipped['reason']}; shorten" in err
-
-
-def test_stored_runs_come_back_as_report_export_and_import(capsys, db, tmp_path):
+def test_a_stored_run_is_reported_exported_and_imported(capsys, db, tmp_path):
     _, out, _ = call(capsys, "run", "--method", "pearl", "--prompt", "Hello", *VIRTUAL, *db, "--json")
     run = json.loads(out)["run_id"]
     page = tmp_path / "report.html"
@@ -348,24 +210,21 @@ def test_a_missing_model_is_exit_code_1_or_2_with_one_line(capsys, db, tmp_path)
     assert len(err.strip().splitlines()) == 1
 
 
-def test_an_unknown_run_is_said(capsys, db, tmp_path):
+def test_the_error_of_an_unknown_run_has_its_id(capsys, db, tmp_path):
     code, _, err = call(capsys, "report", "nope", "-o", str(tmp_path / "r.html"), *db)
     assert code in (1, 2)
     assert "nope" in err
 
 
-def test_a_port_in_use_is_said(tmp_path):
+def test_the_error_of_a_used_port_has_its_number(capsys, db):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "app.main", "--port", str(port), "--db", str(tmp_path / "t.db")],
-            capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2], env=dict(os.environ),
-        )  # fmt: skip
-    assert done.returncode in (1, 2)
-    assert str(port) in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+        code, _, err = call(capsys, "--port", str(port), *db)
+    assert code == 2
+    assert str(port) in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_other_addresses_need_a_login(capsys, db):
@@ -374,7 +233,7 @@ def test_other_addresses_need_a_login(capsys, db):
     assert "--auth" in err
 
 
-def test_models_are_listed_downloaded_found_and_removed(capsys, tmp_path, monkeypatch):
+def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monkeypatch):
     folder = tmp_path / "models" / "smollm2"
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
@@ -385,8 +244,8 @@ def test_models_are_listed_downloaded_found_and_removed(capsys, tmp_path, monkey
     assert "not downloaded (92.9 MB): specscope models get smollm2" in call(capsys, "models")[1]
     code, _, err = call(capsys, "models", "path", "smollm2")
     assert (code, err.count("`specscope models get smollm2` downloads it")) == (2, 1)
-    got = call(capsys, "models", "get", "smollm2", "--json")[1]
-    assert json.loads(got) == {"name": "smollm2", "path": str(folder)}
+    answer = call(capsys, "models", "get", "smollm2", "--json")[1]
+    assert json.loads(answer) == {"name": "smollm2", "path": str(folder)}
     assert call(capsys, "models", "path", "smollm2")[1] == f"{folder}\n"
     assert "smollm2 removed" in call(capsys, "models", "remove", "smollm2")[1]
     assert not folder.exists()

@@ -1,4 +1,4 @@
-"""Downloads: outside the queue, shared, stopped when nobody waits for them any more, shown with their progress."""
+"""Downloads: outside the queue, shared, stopped without waiting runs, shown with progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.downloads import MOST
+from app.downloads import MAX_DOWNLOADS
 from app.render.panes import LivePane
 from app.render.turn import turn_line
 from app.runs import LiveRun, RunRequest
@@ -22,11 +22,11 @@ from tests.app.fakes import FakeCluster, FakeOpen
 
 
 class FakeHub:
-    """Stands in for `engine.pairs.sources.resolve`: every model waits for its `go`, reports half of its bytes, fails on wish."""
+    """Fake of `resolve`: reports half of a model's bytes, waits for `go`, then ends or fails."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.stopped: list[str] = []
         self.failure: BaseException | None = None
 
@@ -35,7 +35,7 @@ class FakeHub:
     ) -> Path:
         assert progress is not None
         assert cancel is not None
-        self.asked.append(model)
+        self.requests.append(model)
         progress(Progress(model))
         progress(Progress(model, "model.safetensors", 5_000_000, 10_000_000))
         while not self.go.wait(0.002):
@@ -64,9 +64,9 @@ def ask(target: str | None = "owner/big", *drafter: str, method: str = "autoregr
     return RunRequest(method=method, prompt="Hi", target=target, drafter=drafter)
 
 
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not met():
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
 
@@ -75,9 +75,7 @@ def half(run: LiveRun) -> bool:
     return run.progress is not None and run.progress.percent == 50
 
 
-def test_other_runs_go_on_while_models_are_downloaded(
-    service: Service, hub: FakeHub, opener: FakeOpen
-) -> None:
+def test_other_runs_continue_during_a_download(service: Service, hub: FakeHub, opener: FakeOpen) -> None:
     slow = service.start(ask())
     until(lambda: half(slow))
     assert (slow.state, slow.position) == ("downloading", 0)
@@ -93,29 +91,29 @@ def test_other_runs_go_on_while_models_are_downloaded(
     )
 
 
-def test_runs_with_the_same_models_share_a_download_and_keep_their_order(
+def test_runs_with_the_same_models_share_a_download_in_order(
     service: Service, hub: FakeHub, opener: FakeOpen
 ) -> None:
     runs = [service.start(ask("owner/big", "owner/small", method=m)) for m in ("autoregressive", "pearl")]
     until(lambda: all(map(half, runs)))
     late = service.start(ask("owner/big", "owner/small", method="speculative"))
-    assert half(late), "it sees at once how far the download is"
+    assert half(late), "a later run shows the progress at once"
     hub.go.set()
     assert all(run.wait(20) for run in (*runs, late))
-    assert hub.asked == ["owner/big", "owner/small"]
+    assert hub.requests == ["owner/big", "owner/small"]
     assert [ran[0] for ran in opener.opened[0].ran] == ["autoregressive", "pearl", "speculative"]
 
 
-def test_two_sets_with_a_common_model_do_not_download_it_at_once(service: Service, hub: FakeHub) -> None:
+def test_a_model_of_two_sets_is_not_downloaded_twice_at_once(service: Service, hub: FakeHub) -> None:
     first = service.start(ask("owner/big", "owner/small"))
     until(lambda: half(first))
     second = service.start(ask("owner/big", "owner/other"))
     time.sleep(0.05)
-    assert hub.asked == ["owner/big"]
+    assert hub.requests == ["owner/big"]
     hub.go.set()
     assert first.wait(20)
     assert second.wait(20)
-    assert sorted(hub.asked) == ["owner/big", "owner/big", "owner/other", "owner/small"]
+    assert sorted(hub.requests) == ["owner/big", "owner/big", "owner/other", "owner/small"]
 
 
 def test_a_download_is_stopped_when_the_last_run_leaves(service: Service, hub: FakeHub) -> None:
@@ -126,7 +124,7 @@ def test_a_download_is_stopped_when_the_last_run_leaves(service: Service, hub: F
     assert second.state == "downloading"
     assert hub.stopped == []
     second.cancel()
-    assert second.ended, "at once, also where the hub does not answer"
+    assert second.ended, "at once, even if the hub does not answer"
     until(lambda: hub.stopped == ["owner/big"])
     third = service.start(ask())
     hub.go.set()
@@ -134,7 +132,7 @@ def test_a_download_is_stopped_when_the_last_run_leaves(service: Service, hub: F
     assert third.state == "done"
 
 
-def test_a_failed_download_fails_its_runs_only(service: Service, hub: FakeHub, opener: FakeOpen) -> None:
+def test_a_failed_download_fails_only_its_runs(service: Service, hub: FakeHub, opener: FakeOpen) -> None:
     hub.failure = ModelError("owner/big is not a directory here and cannot be downloaded: no")
     runs = [service.start(ask()), service.start(ask())]
     until(lambda: all(map(half, runs)))
@@ -148,22 +146,22 @@ def test_a_failed_download_fails_its_runs_only(service: Service, hub: FakeHub, o
 
 
 def test_many_downloads_at_once_are_refused(service: Service, hub: FakeHub) -> None:
-    runs = [service.start(ask(f"owner/model{i}")) for i in range(MOST)]
+    runs = [service.start(ask(f"owner/model{i}")) for i in range(MAX_DOWNLOADS)]
     until(lambda: all(map(half, runs)))
-    with pytest.raises(UsageError, match=f"{MOST} downloads go on already; wait until one has ended"):
+    with pytest.raises(UsageError, match=f"{MAX_DOWNLOADS} downloads are running; wait until one has ended"):
         service.start(ask("owner/another"))
-    assert service.start(ask("owner/model0")).state == "downloading", "shares the one that goes on"
+    assert service.start(ask("owner/model0")).state == "downloading", "shares a running download"
     assert service.start(ask(None)).wait(20)
 
 
-def test_a_directory_is_never_asked_of_the_hub(
+def test_a_directory_is_never_requested_from_the_hub(
     service: Service, hub: FakeHub, tmp_path: Path, monkeypatch
 ) -> None:
     (tmp_path / "owner" / "big").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for target in ("owner/big", "/nowhere/at/all", "bundled"):
         assert service.start(ask(target)).wait(20)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_closing_the_service_stops_downloads(tmp_path: Path, hub: FakeHub) -> None:
@@ -185,7 +183,7 @@ def test_closing_the_page_stops_the_download(service: Service, hub: FakeHub) -> 
 
     asyncio.run(leave())
     assert [run.state for run in runs] == ["cancelled", "cancelled"]
-    until(lambda: hub.stopped == hub.asked)
+    until(lambda: hub.stopped == hub.requests)
 
 
 def test_the_page_shows_model_file_bytes_and_percent(service: Service, opener: FakeOpen) -> None:
@@ -198,7 +196,7 @@ def test_the_page_shows_model_file_bytes_and_percent(service: Service, opener: F
     assert "downloading · 50%" in pane.html
     assert "Downloading model.safetensors of owner/big: 5.0 MB of 10.0 MB." in pane.html
     line = turn_line("downloading", [run])
-    assert "Downloading the models. owner/big: 50%. Other people&#x27;s runs go on meanwhile." in line
+    assert "Downloading the models. owner/big: 50%. Other runs continue." in line
     run.show(Progress("owner/big"))
     assert "Waiting for the hub to answer." in turn_line("downloading", [run])
     assert pane.update()

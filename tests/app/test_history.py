@@ -18,13 +18,20 @@ from engine.trace.jsonl import write_jsonl
 from engine.types import Sampling
 
 
-@pytest.fixture
-def page(service):
+@pytest.fixture(scope="module")
+def built():
+    """The history's components, which all tests share."""
     with gr.Blocks():
-        return History(service)
+        return History(None)
 
 
-def test_an_empty_history_says_so(page) -> None:
+@pytest.fixture
+def page(built, service):
+    built.service = service
+    return built
+
+
+def test_an_empty_history_has_an_empty_list(page) -> None:
     state = page.refresh()
     assert 'data-state="empty"' in state[page.table]
     assert state[page.delete]["interactive"] is False
@@ -42,7 +49,7 @@ def test_runs_are_listed_newest_first_and_escaped(page, run) -> None:
     assert "measured · local-process" in table
 
 
-def test_the_row_and_the_heading_of_a_lossy_run_say_so(page, run) -> None:
+def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
     warm, typical = Sampling(temperature=0.9), {"acceptance": "typical"}
     run("medusa", sampling=warm)
     run("medusa", config=typical)
@@ -55,28 +62,28 @@ def test_the_row_and_the_heading_of_a_lossy_run_say_so(page, run) -> None:
 
 
 def test_pages_and_search(page, run, monkeypatch) -> None:
-    monkeypatch.setattr(history, "PAGE", 2)
+    monkeypatch.setattr(history, "PAGE_SIZE", 2)
     runs = [run(prompt=f"Tell me of the {name}.") for name in ("whale", "storm", "harbour")]
     assert "1 to 2 of 3" in page.refresh()[page.table]
     second = page.turn_page("", {"offset": 0, "selected": []}, SimpleNamespace(offset=2))
     assert "3 to 3 of 3" in second[page.table]
     assert second[page.place] == {"query": "", "offset": 2, "selected": []}
-    found = page.find("storm", {"query": ""})[page.table]
-    assert runs[1].run_id in found
-    assert "1 to 1 of 1" in found
-    assert "No run holds “&lt;b&gt;”" in page.find("<b>", {"query": ""})[page.table]
+    table = page.find("storm", {"query": ""})[page.table]
+    assert runs[1].run_id in table
+    assert "1 to 1 of 1" in table
+    assert "No run contains “&lt;b&gt;”" in page.find("<b>", {"query": ""})[page.table]
 
 
-def test_a_box_emptied_by_the_program_changes_nothing(page) -> None:
+def test_a_search_for_the_current_query_changes_nothing(page) -> None:
     assert page.find("", {"query": ""}) == gr.skip()
 
 
 def test_selection_spans_pages(page) -> None:
-    event = SimpleNamespace(here=["a", "b"], ticked=["b"])
+    event = SimpleNamespace(listed=["a", "b"], ticked=["b"])
     state = page.pick({"offset": 0, "selected": ["a", "z"]}, event)
     assert state[page.place]["selected"] == ["z", "b"]
     assert state[page.open] == gr.update(interactive=True, value="Compare 2")
-    five = page.pick({"offset": 0, "selected": list("vwxyz")}, SimpleNamespace(here=[], ticked=[]))
+    five = page.pick({"offset": 0, "selected": list("vwxyz")}, SimpleNamespace(listed=[], ticked=[]))
     assert five[page.open]["interactive"] is False
     assert five[page.delete]["interactive"] is True
 
@@ -107,19 +114,19 @@ def test_open_a_comparison_and_go_back(page, run) -> None:
     assert json.loads(back[page.viewer])["runs"] == []
 
 
-def test_an_unknown_run_is_told(page) -> None:
+def test_an_unknown_run_is_an_error(page) -> None:
     state = page.show(["nobody"])
     assert "nobody" in state[page.message]
     assert 'role="alert"' in state[page.message]
     assert "nobody" in page.open_group(SimpleNamespace(run="nobody"))[page.message]
 
 
-def test_delete_asks_first_and_deletes_what_was_selected(page, run, service) -> None:
+def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> None:
     runs = [run() for _ in range(3)]
     place = {"offset": 0, "selected": [r.run_id for r in runs[:2]]}
-    asked = page.ask_delete(place)
-    assert asked[page.confirm]["visible"] is True
-    assert "these 2 runs" in asked[page.question]
+    question = page.ask_delete(place)
+    assert question[page.confirm]["visible"] is True
+    assert "these 2 runs" in question[page.question]
     assert service.store.runs()[1] == 3
     state = page.delete_runs("", place)
     assert "2 runs deleted." in state[page.message]
@@ -133,20 +140,19 @@ def test_an_exported_run_is_imported_into_another_database(page, run, tmp_path) 
     with file.open("w", encoding="utf-8") as out:
         write_jsonl(trace, out)
     other = Service(tmp_path / "other.db", lambda **_: None)
-    with gr.Blocks():
-        there = History(other)
+    page.service = other
     with file.open("rb") as opened:
         assert import_trace(other, opened) == trace.header.run_id
-    state = there.show_imported("storm", SimpleNamespace(run=trace.header.run_id, error=""))
-    assert f"Run {trace.header.run_id} was imported" in state[there.message]
-    assert trace.header.run_id in state[there.table]
+    state = page.show_imported("storm", SimpleNamespace(run=trace.header.run_id, error=""))
+    assert f"Run {trace.header.run_id} was imported" in state[page.message]
+    assert trace.header.run_id in state[page.table]
     assert other.store.load(trace.header.run_id).commits == trace.commits
     with file.open("rb") as opened, pytest.raises(SpecScopeError):
         import_trace(other, opened)
     other.close()
 
 
-def test_a_file_that_is_no_trace_is_named_without_a_path(page, service, tmp_path) -> None:
+def test_the_error_of_a_bad_file_has_no_path(page, service, tmp_path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"event":"nonsense"}\n')
     with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
@@ -156,11 +162,10 @@ def test_a_file_that_is_no_trace_is_named_without_a_path(page, service, tmp_path
     assert "the &lt;file&gt; is bad" in state[page.message]
 
 
-def test_without_a_database_the_tab_says_so() -> None:
+def test_without_a_database_the_history_shows_an_error(built) -> None:
     service = Service(None, lambda **_: None)
-    with gr.Blocks():
-        page = History(service)
-    assert "without a database" in page.refresh()[page.message]
+    built.service = service
+    assert "without a database" in built.refresh()[built.message]
     service.close()
 
 

@@ -1,4 +1,4 @@
-"""What PEARL's placements cost: the report's arithmetic, what is published, and that all placements write the same."""
+"""PEARL's placements: arithmetic of the report, published tables, equal texts of all placements."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import engine
 from app.bench import placements
 from app.bench.plan import Plan
 from app.main import main
@@ -14,7 +15,7 @@ from engine.errors import UsageError
 SMALL = Plan(1, 1, 1.0, 1, 24, 1, 100, 1)
 
 
-def test_the_published_tables_are_whole_and_say_what_the_paper_says_of_them():
+def test_the_published_tables_are_complete_and_have_the_papers_averages():
     for pair, average in (("llama-2-7-70", 0.9403), ("llama-3.1-8-70", 0.9577)):
         tables = placements.published()[pair]
         assert list(tables) == ["Table 8", "Table 17", "Table 18"]
@@ -24,7 +25,7 @@ def test_the_published_tables_are_whole_and_say_what_the_paper_says_of_them():
         assert placements._retained(pair)["Table 8"]["average"] == pytest.approx(average, abs=6e-4)
         mean = tables["Table 8"]["separate"][-1], tables["Table 8"]["pipeline"][-1]
         whole = tables["Table 17"]["separate"][2], tables["Table 17"]["pipeline"][2]
-        assert mean == whole, "MT-bench's average stands in both"
+        assert mean == whole, "MT-bench's average is in both"
     shares = [
         s for p in ("llama-2-7-70", "llama-3.1-8-70") for s in placements._retained(p)["Table 8"].values()
     ]
@@ -32,14 +33,14 @@ def test_the_published_tables_are_whole_and_say_what_the_paper_says_of_them():
 
 
 @pytest.fixture(scope="module")
-def found():
+def virtual_reports():
     notes: list[str] = []
     reports, left_out = placements.virtual("pearl-4xA100", SMALL, notes.append)
     return {r.title: r for r in reports}, left_out, notes
 
 
-def test_a_profiles_pairs_under_each_placement(found):
-    reports, left_out, notes = found
+def test_a_profiles_pairs_under_each_placement(virtual_reports):
+    reports, left_out, notes = virtual_reports
     assert list(reports) == ["Codellama 7B / 70B", "Llama 2 7B / 70B", "Llama 3.1 8B / 70B"]
     assert left_out == {}
     assert notes == ["codellama-7-70", "", "llama-2-7-70", "", "llama-3.1-8-70", ""]
@@ -56,15 +57,15 @@ def test_a_profiles_pairs_under_each_placement(found):
             assert figure.detail["devices"] == [f"gpu{i}" for i in range(stages)]
 
 
-def test_the_drafter_s_move_costs_only_where_drafting_is_the_longer_half(found):
-    """Llama 2: 5 x 20.0 ms and a move of 1.3 ms go on beside a forward of 108.5 ms. Llama 3.1: 5 x 22.5 ms beside 111.1 ms."""
-    llama2, llama3 = (found[0][title] for title in ("Llama 2 7B / 70B", "Llama 3.1 8B / 70B"))
+def test_moving_the_drafter_costs_time_only_if_drafting_takes_longer_than_verifying(virtual_reports):
+    """Llama 2: 5 x 20.0 ms + 1.3 ms (move) during 108.5 ms. Llama 3.1: 5 x 22.5 ms, 111.1 ms."""
+    llama2, llama3 = (virtual_reports[0][title] for title in ("Llama 2 7B / 70B", "Llama 3.1 8B / 70B"))
     assert llama2.figures["pipeline, 4 stages"].median == pytest.approx(1, abs=1e-4)
     assert llama3.figures["pipeline, 4 stages"].median == pytest.approx(0.99, abs=0.004)
 
 
-def test_a_person_reads_placements_beside_what_is_published(found):
-    reports, _, _ = found
+def test_the_lines_have_measured_and_published_shares(virtual_reports):
+    reports, _, _ = virtual_reports
     text = placements.lines([reports["Llama 2 7B / 70B"]], {"x": "the pair x does not"})
     assert text[0] == "Llama 2 7B / 70B · virtual · pearl-4xA100 · PEARL, gamma 5"
     (separate,) = [line for line in text if line.strip().startswith("separate")]
@@ -84,14 +85,19 @@ def test_a_profile_without_a_pipeline_is_refused():
         placements.virtual("A100-OPT", SMALL, lambda _: None)
 
 
-def test_a_profile_goes_with_placements_only(capsys):
+def test_a_profile_needs_placements(capsys):
     assert main(["bench", "--profile", "pearl-4xA100"]) == 2
-    assert "--profile pearl-4xA100 goes with --placements or --heads" in capsys.readouterr().err
+    assert "--profile pearl-4xA100 needs --placements or --heads" in capsys.readouterr().err
 
 
-def test_this_machine_is_measured_on_the_same_prompts():
-    report = placements.measured(Plan(1, 1, 1.0, 1, 12, 1, 100, 1), lambda _: None)
-    assert report.clock == "measured · local-process"
+def test_this_machine_is_measured_on_the_same_prompts(monkeypatch):
+    """On threads, which start faster; tests of the transports start processes."""
+    opening = engine.open
+    monkeypatch.setattr(
+        engine, "open", lambda pair, runtime, **more: opening(pair, runtime="local-thread", **more)
+    )
+    report = placements.measured(Plan(1, 1, 1.0, 1, 6, 1, 100, 1), lambda _: None)
+    assert report.clock == "measured · local-thread"
     assert list(report.figures) == ["separate", "co-located", "pipeline, 2 stages"]
     assert all(figure.valid and len(figure.values) == 1 for figure in report.figures.values())
     assert report.published == {}

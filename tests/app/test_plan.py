@@ -1,4 +1,4 @@
-"""From control values to requests."""
+"""Values of the controls become run requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> Non
     assert requests[0].limits.stop == ("END", "STOP")
 
 
-def test_panes_keep_the_order_of_the_list_whatever_was_clicked_first() -> None:
+def test_panes_have_the_order_of_the_list() -> None:
     requests = make_requests(values(methods=list(reversed(CHOSEN))), MESSAGES, "g")
     assert [r.method for r in requests] == list(CHOSEN)
     assert set(listed()) == set(METHODS)
@@ -65,7 +65,7 @@ def test_too_few_methods(methods) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "where", "says"),
+    ("changed", "where", "message"),
     [
         (
             {"speculative.gamma": 99},
@@ -84,13 +84,13 @@ def test_too_few_methods(methods) -> None:
         ({"models": "own", "target": "/t"}, "models", "the drafter is empty"),
     ],
 )
-def test_a_bad_value_is_told_beside_its_control(changed, where, says) -> None:
+def test_the_error_of_a_bad_value_names_its_part_of_the_form(changed, where, message) -> None:
     error = complaint(**changed)
     assert error.where == where
-    assert says in str(error)
+    assert message in str(error)
 
 
-def test_a_virtual_cluster_takes_profile_and_pair() -> None:
+def test_a_virtual_cluster_has_profile_and_pair() -> None:
     name = profiles()[0]
     pair = list(Profile.load(name).pairs)[-1]
     request = make_requests(values(runtime="virtual", profile=name, profile_pair=pair), MESSAGES, "g")[0]
@@ -98,7 +98,7 @@ def test_a_virtual_cluster_takes_profile_and_pair() -> None:
     assert complaint(runtime="virtual", profile=name, profile_pair="nobody").where == "place"
 
 
-def test_a_profile_left_in_a_hidden_control_does_not_count() -> None:
+def test_the_value_of_a_hidden_control_is_ignored() -> None:
     request = make_requests(values(profile=profiles()[0]), MESSAGES, "g")[0]
     assert (request.profile, request.profile_pair) == (None, None)
 
@@ -114,12 +114,12 @@ def test_own_models() -> None:
 def test_heads_of_an_own_target() -> None:
     own = {"models": "own", "target": "/t", "methods": ["medusa", "eagle"]}
     assert str(complaint(**own)) == "the drafting head is empty; Medusa needs one"
-    found = make_requests(values(**own, head="/m\n /e\n"), MESSAGES, "g")
-    assert [(request.head, request.drafter) for request in found] == [(("/m", "/e"), ())] * 2
-    assert ("head", ("/m", "/e")) in found[0].place, "requests with other heads get a cluster of their own"
+    requests = make_requests(values(**own, head="/m\n /e\n"), MESSAGES, "g")
+    assert [(request.head, request.drafter) for request in requests] == [(("/m", "/e"), ())] * 2
+    assert ("head", ("/m", "/e")) in requests[0].place, "other heads need another cluster"
 
 
-def test_further_prompts_reach_methods_for_batches_alone() -> None:
+def test_only_methods_for_batches_get_further_prompts() -> None:
     typed = "First one.\n\nSecond,\non two lines.\n \n\n\nThird"
     assert further_prompts(typed) == ["First one.", "Second,\non two lines.", "Third"]
     assert further_prompts(None) == further_prompts(" \n\n ") == []

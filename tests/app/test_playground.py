@@ -18,10 +18,17 @@ from engine.methods.registry import Setting
 from tests.app.fakes import WORDS, FakeCluster
 
 
-@pytest.fixture
-def page(service):
+@pytest.fixture(scope="module")
+def built():
+    """The playground's components, which all tests share."""
     with gr.Blocks():
-        return Playground(service)
+        return Playground(None)
+
+
+@pytest.fixture
+def page(built, service):
+    built.service = service
+    return built
 
 
 def given(page, **changed) -> list:
@@ -30,12 +37,12 @@ def given(page, **changed) -> list:
 
 def play(generator, act=None) -> list[dict]:
     async def drain():
-        got = []
+        updates = []
         async for update in generator:
-            got.append(update)
+            updates.append(update)
             if act is not None:
-                act(got)
-        return got
+                act(updates)
+        return updates
 
     return asyncio.run(drain())
 
@@ -47,7 +54,7 @@ def merged(updates) -> dict:
     return state
 
 
-def told(page, state, where: str) -> str:
+def message(page, state, where: str) -> str:
     return state[page.form.alerts[where]]
 
 
@@ -91,13 +98,13 @@ def test_regenerate_answers_the_same_message_with_the_next_seed(page, opener) ->
     assert greedy[page.form.controls["seed"]] == 0
 
 
-def test_there_must_be_a_message_to_regenerate(page, opener) -> None:
+def test_regenerate_without_a_message_is_refused(page, opener) -> None:
     state = merged(play(page.regenerate("", "", None, None, *given(page))))
-    assert "no message to answer again" in told(page, state, "prompt")
+    assert "no message to answer again" in message(page, state, "prompt")
     assert not opener.opened
 
 
-def test_buttons_swap_while_it_runs(page) -> None:
+def test_run_and_stop_swap_while_a_turn_runs(page) -> None:
     updates = play(page.ask("Hi", "", None, None, *given(page)))
     assert updates[0][page.stop]["visible"] is True
     assert updates[0][page.go]["visible"] is False
@@ -105,12 +112,12 @@ def test_buttons_swap_while_it_runs(page) -> None:
     assert updates[-1][page.go]["visible"] is True
 
 
-def test_stop_ends_the_turn_and_keeps_what_there_is(page, opener) -> None:
+def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     opener.waiting = [FakeCluster(step=threading.Semaphore(4))]
 
-    def act(got):
-        if "ss-token" in str(got[-1].get(page.panes[0], "")):
-            page.stop_runs(got[0][page.chat])
+    def act(updates):
+        if "ss-token" in str(updates[-1].get(page.panes[0], "")):
+            page.stop_runs(updates[0][page.chat])
 
     state = merged(play(page.ask("Hi", "", None, None, *given(page)), act))
     assert 'data-state="cancelled"' in state[page.turn]
@@ -120,46 +127,46 @@ def test_stop_ends_the_turn_and_keeps_what_there_is(page, opener) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n", None])
-def test_an_empty_prompt_is_told_at_the_prompt(page, opener, prompt) -> None:
+def test_an_empty_prompt_is_refused_beside_the_prompt(page, opener, prompt) -> None:
     state = merged(play(page.ask(prompt, "", None, None, *given(page))))
-    assert "the prompt is empty" in told(page, state, "prompt")
-    assert 'role="alert"' in told(page, state, "prompt")
+    assert "the prompt is empty" in message(page, state, "prompt")
+    assert 'role="alert"' in message(page, state, "prompt")
     assert not opener.opened
 
 
-def test_a_bad_setting_is_told_beside_it_and_clears_when_it_is_right(page) -> None:
+def test_a_bad_setting_shows_an_error_beside_it_until_it_is_corrected(page) -> None:
     state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
-    assert "max_new_tokens is 0" in told(page, state, "sampling")
-    assert told(page, state, "prompt") == ""
+    assert "max_new_tokens is 0" in message(page, state, "sampling")
+    assert message(page, state, "prompt") == ""
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert told(page, state, "sampling") == ""
+    assert message(page, state, "sampling") == ""
 
 
-def test_a_prompt_that_is_too_long_is_told_at_the_prompt(page, opener) -> None:
+def test_a_prompt_that_is_too_long_shows_an_error_beside_the_prompt(page, opener) -> None:
     opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "9000 tokens" in told(page, state, "prompt")
-    assert state[page.prompt] == "Hi", "it can be mended and sent again"
+    assert "9000 tokens" in message(page, state, "prompt")
+    assert state[page.prompt] == "Hi", "it can be corrected and sent again"
     assert 'data-state="failed"' in state[page.panes[0]]
 
 
-def test_a_model_that_cannot_load_is_told_at_the_models(page, opener) -> None:
+def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener) -> None:
     opener.waiting = [ModelError("/x: there is no such directory")] * 3
     own = {"models": "own", "target": "/x", "drafter": "/y"}
     state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
-    assert "no such directory" in told(page, state, "models")
+    assert "no such directory" in message(page, state, "models")
     assert state[page.prompt] == "Hi"
     assert "Nothing was decoded" in state[page.turn]
     assert json.loads(state[page.viewer])["runs"] == []
 
 
-def test_a_shut_down_service_is_told(page, service) -> None:
+def test_a_closed_service_refuses_a_prompt(page, service) -> None:
     service.close()
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "shutting down" in told(page, state, "prompt")
+    assert "shutting down" in message(page, state, "prompt")
 
 
-def test_a_new_conversation_forgets_the_old(page) -> None:
+def test_a_new_conversation_drops_the_old_one(page) -> None:
     first = merged(play(page.ask("Hi", "", None, None, *given(page))))
     state = page.forget(first[page.chat])
     assert Chat.of(state[page.chat]) == Chat()
@@ -167,12 +174,12 @@ def test_a_new_conversation_forgets_the_old(page) -> None:
     assert state[page.talk] == ""
 
 
-def test_every_setting_that_can_be_set_has_a_control(page) -> None:
+def test_every_setting_with_a_choice_has_a_control(page) -> None:
     for key, method in METHODS.items():
         for setting in method.settings():
-            shown = f"{key}.{setting.name}" in page.form.controls
-            assert shown == (len(setting.choices) != 1), f"{key}.{setting.name}"
-            if shown:
+            present = f"{key}.{setting.name}" in page.form.controls
+            assert present == (len(setting.choices) != 1), f"{key}.{setting.name}"
+            if present:
                 control = page.form.controls[f"{key}.{setting.name}"]
                 assert control.value == setting.default
                 assert control.info == setting.doc
@@ -191,21 +198,21 @@ def test_every_setting_that_can_be_set_has_a_control(page) -> None:
 )
 def test_controls_follow_the_declared_type(kind, default, low, high, choices, control) -> None:
     setting = Setting("draft_length", kind, default, "What it does.", low, high, choices, "")
-    made = control_for(setting)
-    assert isinstance(made, control)
-    assert (made.value, made.label) == (default, "draft-length")
-    if isinstance(made, gr.Textbox):
-        assert made.lines > 1, "a text may have several lines"
+    built = control_for(setting)
+    assert isinstance(built, control)
+    assert (built.value, built.label) == (default, "draft-length")
+    if isinstance(built, gr.Textbox):
+        assert built.lines > 1, "a text may have several lines"
 
 
-def test_the_value_that_means_automatic_can_be_chosen() -> None:
-    made = control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
-    assert made.minimum == 0
-    assert made.label == "gamma (0 = round(c))"
+def test_a_setting_that_the_method_can_choose_allows_0() -> None:
+    built = control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
+    assert built.minimum == 0
+    assert built.label == "gamma (0 = round(c))"
 
 
 def test_a_lossy_choice_is_marked_in_its_control() -> None:
     setting = next(s for s in METHODS["medusa"].settings() if s.name == "acceptance")
-    made = control_for(setting)
-    assert made.choices == [("exact", "exact"), ("typical (lossy)", "typical")]
-    assert made.value == "exact"
+    built = control_for(setting)
+    assert built.choices == [("exact", "exact"), ("typical (lossy)", "typical")]
+    assert built.value == "exact"

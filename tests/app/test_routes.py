@@ -1,4 +1,4 @@
-"""The addresses beside Gradio's, and what guards all of them."""
+"""The routes beside Gradio's, and the guards of all routes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,40 @@ from fastapi.testclient import TestClient
 
 from app.guard import HEADERS
 from app.routes import address
+from app.runs import RunRequest
 from app.server import build_app
+from app.service import Service
 from engine.trace.jsonl import read_jsonl
+from tests.app.fakes import FakeOpen
 
 HOST = "http://127.0.0.1"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def opener():
+    return FakeOpen()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, opener):
+    """One service for all tests: none of them changes it."""
+    service = Service(tmp_path_factory.mktemp("routes") / "traces.db", opener)
+    yield service
+    opener.gate.set()
+    service.close()
+
+
+@pytest.fixture(scope="module")
 def client(service):
     with TestClient(build_app(service), base_url=HOST) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(service):
+    """An application with a login, at an address that others can reach."""
+    app = build_app(service, host="10.1.2.3", auth="ada:s3cret")
+    with TestClient(app, base_url="http://10.1.2.3") as client:
         yield client
 
 
@@ -31,8 +56,8 @@ def test_the_model_of_finished_and_running_runs(client, run) -> None:
 
 MISSING = {
     "/specscope/model?runs=nobody": "nobody",
-    "/specscope/model?runs=": "0 runs were asked for; choose 1 to 4",
-    "/specscope/model?runs=a,b,c,d,e": "5 runs were asked for; choose 1 to 4",
+    "/specscope/model?runs=": "0 runs are requested; choose 1 to 4",
+    "/specscope/model?runs=a,b,c,d,e": "5 runs are requested; choose 1 to 4",
     "/specscope/report.html?runs=nobody": "nobody",
     "/specscope/export/nobody/trace.jsonl": "nobody",
     "/specscope/export/nobody/x.exe": "there is no download 'x.exe'; choose one of trace.jsonl",
@@ -40,32 +65,33 @@ MISSING = {
 }
 
 
-def test_what_is_not_there_is_told_in_one_line(client) -> None:
-    for path, says in MISSING.items():
+def test_an_unknown_run_or_file_is_a_404_with_one_line(client) -> None:
+    for path, message in MISSING.items():
         answer = client.get(path)
         assert answer.status_code == 404, path
-        assert says in answer.json()["error"]
+        assert message in answer.json()["error"]
 
 
 def test_a_run_that_has_not_begun_has_no_model_yet(client, service, opener) -> None:
-    from app.runs import RunRequest
-
     opener.gate.clear()
-    waiting = service.start(RunRequest(method="pearl", prompt="Hi"))
+    place = {"runtime": "virtual", "profile": "8xA100"}  # a new cluster, which has to load
+    waiting = service.start(RunRequest(method="pearl", prompt="Hi", **place))
     assert "has not begun" in client.get(f"/specscope/model?runs={waiting.ticket}").json()["error"]
+    opener.gate.set()
+    assert waiting.wait(20)
 
 
 def test_downloads(client, run) -> None:
-    made = run("pearl", prompt="</script><b>hi</b>")
-    answer = client.get(f"/specscope/export/{made.run_id}/trace.jsonl")
-    assert read_jsonl(answer.text.splitlines()).commits == made.trace().commits
-    assert f'filename="specscope-{made.run_id}-trace.jsonl"' in answer.headers["content-disposition"]
-    assert "accepted" in client.get(f"/specscope/export/{made.run_id}/tokens.csv").text
-    assert json.loads(client.get(f"/specscope/export/{made.run_id}/perfetto.json").text)["traceEvents"]
-    report = client.get(f"/specscope/report.html?runs={made.run_id}")
+    finished = run("pearl", prompt="</script><b>hi</b>")
+    answer = client.get(f"/specscope/export/{finished.run_id}/trace.jsonl")
+    assert read_jsonl(answer.text.splitlines()).commits == finished.trace().commits
+    assert f'filename="specscope-{finished.run_id}-trace.jsonl"' in answer.headers["content-disposition"]
+    assert "accepted" in client.get(f"/specscope/export/{finished.run_id}/tokens.csv").text
+    assert json.loads(client.get(f"/specscope/export/{finished.run_id}/perfetto.json").text)["traceEvents"]
+    report = client.get(f"/specscope/report.html?runs={finished.run_id}")
     assert report.headers["content-disposition"].startswith("attachment")
     assert "<b>hi</b>" not in report.text
-    secret = client.get(f"/specscope/report.html?runs={made.run_id}&redact_prompt=true")
+    secret = client.get(f"/specscope/report.html?runs={finished.run_id}&redact_prompt=true")
     assert "&lt;b&gt;hi" in report.text
     assert "&lt;b&gt;hi" not in secret.text
 
@@ -81,7 +107,7 @@ def test_the_page_loads_its_scripts_from_this_server_only(client) -> None:
     assert "SpecScope" in client.get(address("viewer.js")).text
 
 
-def test_every_answer_carries_the_security_headers(client) -> None:
+def test_every_answer_has_the_security_headers(client) -> None:
     for path in ("/", "/config", "/specscope/model?runs=x", "/nowhere"):
         headers = client.get(path).headers
         assert {name: headers.get(name) for name in HEADERS} == HEADERS
@@ -107,24 +133,24 @@ def test_writes_from_other_sites_are_refused(client) -> None:
     assert own.status_code != 403
 
 
-def test_a_login_guards_every_address(service) -> None:
-    with TestClient(build_app(service, auth="ada:s3cret"), base_url=HOST) as client:
-        for path in ("/", "/config", "/specscope/model?runs=x", "/specscope/files/app.js"):
-            answer = client.get(path)
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"].startswith("Basic")
-            assert client.get(path, auth=("ada", "wrong")).status_code == 401
-            assert client.get(path, headers={"Authorization": "Basic %%%"}).status_code == 401
-            assert client.get(path, auth=("ada", "s3cret")).status_code in (200, 404)
+def test_a_login_guards_every_address(guarded) -> None:
+    for path in ("/", "/config", "/specscope/model?runs=x", "/specscope/files/app.js"):
+        guarded.cookies.clear()
+        answer = guarded.get(path)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Basic")
+        assert guarded.get(path, auth=("ada", "wrong")).status_code == 401
+        assert guarded.get(path, headers={"Authorization": "Basic %%%"}).status_code == 401
+        assert guarded.get(path, auth=("ada", "s3cret")).status_code in (200, 404)
 
 
-def test_a_configured_name_is_allowed(service) -> None:
-    with TestClient(build_app(service, host="10.1.2.3", auth="a:b"), base_url="http://10.1.2.3") as client:
-        assert client.get("/", auth=("a", "b")).status_code == 200
-        assert client.get("/", auth=("a", "b"), headers={"Host": "evil.example"}).status_code == 400
+def test_the_address_that_the_server_listens_on_is_allowed(guarded) -> None:
+    login = ("ada", "s3cret")
+    assert guarded.get("/", auth=login).status_code == 200
+    assert guarded.get("/", auth=login, headers={"Host": "evil.example"}).status_code == 400
 
 
-def test_nothing_of_the_disk_is_served(client, tmp_path) -> None:
+def test_no_file_of_the_disk_is_served(client, tmp_path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     for path in (f"/gradio_api/file={secret}", "/gradio_api/file=/etc/passwd", "/specscope/files/../app.py"):

@@ -1,4 +1,4 @@
-"""Starting the server: addresses, ports, logins, and the one line it prints."""
+"""Starting the server: addresses, ports, logins, the line with its address."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def taken_port() -> socket.socket:
     return holder
 
 
-def test_a_port_that_is_asked_for_is_used_exactly() -> None:
+def test_a_given_port_is_used() -> None:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     with bind("127.0.0.1", port) as listener:
         assert listener.getsockname()[1] == port
 
 
-def test_a_port_in_use_is_told_with_the_way_out() -> None:
+def test_a_port_in_use_is_refused_with_a_remedy() -> None:
     with taken_port() as holder:
         port = holder.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} .*in use.*--port"):
@@ -40,22 +40,22 @@ def test_without_a_port_the_next_free_one_is_taken(monkeypatch) -> None:
         port = holder.getsockname()[1]
         monkeypatch.setattr(server, "DEFAULT_PORT", port)
         with bind("127.0.0.1", None) as listener:
-            assert port < listener.getsockname()[1] < port + server.TRIES
-        monkeypatch.setattr(server, "TRIES", 1)
+            assert port < listener.getsockname()[1] < port + server.PORTS
+        monkeypatch.setattr(server, "PORTS", 1)
         with pytest.raises(UsageError, match="all in use"):
             bind("127.0.0.1", None)
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "says"),
+    ("host", "port", "message"),
     [("127.0.0.1", 70000, "--port is 70000"), ("203.0.113.9", None, "cannot listen on 203.0.113.9")],
 )
-def test_addresses_that_cannot_be_used(host, port, says) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_addresses_that_cannot_be_used(host, port, message) -> None:
+    with pytest.raises(UsageError, match=message):
         bind(host, port)
 
 
-def test_others_are_let_in_only_with_a_login_or_on_request() -> None:
+def test_an_address_that_others_can_reach_needs_a_login_or_unsafe() -> None:
     check_exposure("127.0.0.1", None, unsafe=False)
     check_exposure("localhost", None, unsafe=False)
     check_exposure("0.0.0.0", "ada:secret", unsafe=False)
@@ -76,8 +76,8 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
     running: list[server._Server] = []
     original = server._Server.__init__
 
-    def remember(self, config, tell):
-        original(self, config, tell)
+    def remember(self, config, notify):
+        original(self, config, notify)
         running.append(self)
 
     monkeypatch.setattr(server._Server, "__init__", remember)
@@ -99,5 +99,5 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
     thread.join(30)
     assert results == [0]
     assert len(lines) == 1
-    assert len(opened.opened) == 1, "the models load before the first prompt"
+    assert len(opened.opened) == 1, "models load before the first prompt"
     assert opened.opened[0].closed

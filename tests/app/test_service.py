@@ -1,4 +1,4 @@
-"""The service: queue, states, cancel, failures, clusters, and what is stored."""
+"""The service: queue, states, cancellation, failures, clusters, stored runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_run_is_done_and_its_trace_is_live_and_stored(service: Service) -> Non
     assert trace.header.group == "g"
 
 
-def test_since_hands_out_every_event_once(service: Service) -> None:
+def test_since_returns_every_event_once(service: Service) -> None:
     run = finished(service.start(ask("speculative")))
     first, cursor = run.since(0)
     assert first[0].tag == "header"
@@ -42,7 +42,7 @@ def test_since_hands_out_every_event_once(service: Service) -> None:
     assert run.since(cursor) == ([], cursor)
 
 
-def test_runs_go_one_at_a_time_in_order(service: Service, opener: FakeOpen) -> None:
+def test_runs_execute_one_at_a_time_in_order(service: Service, opener: FakeOpen) -> None:
     steps = threading.Semaphore(0)
     opener.waiting = [FakeCluster(step=steps)]
     runs = [service.start(ask(m)) for m in ("autoregressive", "speculative", "pearl")]
@@ -57,7 +57,7 @@ def test_runs_go_one_at_a_time_in_order(service: Service, opener: FakeOpen) -> N
     assert [ran[0] for ran in opener.opened[0].ran] == ["autoregressive", "speculative", "pearl"]
 
 
-def test_a_cluster_is_reused_and_closed_when_another_is_asked_for(service: Service, opener: FakeOpen) -> None:
+def test_a_cluster_is_reused_until_a_run_needs_another_one(service: Service, opener: FakeOpen) -> None:
     virtual = {"runtime": "virtual", "profile": "pearl-3xA100"}
     for request in (ask(), ask("pearl"), ask(**virtual), ask("pearl", **virtual), ask()):
         finished(service.start(request))
@@ -66,7 +66,7 @@ def test_a_cluster_is_reused_and_closed_when_another_is_asked_for(service: Servi
     assert [len(c.ran) for c in opener.opened] == [2, 2, 1]
 
 
-def test_cancel_ends_a_running_run_with_what_it_has(service: Service, opener: FakeOpen) -> None:
+def test_a_cancelled_run_keeps_its_text(service: Service, opener: FakeOpen) -> None:
     steps = threading.Semaphore(2)
     opener.waiting = [FakeCluster(step=steps)]
     run = service.start(ask())
@@ -79,7 +79,7 @@ def test_cancel_ends_a_running_run_with_what_it_has(service: Service, opener: Fa
     assert not opener.opened[0].closed
 
 
-def test_cancel_takes_a_run_out_of_the_queue(service: Service, opener: FakeOpen) -> None:
+def test_a_cancelled_run_leaves_the_queue(service: Service, opener: FakeOpen) -> None:
     steps = threading.Semaphore(0)
     opener.waiting = [FakeCluster(step=steps)]
     first, second, third = (service.start(ask(m)) for m in ("autoregressive", "speculative", "pearl"))
@@ -93,7 +93,9 @@ def test_cancel_takes_a_run_out_of_the_queue(service: Service, opener: FakeOpen)
     assert [ran[0] for ran in opener.opened[0].ran] == ["autoregressive"]
 
 
-def test_cancel_while_loading_ends_at_once_and_keeps_the_cluster(service: Service, opener: FakeOpen) -> None:
+def test_a_run_cancelled_while_loading_ends_at_once_and_the_cluster_stays(
+    service: Service, opener: FakeOpen
+) -> None:
     opener.gate.clear()
     run = service.start(ask())
     while run.state != "loading":
@@ -121,13 +123,13 @@ def test_a_dead_worker_ends_its_run_and_the_next_one_works(service: Service, ope
     assert len(opener.opened) == 2
 
 
-def test_a_bug_in_a_method_names_its_type(service: Service, opener: FakeOpen) -> None:
+def test_the_error_of_a_bug_has_its_type(service: Service, opener: FakeOpen) -> None:
     opener.waiting = [FakeCluster(error=ZeroDivisionError("division by zero"))]
     assert finished(service.start(ask())).error == "ZeroDivisionError: division by zero"
     assert finished(service.start(ask())).state == "done"
 
 
-def test_bad_input_fails_the_run_and_keeps_the_cluster(service: Service, opener: FakeOpen) -> None:
+def test_bad_input_fails_the_run_and_the_cluster_stays(service: Service, opener: FakeOpen) -> None:
     opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; at most 2304"))]
     run = finished(service.start(ask()))
     assert (run.state, run.error) == ("failed", "the prompt has 9000 tokens; at most 2304")
@@ -135,7 +137,7 @@ def test_bad_input_fails_the_run_and_keeps_the_cluster(service: Service, opener:
     assert not opener.opened[0].closed
 
 
-def test_a_cluster_that_cannot_open_fails_its_run_only(service: Service, opener: FakeOpen) -> None:
+def test_a_cluster_that_cannot_open_fails_only_its_run(service: Service, opener: FakeOpen) -> None:
     opener.waiting = [ModelError("no model at /nowhere; give a directory with config.json")]
     bad = service.start(ask(target="/nowhere"))
     good = service.start(ask())
@@ -183,13 +185,13 @@ def test_runs_are_found_by_ticket_and_by_id(service: Service) -> None:
 
 
 def test_old_runs_are_read_from_the_database(service: Service, monkeypatch) -> None:
-    monkeypatch.setattr("app.service.KEPT", 1)
+    monkeypatch.setattr("app.service.KEPT_RUNS", 1)
     runs = [finished(service.start(ask())) for _ in range(4)]
     assert service.find(runs[0].run_id) is None
     assert service.trace(runs[0].run_id).text == "".join(WORDS)
 
 
-def test_without_a_database_runs_live_in_memory(opener: FakeOpen) -> None:
+def test_without_a_database_runs_are_kept_in_memory(opener: FakeOpen) -> None:
     service = Service(None, opener)
     run = finished(service.start(ask()))
     assert service.trace(run.run_id).text == "".join(WORDS)
@@ -197,7 +199,7 @@ def test_without_a_database_runs_live_in_memory(opener: FakeOpen) -> None:
     service.close()
 
 
-def test_close_cancels_what_runs_and_refuses_more(tmp_path: Path) -> None:
+def test_close_cancels_all_runs_and_refuses_more(tmp_path: Path) -> None:
     opener = FakeOpen(FakeCluster(step=threading.Semaphore(0)))
     service = Service(tmp_path / "traces.db", opener)
     running, waiting = service.start(ask()), service.start(ask())
@@ -210,7 +212,7 @@ def test_close_cancels_what_runs_and_refuses_more(tmp_path: Path) -> None:
         service.start(ask())
 
 
-def test_the_first_run_after_the_start_waits_for_its_models_not_for_others(service, opener) -> None:
+def test_the_first_run_shows_loading_not_queued(service, opener) -> None:
     opener.gate.clear()
     warm = service.start(RunRequest(method="", prompt=""))
     while warm.state != "loading":
@@ -222,7 +224,7 @@ def test_the_first_run_after_the_start_waits_for_its_models_not_for_others(servi
     assert [finished(r).state for r in (first, second)] == ["done", "done"]
 
 
-def test_without_a_method_the_models_are_loaded_and_nothing_runs(service: Service, opener: FakeOpen) -> None:
+def test_without_a_method_only_the_models_are_loaded(service: Service, opener: FakeOpen) -> None:
     assert finished(service.start(RunRequest(method="", prompt=""))).state == "done"
     assert finished(service.start(ask())).state == "done"
     assert len(opener.opened) == 1

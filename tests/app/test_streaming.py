@@ -1,4 +1,4 @@
-"""Live panes and the loop that reads all runs of a turn."""
+"""Live panes, and the loop that reads all runs of a turn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def ask(method: str = "speculative", **more) -> RunRequest:
 
 
 async def collect(runs, act=None):
-    got = []
+    collected = []
     async for frame in frames(runs):
-        got.append(frame)
+        collected.append(frame)
         if act is not None:
             act(frame)
-    return got
+    return collected
 
 
 def test_a_turn_streams_to_its_end(service) -> None:
@@ -47,16 +47,16 @@ def test_a_turn_streams_to_its_end(service) -> None:
     assert 'class="ss-token ss-plain"' in final[0]
 
 
-def test_the_pane_of_a_lossy_run_says_so(service) -> None:
-    asked = [{"acceptance": rule} for rule in ("exact", "typical")]
-    runs = [service.start(ask("medusa", config=c, sampling=Sampling(temperature=0.9))) for c in asked]
+def test_the_pane_of_a_lossy_run_has_a_badge(service) -> None:
+    configs = [{"acceptance": rule} for rule in ("exact", "typical")]
+    runs = [service.start(ask("medusa", config=c, sampling=Sampling(temperature=0.9))) for c in configs]
     final = {}
     for frame in asyncio.run(collect(runs)):
         final |= frame.panes
     assert [html.count(">lossy</span>") for html in (final[0], final[1])] == [0, 1]
 
 
-def test_text_grows_while_it_runs_and_only_at_its_end(service, opener) -> None:
+def test_text_is_only_ever_appended(service, opener) -> None:
     steps = threading.Semaphore(0)
     opener.waiting = [FakeCluster(step=steps)]
     run = service.start(ask())
@@ -77,7 +77,7 @@ def test_text_grows_while_it_runs_and_only_at_its_end(service, opener) -> None:
     assert 'data-state="cancelled"' in pane.html
 
 
-def test_a_pane_says_what_it_waits_for(service, opener) -> None:
+def test_a_waiting_pane_shows_its_state(service, opener) -> None:
     opener.gate.clear()
     first, second = service.start(ask()), service.start(ask("pearl"))
     while first.state != "loading":
@@ -87,10 +87,10 @@ def test_a_pane_says_what_it_waits_for(service, opener) -> None:
     assert "loading models" in panes[0].html
     assert "1st in line" in panes[1].html
     assert "measured · local-process" in panes[1].html
-    assert "take turns" in panes[1].html
+    assert "one at a time" in panes[1].html
 
 
-def test_a_failed_run_shows_its_reason(service, opener) -> None:
+def test_a_failed_run_shows_its_error(service, opener) -> None:
     opener.waiting = [ModelError("no model at <nowhere>")]
     runs = [service.start(ask()), service.start(ask())]
     got = asyncio.run(collect(runs))
@@ -118,7 +118,7 @@ def test_leaving_the_loop_cancels_the_runs(service, opener) -> None:
     assert [run.state for run in runs] == ["cancelled", "cancelled"]
 
 
-def test_hostile_tokens_are_text(service, opener) -> None:
+def test_html_in_tokens_is_escaped(service, opener) -> None:
     opener.waiting = [FakeCluster(words=("<script>", "&", '"', "\ud800"))]
     run = service.start(ask())
     assert run.wait(20)
@@ -158,7 +158,7 @@ def test_ordinals() -> None:
     ]
 
 
-def test_a_batch_shows_each_sequence_by_itself(service) -> None:
+def test_a_batch_shows_each_sequence_separately(service) -> None:
     run = service.start(ask())
     assert run.wait(20)
     pane = LivePane(run)

@@ -1,4 +1,4 @@
-"""The documents say what the code says: tables, commands, links and the README's Python session."""
+"""The documents agree with the code: tables, commands, links and the README's Python session."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from engine.methods import METHODS, Setting
 from engine.trace import events
 from engine.trace.jsonl import read_jsonl
 from engine.training.data import SOURCES
+from tests.docs import picture
+from tests.engine.test_rooms import graph
 from tests.traces.samples import sample_trace
 from traces import schema, waiting
 from traces.definitions import DEFINITIONS
@@ -35,17 +37,18 @@ README, METHODS_MD, TRACES_MD = (
     (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/methods.md", "docs/traces.md")
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LONGEST = {"README.md": 150, "ARCHITECTURE.md": 120, "CONTRIBUTING.md": 40}
+MAX_LINES = {"README.md": 150, "ARCHITECTURE.md": 120, "CONTRIBUTING.md": 80}
+MAX_ARCHITECTURE_WORDS = 900
 EVENTS = {kind.tag: kind for kind in (events.Header, *get_args(events.Row), events.Footer)}
 
 
 def section(text: str, title: str, level: str = "##") -> str:
-    """Return what stands between a heading and the next one of its level or above."""
-    found = re.search(
+    """Return the text between a heading and the next one of its level or above."""
+    match = re.search(
         rf"^{level} {re.escape(title)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL
     )
-    assert found, f"there is no section '{level} {title}'"
-    return found[1]
+    assert match, f"there is no section '{level} {title}'"
+    return match[1]
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -66,7 +69,7 @@ def ignored_names() -> list[str]:
 
 
 def project_files() -> list[Path]:
-    """Return the project's files: what git would keep."""
+    """Return the project's files, without those that git ignores."""
     ignored = [*ignored_names(), ".git"]
 
     def walk(folder: Path) -> list[Path]:
@@ -76,19 +79,20 @@ def project_files() -> list[Path]:
     return walk(ROOT)
 
 
-# Methods: rows = registry = files.
+# Methods: the registry, the files, README.md and docs/methods.md agree.
 
 
-def test_every_file_is_a_method_and_has_its_row_and_section():
+def test_every_method_file_has_a_row_and_a_section():
     files = {f.stem for f in (ROOT / "engine/methods").glob("*.py")} - {"__init__", "registry", "common"}
     assert files == set(METHODS)
     assert first_cells(section(README, "Methods")) == sorted(files)
     for key in files:
         assert section(METHODS_MD, key).strip()
+    assert f"runs {len(files)} of them" in README
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_the_readmes_row_is_what_the_registry_says(key):
+def test_the_readmes_row_agrees_with_the_registry(key):
     method, path = METHODS[key], f"engine/methods/{key}.py"
     lossy = [f"not with `{s.name}={choice}`" for s in method.settings() for choice in s.lossy]
     lossless = ", ".join(["yes", *lossy])
@@ -107,7 +111,7 @@ def setting_row(s: Setting) -> str:
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_every_setting_stands_in_its_methods_section(key):
+def test_every_setting_is_in_its_methods_section(key):
     text = section(METHODS_MD, key)
     rows = [setting_row(s) for s in METHODS[key].settings()]
     table = [line for line in text.splitlines() if line.startswith("| `")]
@@ -139,7 +143,7 @@ def test_every_metric_is_defined_as_the_code_defines_it():
     assert table == rows, "docs/methods.md, section Metrics, needs the rows\n" + "\n".join(rows)
 
 
-# Traces: fields, codes, reasons, and examples that work.
+# Traces: fields, codes, reasons and working examples.
 
 
 @pytest.mark.parametrize("tag", EVENTS)
@@ -154,7 +158,7 @@ def test_every_kind_of_span_and_every_reason_to_wait_is_described():
     assert first_cells(section(TRACES_MD, "Waiting")) == list(get_args(waiting.Reason))
 
 
-def test_tables_and_codes_are_those_of_the_database():
+def test_the_databases_tables_and_codes_are_described():
     text = section(TRACES_MD, "The database")
     tables = {"run", *(table.name for table in schema.ROWS.values())}
     coded = {
@@ -178,7 +182,7 @@ def test_the_jsonl_example_is_a_trace():
     assert (len(trace.spans), len(trace.decisions), len(trace.commits), len(trace.rounds)) == (2, 1, 1, 1)
 
 
-def test_the_sql_example_sums_up_a_run(tmp_path):
+def test_the_sql_example_sums_the_spans_of_a_run(tmp_path):
     (query,) = blocks(TRACES_MD, "sql")
     trace = sample_trace("speculative")
     with Store(tmp_path / "traces.db") as store:
@@ -199,13 +203,13 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse as the command would; say why it cannot."""
-    complaint = io.StringIO()
+    """Parse arguments as the command would; fail with its error."""
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(errors):
             return build_parser().parse_args(arguments)
     except SystemExit:
-        pytest.fail(f"specscope {shlex.join(arguments)}: {complaint.getvalue()}")
+        pytest.fail(f"specscope {shlex.join(arguments)}: {errors.getvalue()}")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
@@ -218,8 +222,8 @@ def test_the_readme_shows_every_command():
     assert {arguments[0] for arguments in command_lines(README)} == set(COMMANDS)
 
 
-def test_commands_named_in_passing_exist():
-    """`specscope word --option` in running text: the word and the options are real."""
+def test_commands_in_running_text_exist():
+    """`specscope command --option`: the command and the options exist."""
     for document in DOCUMENTS:
         for text in re.findall(r"`specscope ([^`]+)`", document.read_text(encoding="utf-8")):
             word, *rest = shlex.split(text)
@@ -230,7 +234,7 @@ def test_commands_named_in_passing_exist():
                 assert option in known._option_string_actions, (document.name, text)
 
 
-def test_make_targets_named_in_the_documents_exist():
+def test_make_targets_in_the_documents_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for document in DOCUMENTS:
         for target in re.findall(r"(?:`|^)make ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
@@ -241,14 +245,14 @@ def test_make_targets_named_in_the_documents_exist():
 
 
 def test_the_readmes_session_runs(capsys, monkeypatch):
-    """On threads: two processes that load PyTorch take longest here, and the runtimes' contract tests start them anyway."""
+    """On threads, which start faster; tests of the runtimes start worker processes."""
     (session,) = blocks(README, "python")
     monkeypatch.setattr(
         engine, "open", partial(engine.open, runtime="local-thread", device="cpu"), raising=False
     )
     assert len([line for line in session.splitlines() if line.strip()]) == 6
     names: dict[str, Any] = {}
-    exec(compile(session, "README.md", "exec"), names)  # the README's own text
+    exec(compile(session, "README.md", "exec"), names)  # the text of the README
     trace, printed = names["trace"], capsys.readouterr().out
     assert trace.status == "done"
     assert printed.startswith(trace.text + "\n")
@@ -266,7 +270,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
-def test_links_and_pictures_lead_somewhere_in_the_project(document):
+def test_links_and_pictures_exist_in_the_project(document):
     text = document.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     for link in (link for link in links if not link.startswith("https://")):
@@ -278,7 +282,7 @@ def test_links_and_pictures_lead_somewhere_in_the_project(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
-def test_files_named_in_the_text_exist(document):
+def test_files_in_running_text_exist(document):
     text = document.read_text(encoding="utf-8")
     top = "|".join(re.escape(p.name) for p in top_folders())
     for path in re.findall(rf"`((?:{top})/[^`\s<>]*)`", text):
@@ -286,42 +290,28 @@ def test_files_named_in_the_text_exist(document):
 
 
 def top_folders() -> list[Path]:
-    """Return the project's folders at the top."""
+    """Return the project's top folders."""
     return sorted({ROOT / f.relative_to(ROOT).parts[0] for f in project_files() if f.parent != ROOT})
 
 
-def test_the_folder_tree_is_the_real_one():
-    (tree,) = blocks(section(README, "What is where"), "text")
-    lines = re.findall(r"^( *)([\w.]+)/ +(\S.*)$", tree, re.MULTILINE)
+def test_the_readme_lists_all_folders():
+    (tree,) = blocks(section(README, "Folders"), "text")
+    lines = re.findall(r"^([\w.]+)/ +\S.*$", tree, re.MULTILINE)
     assert len(lines) == len(tree.splitlines()), "a line per folder, each with a description"
-    tops = [name for indent, name, _ in lines if not indent]
-    assert tops == [p.name for p in top_folders()]
-    parent = ""
-    for indent, name, _ in lines:
-        parent = parent if indent else name
-        assert (ROOT / parent / name if indent else ROOT / name).is_dir(), name
+    assert lines == [folder.name for folder in top_folders()]
 
 
-def test_every_package_of_the_sources_is_in_the_folder_tree():
-    (tree,) = blocks(section(README, "What is where"), "text")
-    shown = set(re.findall(r"^ +([\w.]+)/", tree, re.MULTILINE))
-    folders = {
-        f.parent.name for top in ("app", "engine", "traces") for f in (ROOT / top).glob("*/__init__.py")
-    }
-    assert shown == folders
-
-
-def test_no_file_holds_an_absolute_path_of_a_machine():
+def test_no_file_contains_an_absolute_path_of_a_machine():
     homes = r"(?<![\w.~}\]/*-])/(?:home|Users|root|work|workspaces?|mnt|scratch)/[\w.]"
     patterns = [homes, *([re.escape(str(ROOT)) + r"\b"] if len(ROOT.parts) > 2 else [])]
     for file in project_files():
         content = file.read_bytes()
         if b"\0" not in content and file != Path(__file__).resolve():
-            found = re.search("|".join(patterns), content.decode("utf-8"))
-            assert not found, (str(file.relative_to(ROOT)), found[0] if found else "")
+            path = re.search("|".join(patterns), content.decode("utf-8"))
+            assert not path, (str(file.relative_to(ROOT)), path[0] if path else "")
 
 
-def test_the_changelog_begins_with_the_version_of_the_package():
+def test_the_changelog_begins_with_the_packages_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     first = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert first
@@ -334,6 +324,31 @@ def test_the_readme_names_the_licence_of_every_training_text():
     assert not [name for name in licences if name.replace(" (US)", "") not in text]
 
 
-@pytest.mark.parametrize(("name", "lines"), LONGEST.items())
+@pytest.mark.parametrize(("name", "lines"), MAX_LINES.items())
 def test_documents_stay_short(name, lines):
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= lines
+
+
+def test_the_architecture_is_short_and_its_picture_up_to_date():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= MAX_ARCHITECTURE_WORDS
+    assert len(re.findall(r"!\[", text)) == 1
+    drawn = picture.PICTURE.read_text(encoding="utf-8")
+    assert drawn == picture.draw(), "run `python -m tests.docs.picture`"
+
+
+def test_the_picture_has_every_import_between_rooms():
+    """An arrow, or several in a row, for each import; and no arrow without an import."""
+    arrows = picture.arrows()
+    reached = {name: {name} for name in picture.ROWS}
+    for upper, lower in reversed(arrows):
+        reached[upper] |= reached[lower]
+    imports = {
+        (picture.row_of(module), picture.row_of(other))
+        for module, imported in graph().items()
+        for other in imported
+    }
+    assert all(lower in reached[upper] for upper, lower in imports)
+    assert set(arrows) <= imports
+    lanes = picture.lanes(arrows)
+    assert len(set(lanes)) == len(arrows)

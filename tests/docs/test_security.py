@@ -1,4 +1,4 @@
-"""The document on security says what the tests of attacks show."""
+"""The document on security agrees with the tests of attacks and with the limits in the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
-def test_every_test_that_the_document_names_exists() -> None:
+def test_every_test_in_the_document_exists() -> None:
     files = (ROOT / "tests" / "security").glob("test_*.py")
     known = {
         name
@@ -23,7 +23,7 @@ def test_every_test_that_the_document_names_exists() -> None:
     assert not set(named) - known
 
 
-def test_the_limits_are_those_of_the_code() -> None:
+def test_the_limits_in_the_document_are_the_codes() -> None:
     mb = 2**20
     for words in (
         f"at most {limits.MAX_BODY // mb} MB",
@@ -31,10 +31,10 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"at most {limits.BODY_SECONDS:g} s",
         f"complete in {limits.HEAD_SECONDS:g} s",
         f"at most {limits.CONNECTIONS}",
-        f"at most {page.VISITS:,}",
-        f"at most {page.UNREAD} unread",
-        f"at most {page.DEEPEST} levels",
-        f"after {login.FREE} wrong guesses",
-        f"then {login.LONGEST:g} s",
+        f"at most {page.MAX_SESSIONS:,}",
+        f"at most {page.MAX_UNREAD} unread",
+        f"at most {page.MAX_DEPTH} levels",
+        f"after {login.FREE_GUESSES} wrong guesses",
+        f"then {login.MAX_WAIT:g} s",
     ):
         assert words in TEXT, words

@@ -1,4 +1,4 @@
-"""Run the command line in this process, and say what it did: exit code, output, error."""
+"""Run the command line in this process; return exit code, output and error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.traces.samples import sample_events
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
     err: str
 
     def failed(self, code: int, *parts: str) -> bool:
-        """Return whether the command ended with this code and one line of error that holds all parts."""
+        """Whether the command ended with this code and a one-line error that contains all parts."""
         return (
             self.code == code
             and self.out == ""
@@ -45,7 +45,7 @@ def command(*argv: str) -> Done:
 
 
 def is_one_line(err: str) -> bool:
-    """Return whether an error is one line of bounded length that is no traceback."""
+    """Whether an error is one line of bounded length, not a traceback."""
     known = err.startswith("specscope: ") and "Traceback" not in err and "internal error" not in err
     return known and err.endswith("\n") and err.count("\n") == 1 and len(err) < 2200
 
@@ -58,12 +58,12 @@ def _content(stream: io.TextIOWrapper) -> str:
 
 
 def use_models(monkeypatch: pytest.MonkeyPatch, opening: Callable[..., Any]) -> None:
-    """Replace `engine.open`, without the libraries that a look at it would import."""
+    """Replace `engine.open` without importing the engine's libraries."""
     monkeypatch.setitem(vars(engine), "open", opening)
 
 
 class Models:
-    """Stand-in for an open cluster: every run is a sample."""
+    """Fake of an open cluster: every run is a sample."""
 
     context = 512
 

@@ -1,4 +1,4 @@
-"""Any list of arguments: the real parser and the real commands, over models that cost nothing."""
+"""Random arguments for the real parser and the real commands, with fake models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.traces.samples import sample_trace
 from traces.store import Store
 
 WORDS = ("play", "run", "compare", "methods", "report", "export", "import", "bench", "calibrate", "nap")
-SENSIBLE = (
+VALID = (
     ("run", "--method", "pearl", "--prompt", "x"),
     ("run", "--method", "autoregressive", "--prompt-file", "prompts.jsonl"),
     ("compare", "--methods", "pearl", "--prompt-file", "prompts.jsonl"),
@@ -37,7 +37,7 @@ PATHS = (
 )
 
 
-def test_any_list_of_arguments_ends_with_a_code_and_at_most_one_line(tmp_path, monkeypatch):
+def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
     use_models(monkeypatch, Models())
@@ -54,12 +54,12 @@ def test_any_list_of_arguments_ends_with_a_code_and_at_most_one_line(tmp_path, m
     options = (
         st.tuples(st.sampled_from(FLAGS), values) | st.tuples(values) | st.tuples(st.sampled_from(FLAGS))
     )
-    starts = st.sampled_from(SENSIBLE) | st.tuples(st.sampled_from(WORDS)) | st.just(())
+    starts = st.sampled_from(VALID) | st.tuples(st.sampled_from(WORDS)) | st.just(())
 
     @settings(max_examples=40, deadline=None, derandomize=True)
     @given(starts, st.lists(options, max_size=4))
     def attack(start, rest):
-        done = command(*start, *(part for each in rest for part in each))
+        done = command(*start, *(part for option in rest for part in option))
         assert done.code in (0, 1, 2), done
         assert (done.err != "") == (done.code != 0), done
         assert not done.err or is_one_line(done.err), done.err

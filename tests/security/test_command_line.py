@@ -15,13 +15,13 @@ from tests.traces.samples import sample_trace
 from traces.store import Store
 
 ROOT = Path(__file__).parents[2]
-ASKED = ("run", "--method", "pearl", "--prompt", "x")
+RUN = ("run", "--method", "pearl", "--prompt", "x")
 DIGITS = "9" * 5000
 
 
 @pytest.fixture(autouse=True)
 def _no_models(monkeypatch, tmp_path):
-    """Refuse to open models: what is wrong must be found before."""
+    """Fail if models are opened: errors must be raised before that."""
 
     def refuse(*_, **__):
         raise AssertionError("models were opened")
@@ -31,7 +31,7 @@ def _no_models(monkeypatch, tmp_path):
 
 
 def process(*argv, env=None, **streams):
-    """Run `specscope` in a process of its own; arguments may be bytes."""
+    """Run `specscope` in a new process; arguments may be bytes."""
     return subprocess.run(
         [sys.executable, "-m", "app.main", *argv],
         cwd=ROOT,
@@ -65,7 +65,7 @@ def process(*argv, env=None, **streams):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_setting_is_refused_before_models_open(argv, message):
-    assert command(*ASKED, *argv).failed(2, message)
+    assert command(*RUN, *argv).failed(2, message)
 
 
 def test_a_wrong_setting_of_a_compared_method_is_refused_before_models_open():
@@ -80,7 +80,7 @@ def test_a_seed_that_leaves_the_range_with_the_last_prompt_is_refused(tmp_path):
     assert command(*argv).failed(2, "seed is 9223372036854775808")
 
 
-def test_no_command_waits_for_libraries_before_its_arguments_are_checked():
+def test_arguments_are_checked_before_libraries_are_imported():
     code = (
         "import app.main, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
     )
@@ -104,21 +104,21 @@ def test_no_command_waits_for_libraries_before_its_arguments_are_checked():
     ],
     ids=lambda argv: argv[0] + argv[1][:9],
 )
-def test_a_value_of_5000_digits_is_cut_in_the_message(argv):
-    done = command(*ASKED, *argv)
+def test_a_value_of_5000_digits_is_shortened_in_the_error(argv):
+    done = command(*RUN, *argv)
     assert (done.code, is_one_line(done.err)) == (2, True), done.err[:200]
     assert len(done.err) < 500
 
 
-def test_a_message_of_a_whole_file_is_cut_to_one_line(monkeypatch):
+def test_an_error_of_many_lines_is_shortened_to_one(monkeypatch):
     def refuse(*_, **__):
         raise UsageError("x" * 10**6 + "\n" + "y z\n" * 10**5)
 
     use_models(monkeypatch, refuse)
-    assert command(*ASKED).failed(2, "xxx… y z y z")
+    assert command(*RUN).failed(2, "xxx… y z y z")
 
 
-def test_a_value_is_shown_in_one_short_line():
+def test_shown_values_are_one_short_line():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -130,12 +130,12 @@ def test_a_value_is_shown_in_one_short_line():
 @pytest.mark.parametrize(
     "argv",
     [
-        [*ASKED, "--stop", b"\xff"],
-        [*ASKED, "--prompt", b"a\xffb"],
-        [*ASKED, "--method", b"\xff"],
-        [*ASKED, "--pair", b"\xff"],
-        [*ASKED, "--target", b"\xff"],
-        [*ASKED, "--set", b"gamma=\xff"],
+        [*RUN, "--stop", b"\xff"],
+        [*RUN, "--prompt", b"a\xffb"],
+        [*RUN, "--method", b"\xff"],
+        [*RUN, "--pair", b"\xff"],
+        [*RUN, "--target", b"\xff"],
+        [*RUN, "--set", b"gamma=\xff"],
         ["--host", b"\xff"],
         ["--auth", b"me:\xff"],
         ["export", b"\xff"],
@@ -158,7 +158,7 @@ def test_a_database_path_that_is_not_utf8_works(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["SPECSCOPE_DB", "XDG_DATA_HOME"])
-def test_a_home_folder_that_does_not_exist_is_one_line(monkeypatch, variable):
+def test_an_unknown_home_folder_is_a_one_line_error(monkeypatch, variable):
     monkeypatch.delenv("SPECSCOPE_DB")
     monkeypatch.setenv(variable, "~nouser/x.db")
     assert command("export", "x").failed(2, "there is no home folder for '~nouser/x.db'")
@@ -172,14 +172,14 @@ def stored(tmp_path_factory):
     return path
 
 
-def test_an_ascii_terminal_gets_utf8(stored):
+def test_output_is_utf8_on_an_ascii_terminal(stored):
     argv = ["export", "sample-speculative", "--db", str(stored)]
     done = process(*argv, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "猫" in done.stdout.decode("utf-8")
 
 
-def test_a_full_standard_output_is_one_line(stored):
+def test_a_full_standard_output_is_a_one_line_error(stored):
     with open("/dev/full", "wb") as full:
         done = process(
             "export", "sample-speculative", "--db", str(stored), stdout=full, stderr=subprocess.PIPE
@@ -188,7 +188,7 @@ def test_a_full_standard_output_is_one_line(stored):
     assert b"No space left" in done.stderr
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly(stored):
+def test_a_closed_pipe_ends_the_command_silently(stored):
     read, write = os.pipe()
     os.close(read)
     done = process("export", "sample-speculative", "--db", str(stored), stdout=write, stderr=subprocess.PIPE)
@@ -196,15 +196,15 @@ def test_a_reader_that_leaves_ends_the_command_quietly(stored):
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_fault_of_specscope_itself_is_one_line_with_its_traceback_on_request(monkeypatch):
+def test_an_internal_error_is_one_line_and_its_traceback_optional(monkeypatch):
     def broken(*_, **__):
-        raise ZeroDivisionError("of all things")
+        raise ZeroDivisionError("a bug")
 
     use_models(monkeypatch, broken)
-    assert command(*ASKED) == (
+    assert command(*RUN) == (
         1,
         "",
-        "specscope: internal error: ZeroDivisionError: of all things; please report it\n",
+        "specscope: internal error: ZeroDivisionError: a bug; please report it\n",
     )
     monkeypatch.setenv("SPECSCOPE_DEBUG", "1")
-    assert "Traceback" in command(*ASKED).err
+    assert "Traceback" in command(*RUN).err

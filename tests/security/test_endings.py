@@ -1,4 +1,4 @@
-"""SIGTERM to the server: the service is closed, the workers end, what was decoded is stored, and the exit code says so."""
+"""SIGTERM to the server: workers end, runs are stored, and the exit code is 143."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from app import main, server
 from app.runs import RunRequest
 from tests.app.fakes import FakeCluster, FakeOpen
 
-class Told(FakeCluster):
+class Reported(FakeCluster):
     waits = 0
 
     def _wait(self, cancel):
         self.waits += 1
-        if self.waits == 3:  # two words are there
+        if self.waits == 3:  # two words are decoded
             print("decoding", flush=True)
         return super()._wait(cancel)
 
@@ -32,7 +32,7 @@ class Told(FakeCluster):
         print("cluster closed", flush=True)
 
 def service(database):
-    real = Service(database, FakeOpen(Told(words=("word",) * 100_000, delay=0.01)))
+    real = Service(database, FakeOpen(Reported(words=("word",) * 100_000, delay=0.01)))
     start, real.start = real.start, lambda request: (start(request), start(RunRequest(method="pearl", prompt="Hi")))
     return real
 
@@ -56,7 +56,7 @@ def test_sigterm_ends_the_workers_stores_the_run_and_exits_with_143(tmp_path) ->
         assert lines[1] == "decoding\n", lines
         page = http.client.HTTPConnection("127.0.0.1", int(lines[0].rpartition(":")[2]), timeout=60)
         page.request("GET", "/gradio_api/heartbeat/open-page")
-        assert page.getresponse().status == 200  # a stream that does not end by itself
+        assert page.getresponse().status == 200  # a stream without an end
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=120)
     finally:

@@ -1,4 +1,4 @@
-"""Attacks on the login: guessing, malformed headers, and locking out the rightful user."""
+"""Attacks on the login: guessing, malformed headers, locking out the legitimate user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app import login
 from app.cli import play
-from app.login import COOKIE, FREE, LONGEST, Login
+from app.login import COOKIE, FREE_GUESSES, MAX_WAIT, Login
 from app.main import build_parser
 from app.server import check_exposure
 from engine.errors import UsageError
@@ -44,12 +44,12 @@ def test_guesses_are_slowed_down_to_one_in_sixteen_seconds(app, clock) -> None:
     for _ in range(200):
         evaluated += attacker.get("/", auth=WRONG).status_code == 401
         clock.now += 1
-    assert evaluated <= FREE + 5 + 200 / LONGEST
+    assert evaluated <= FREE_GUESSES + 5 + 200 / MAX_WAIT
 
 
 def test_the_right_password_is_not_tried_while_an_address_must_wait(app, clock) -> None:
     attacker = browser(app)
-    for _ in range(FREE):
+    for _ in range(FREE_GUESSES):
         assert attacker.get("/", auth=WRONG).status_code == 401
     answer = attacker.get("/", auth=RIGHT)
     assert answer.status_code == 429
@@ -57,67 +57,67 @@ def test_the_right_password_is_not_tried_while_an_address_must_wait(app, clock) 
     assert "try again in 1 s" in answer.text
 
 
-def test_nobody_waits_longer_than_sixteen_seconds(app, clock) -> None:
+def test_no_wait_is_longer_than_sixteen_seconds(app, clock) -> None:
     attacker = browser(app)
     for _ in range(50):
         attacker.get("/", auth=WRONG)
-        clock.now += LONGEST
+        clock.now += MAX_WAIT
     attacker.get("/", auth=WRONG)
-    clock.now += LONGEST
+    clock.now += MAX_WAIT
     assert attacker.get("/", auth=RIGHT).status_code == 200
 
 
-def test_guesses_from_one_address_do_not_keep_others_out(app) -> None:
+def test_guesses_from_one_address_do_not_delay_others(app) -> None:
     attacker = browser(app)
     for _ in range(50):
         attacker.get("/", auth=WRONG)
     assert browser(app, "10.0.0.2").get("/", auth=RIGHT).status_code == 200
 
 
-def test_a_browser_that_logged_in_stays_in_while_another_one_guesses_from_its_address(app) -> None:
-    rightful, attacker = browser(app), browser(app)
-    first = rightful.get("/", auth=RIGHT)
+def test_a_browser_that_logged_in_never_waits_for_guesses_from_its_address(app) -> None:
+    legitimate, attacker = browser(app), browser(app)
+    first = legitimate.get("/", auth=RIGHT)
     assert all(part in first.headers["set-cookie"] for part in (COOKIE, "HttpOnly", "SameSite=Strict"))
     for _ in range(50):
         attacker.get("/", auth=WRONG)
     assert attacker.get("/", auth=RIGHT).status_code == 429
-    assert rightful.get("/", auth=RIGHT).status_code == 200
+    assert legitimate.get("/", auth=RIGHT).status_code == 200
 
 
-def test_the_cookie_alone_opens_nothing_and_a_made_up_one_spares_nothing(app) -> None:
-    rightful, attacker = browser(app), browser(app)
-    rightful.get("/", auth=RIGHT)
-    assert rightful.get("/").status_code == 401
-    assert rightful.get("/", auth=WRONG).status_code == 401
+def test_the_cookie_replaces_no_password_and_a_forged_one_no_wait(app) -> None:
+    legitimate, attacker = browser(app), browser(app)
+    legitimate.get("/", auth=RIGHT)
+    assert legitimate.get("/").status_code == 401
+    assert legitimate.get("/", auth=WRONG).status_code == 401
     attacker.cookies.set(COOKIE, "x" * 43)
-    for _ in range(FREE):
+    for _ in range(FREE_GUESSES):
         attacker.get("/", auth=WRONG)
     assert attacker.get("/", auth=RIGHT).status_code == 429
 
 
-def test_a_login_and_a_long_pause_start_the_count_anew(app, clock) -> None:
-    person = browser(app)
+def test_a_login_and_a_long_pause_reset_the_count(app, clock) -> None:
+    user = browser(app)
     for _ in range(3):
-        for _ in range(FREE - 1):
-            assert person.get("/", auth=WRONG).status_code == 401
-        assert person.get("/", auth=RIGHT).status_code == 200
-        person.cookies.clear()
+        for _ in range(FREE_GUESSES - 1):
+            assert user.get("/", auth=WRONG).status_code == 401
+        assert user.get("/", auth=RIGHT).status_code == 200
+        user.cookies.clear()
     for _ in range(50):
-        person.get("/", auth=WRONG)
-    clock.now += login.FORGOTTEN + 1
-    assert person.get("/", auth=WRONG).status_code == 401
-    assert person.get("/", auth=RIGHT).status_code == 200
+        user.get("/", auth=WRONG)
+    clock.now += login.RESET_SECONDS + 1
+    assert user.get("/", auth=WRONG).status_code == 401
+    assert user.get("/", auth=RIGHT).status_code == 200
 
 
 def test_the_addresses_of_one_ipv6_network_share_their_guesses(app) -> None:
-    for number in range(FREE):
+    for number in range(FREE_GUESSES):
         browser(app, f"2001:db8::{number:x}").get("/", auth=WRONG)
     assert browser(app, "2001:db8::ffff").get("/", auth=WRONG).status_code == 429
     assert browser(app, "2001:db8:0:1::1").get("/", auth=RIGHT).status_code == 200
 
 
 def test_guesses_from_many_addresses_use_bounded_memory(app, monkeypatch) -> None:
-    monkeypatch.setattr(login, "ADDRESSES", 10)
+    monkeypatch.setattr(login, "MAX_ADDRESSES", 10)
     for number in range(30):
         browser(app, f"10.0.1.{number}").get("/", auth=WRONG)
     assert len(app._guesses._counts) == 10
@@ -142,15 +142,15 @@ def test_a_malformed_authorization_header_is_a_wrong_login(app, header) -> None:
     assert answer.headers["www-authenticate"].startswith("Basic")
 
 
-def test_the_password_is_taken_from_the_environment(monkeypatch) -> None:
-    taken = []
-    monkeypatch.setattr("app.server.serve", lambda **given: taken.append(given["auth"]) or 0)
+def test_the_password_is_read_from_the_environment(monkeypatch) -> None:
+    logins = []
+    monkeypatch.setattr("app.server.serve", lambda **more: logins.append(more["auth"]) or 0)
     monkeypatch.setenv("SPECSCOPE_AUTH", "ada:from-the-environment")
     for line in (["play"], ["play", "--auth", "ada:typed"]):
         play.run(build_parser().parse_args(line))
     monkeypatch.delenv("SPECSCOPE_AUTH")
     play.run(build_parser().parse_args(["play"]))
-    assert taken == ["ada:from-the-environment", "ada:typed", None]
+    assert logins == ["ada:from-the-environment", "ada:typed", None]
     assert "SPECSCOPE_AUTH" in play_help()
 
 
@@ -163,6 +163,6 @@ def play_help() -> str:
 
 
 @pytest.mark.parametrize("auth", ["", "ada", "ada:", ":x", "ada:\udcff"])
-def test_a_login_that_nobody_can_give_is_bad_usage(auth) -> None:
+def test_a_malformed_login_is_bad_usage(auth) -> None:
     with pytest.raises(UsageError, match=r"--auth \(or SPECSCOPE_AUTH\) must be user:password"):
         check_exposure("0.0.0.0", auth, unsafe=False)

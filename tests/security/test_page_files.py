@@ -1,4 +1,4 @@
-"""Attacks on files through the page: no handler and no address reads, copies or serves a file of the machine."""
+"""Attacks on files through the page: no handler and no address reads or serves a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _sessions = itertools.count()
 
 @pytest.fixture
 def targets(outside: Path, tmp_path: Path) -> list[str]:
-    """Return what an attacker would name: files in every place, devices, pipes, folders, links, addresses."""
+    """Return paths that an attacker would use: files, devices, pipes, folders, links, URLs."""
     link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe.jsonl"
     link.symlink_to(outside)
     os.mkfifo(pipe)
@@ -42,7 +42,7 @@ def targets(outside: Path, tmp_path: Path) -> list[str]:
 
 
 def shapes(target: str) -> list[Any]:
-    """Return the values that Gradio would take for a file, bare and hidden."""
+    """Return values that Gradio would treat as a file, bare and nested."""
     bare = {"path": target, "meta": FILE_DATA}
     return [
         bare,
@@ -55,23 +55,23 @@ def shapes(target: str) -> list[Any]:
 
 
 def handlers(page: Page) -> list[Any]:
-    found = list(page.fns.values())
-    assert len(found) > 20
-    return found
+    functions = list(page.fns.values())
+    assert len(functions) > 20
+    return functions
 
 
 @pytest.fixture
 def copied(monkeypatch) -> list[str]:
-    """Return the paths that Gradio was asked to copy, which must remain none."""
-    asked: list[str] = []
+    """Return the paths that Gradio copies; the list must stay empty."""
+    paths: list[str] = []
 
     def copy(path: Any, *_: Any) -> str:
-        asked.append(str(path))
+        paths.append(str(path))
         return str(path)
 
     monkeypatch.setattr(processing_utils, "save_file_to_cache", copy)
     monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", copy)
-    return asked
+    return paths
 
 
 def test_every_handler_refuses_every_file_in_every_input(page, targets, copied) -> None:
@@ -89,7 +89,7 @@ def test_every_handler_refuses_every_file_in_every_input(page, targets, copied) 
 
 
 def test_a_handler_that_returns_a_file_is_refused(page, outside, copied) -> None:
-    """Gradio would copy what an output names, from the working directory and the folder for temporary files."""
+    """Gradio would copy such files from the working directory and from temporary folders."""
 
     async def attack() -> None:
         LocalContext.blocks.set(page)
@@ -105,7 +105,7 @@ def test_a_handler_that_returns_a_file_is_refused(page, outside, copied) -> None
 
 
 def call(client: TestClient, handler: int, data: list[Any], event: Any = None) -> str:
-    """Call a handler as the page does and return all that the server sends back."""
+    """Call a handler as the page does; return the server's answer."""
     session = f"attack{next(_sessions)}"
     body = {"fn_index": handler, "session_hash": session, "data": data, "event_data": event}
     joined = client.post("/gradio_api/queue/join", json=body)
@@ -114,7 +114,7 @@ def call(client: TestClient, handler: int, data: list[Any], event: Any = None) -
     return client.get("/gradio_api/queue/data", params={"session_hash": session}).text
 
 
-def test_a_queue_call_with_a_file_answers_nothing_of_it(client, page, outside, copied, capfd) -> None:
+def test_a_queue_call_with_a_file_reveals_nothing_of_it(client, page, outside, copied, capfd) -> None:
     for number, handler in page.fns.items():
         if handler.inputs:
             answer = call(client, number, shapes(str(outside))[:1] * len(handler.inputs))
@@ -130,7 +130,7 @@ def test_a_file_in_the_data_of_an_event_is_only_text(client, page, outside, copi
     file = shapes(str(outside))[0]
     for number, handler in page.fns.items():
         if handler.fn is not None and handler.name not in ("ask", "regenerate"):
-            event = dict.fromkeys(("run", "error", "offset", "here", "ticked"), file)
+            event = dict.fromkeys(("run", "error", "offset", "listed", "ticked"), file)
             answer = call(client, number, [None] * len(handler.inputs), event)
             assert "process_completed" in answer, handler.name
             assert SECRET not in answer
@@ -138,7 +138,7 @@ def test_a_file_in_the_data_of_an_event_is_only_text(client, page, outside, copi
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
-def test_the_device_without_an_end_does_not_hold_a_handler(client, page) -> None:
+def test_an_endless_device_does_not_block_a_handler(client, page) -> None:
     for number, handler in page.fns.items():
         if len(handler.inputs) == 1:
             assert "takes no files" in call(client, number, shapes("/dev/zero")[:1])
@@ -146,7 +146,7 @@ def test_the_device_without_an_end_does_not_hold_a_handler(client, page) -> None
 
 
 def test_a_cluster_that_is_not_in_the_list_is_refused(client, page, tmp_path) -> None:
-    """The command line takes a profile's path; the page takes one of those listed."""
+    """The command line accepts a profile's path, the page only a listed name."""
     secret = tmp_path / "mine.toml"
     secret.write_text(f'title = "{SECRET}"')
     (number,) = [
@@ -161,7 +161,7 @@ def test_deeply_nested_values_are_refused() -> None:
     deep: Any = "x"
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(gr.Error, match="nests too deeply"):
+    with pytest.raises(gr.Error, match="nested too deeply"):
         check_plain(deep)
     check_plain({"past": [["a", "b", "c"]], "answers": [["x", "y"]]})
 
@@ -204,7 +204,7 @@ def test_no_address_serves_or_takes_files_runs_handlers_directly_or_fetches_from
         assert client.get(path).status_code == 404, path
 
 
-def test_climbing_out_of_the_served_folders_is_refused(client) -> None:
+def test_paths_out_of_the_served_folders_are_refused(client) -> None:
     for top in ("/assets", "/static", "/specscope/files"):
         for climb in ("../" * 12, "..%2f" * 12, "%2e%2e/" * 12, "/", "....//" * 8):
             answer = client.get(f"{top}/{climb}etc/passwd")
@@ -244,14 +244,14 @@ def test_a_file_over_the_limit_is_refused_while_it_is_sent(client, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_imports_at_once_do_not_share_the_memory(client, monkeypatch) -> None:
+def test_a_second_import_at_once_is_refused(client, monkeypatch) -> None:
     answers = []
 
-    def import_while_another_is_under_way(service, file) -> str:
+    def import_during_another_import(service, file) -> str:
         answers.append(client.post("/specscope/import", content=b"x"))
         return "first"
 
-    monkeypatch.setattr(routes, "import_trace", import_while_another_is_under_way)
+    monkeypatch.setattr(routes, "import_trace", import_during_another_import)
     assert client.post("/specscope/import", content=b"x").json() == {"run": "first"}
     assert answers[0].status_code == 503
-    assert "another import is under way" in answers[0].json()["error"]
+    assert "another import is running" in answers[0].json()["error"]

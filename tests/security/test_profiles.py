@@ -1,4 +1,4 @@
-"""Attacks by a latency profile: counts, times and names out of any range."""
+"""Attacks by latency profiles: counts, times and names out of range."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def refused(name: str) -> str:
         ("pearl-3xA100", "layers = 32", "layers = " + "[" * 50_000, "cannot be read"),
     ],
 )
-def test_a_number_or_name_that_no_cluster_has_is_refused_by_its_range(written, stem, old, new, message):
+def test_a_number_or_name_out_of_range_is_refused(written, stem, old, new, message):
     assert old in TEXTS[stem]
     assert message in refused(written(TEXTS[stem].replace(old, new, 1), stem))
 
 
-def test_devices_that_are_no_tables_are_refused(written):
+def test_devices_must_be_tables(written):
     text = TEXTS["8xA100"].replace("gpus = 8", "devices = [1, 2]", 1)
     assert "devices.0 is 1; it must be of type dict" in refused(written(text, "8xA100"))
 
@@ -136,11 +136,11 @@ def test_a_device_pipe_or_directory_as_a_profile_is_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", ["", " ", "/dev/zero", "..", "x\ny" * 1000, "\x1b[2J", "8XA100"])
-def test_a_name_that_is_no_profile_is_refused_with_those_there_are(name):
+def test_the_error_of_an_unknown_profile_lists_the_known_ones(name):
     assert "choose one of 8xA100, A100-OPT, pearl-3xA100" in refused(name)
 
 
-def test_a_grid_with_a_million_gaps_is_refused_at_its_first():
+def test_a_grid_with_a_million_gaps_is_refused_at_the_first():
     points = [[1 + i, i, 1 + i, 1.0] for i in range(9000)]
     with pytest.raises(UsageError, match="there is no time for rows, context, batch = "):
         Grid.of(points)
@@ -172,7 +172,7 @@ def lines(stem: str) -> list[str]:
 
 @BOUNDED
 @given(data=st.data())
-def test_any_one_line_of_a_profile_may_be_odd(tmp_path_factory, data):
+def test_a_profile_with_any_line_changed_is_read_or_refused(tmp_path_factory, data):
     stem = data.draw(st.sampled_from(sorted(TEXTS)))
     line = data.draw(st.sampled_from(lines(stem)))
     value = data.draw(st.sampled_from(VALUES))

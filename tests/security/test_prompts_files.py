@@ -54,8 +54,8 @@ def test_prompts_are_read_only_from_a_regular_file(tmp_path, name):
         (b'{"text": "a", "category": [1]}', "line 1 has category [1]; it must be a text"),
         (b'{"text": "a"} {"text": "b"}', "line 1 is not JSON (Extra data"),
         (b"\xff", "byte 0 is not UTF-8"),
-        (b"", "holds no prompt"),
-        (b"\n \n", "holds no prompt"),
+        (b"", "contains no prompt"),
+        (b"\n \n", "contains no prompt"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -120,7 +120,7 @@ def test_a_full_device_gives_one_line(db):
     [
         (".", "is a folder; name a file"),
         ("", "is a folder"),
-        ("no/where.html", "would lie in a folder that is not there"),
+        ("no/where.html", "does not exist; make it first"),
     ],
 )
 @pytest.mark.parametrize("word", ["report", "export"])

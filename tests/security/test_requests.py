@@ -1,4 +1,4 @@
-"""Attacks by requests: other sites, wrong names, malformed headers, large and slow bodies, half-open connections."""
+"""Attacks by requests: other sites, bad headers, large and slow bodies, open connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse
 from app import limits
 from app.guard import HEADERS, Boundary
 from app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from app.page import VISITS, Page
+from app.page import MAX_SESSIONS, Page
 from app.routes import _download
 from app.server import bind, protect
 from engine.errors import UsageError
@@ -57,8 +57,8 @@ def test_another_site_or_port_neither_reads_nor_writes(client, origin) -> None:
         ("OPTIONS", "/config"),
         ("GET", "/specscope/model"),
     ):
-        asked = {"Origin": origin, "Access-Control-Request-Method": "GET"}
-        answer = client.request(method, path, headers=asked)
+        headers = {"Origin": origin, "Access-Control-Request-Method": "GET"}
+        answer = client.request(method, path, headers=headers)
         assert answer.status_code == 403, path
         assert not [name for name in answer.headers if name.startswith("access-control")]
         assert guarded(answer.headers)
@@ -66,7 +66,7 @@ def test_another_site_or_port_neither_reads_nor_writes(client, origin) -> None:
         assert client.post(path, content=b"{}", headers={"Origin": origin}).status_code == 403
 
 
-def test_the_own_page_reads_and_writes(client) -> None:
+def test_the_servers_page_reads_and_writes(client) -> None:
     own = {"Origin": OWN, "Sec-Fetch-Site": "same-origin"}
     assert client.get("/config", headers=own).status_code == 200
     assert client.post("/specscope/import", content=b"x", headers=own).status_code == 422
@@ -80,8 +80,8 @@ def test_a_script_picture_or_frame_of_another_site_is_refused_and_a_link_is_foll
         ("navigate", "iframe"),
         ("cors", "empty"),
     ):
-        asked = {"Sec-Fetch-Site": origin, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
-        assert client.get("/config", headers=asked).status_code == 403
+        headers = {"Sec-Fetch-Site": origin, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
+        assert client.get("/config", headers=headers).status_code == 403
     link = {"Sec-Fetch-Site": origin, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert client.get("/", headers=link).status_code == 200
     assert client.post("/specscope/import", headers=link).status_code == 403
@@ -97,7 +97,7 @@ def test_another_name_of_the_server_is_refused(client, host) -> None:
 
 
 @pytest.mark.parametrize("host", ["::1", "0:0:0:0:0:0:0:1"])
-def test_the_ipv6_loopback_address_answers_under_its_name(host) -> None:
+def test_the_ipv6_loopback_address_is_a_name_of_the_server(host) -> None:
     client = TestClient(protect(PlainTextResponse("inside"), host, None), base_url="http://[::1]:7860")
     assert client.get("/").status_code == 200
     own = {"Origin": "http://[::1]:7860"}
@@ -106,7 +106,7 @@ def test_the_ipv6_loopback_address_answers_under_its_name(host) -> None:
 
 
 @pytest.mark.parametrize("host", ["\udcff", "a" * 100 + ".b", "x" * 5000, "", "..", "no such host"])
-def test_a_host_that_is_no_address_is_bad_usage(host) -> None:
+def test_an_invalid_host_is_bad_usage(host) -> None:
     with pytest.raises(UsageError, match=r"--host|cannot listen on"):
         bind(host, 0)
 
@@ -182,7 +182,7 @@ def test_a_body_over_the_limit_is_refused_whether_its_size_is_declared_or_not(cl
     assert client.post("/gradio_api/queue/join", content=too_much).status_code == 413
 
 
-def test_a_body_without_an_end_is_read_no_further_than_the_limit() -> None:
+def test_a_body_without_an_end_is_read_up_to_the_limit() -> None:
     received = []
 
     async def endless() -> dict:
@@ -207,7 +207,7 @@ def test_a_body_that_takes_too_long_is_refused(monkeypatch) -> None:
 
 
 async def exchange(receive) -> list[dict]:
-    """Send a request whose body `receive` gives; return the messages of the answer."""
+    """Send a request with the body of `receive`; return the messages of the answer."""
     answers: list[dict] = []
 
     async def send(message) -> None:
@@ -226,7 +226,7 @@ async def exchange(receive) -> list[dict]:
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """Run a small application behind the playground's connections; yield its port."""
+    """Serve a small application with BoundedConnection; yield its port."""
     app = FastAPI()
 
     @app.post("/size")
@@ -261,7 +261,7 @@ def post(port: int, body: bytes = b"abc") -> bytes:
 
 
 def ended(peer: socket.socket) -> bool:
-    """Wait for the server to close a connection; False when it does not."""
+    """Wait until the server closes a connection; return False if it does not."""
     peer.settimeout(30)
     try:
         while peer.recv(4096):
@@ -298,7 +298,7 @@ def test_a_head_sent_byte_by_byte_is_closed_at_its_deadline(monkeypatch) -> None
         assert not alive
 
 
-def test_a_second_request_on_a_connection_has_a_deadline_too(monkeypatch) -> None:
+def test_a_second_request_on_a_connection_has_a_deadline(monkeypatch) -> None:
     monkeypatch.setattr(limits, "HEAD_SECONDS", 2)
     with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
         peer.sendall(b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
@@ -325,35 +325,35 @@ def test_connections_over_the_limit_are_closed_at_once(monkeypatch) -> None:
             peer.close()
 
 
-# What a visit keeps.
+# State of a session.
 
 
-def visit(client: TestClient, page: Page, session: str, *, read: bool) -> str:
+def call(client: TestClient, page: Page, session: str, *, read: bool) -> str:
     names = {handler.name: number for number, handler in page.fns.items()}
     body = {"fn_index": names["refresh"], "session_hash": session, "data": ["", None]}
     assert client.post("/gradio_api/queue/join", json=body).status_code == 200
     return client.get("/gradio_api/queue/data", params={"session_hash": session}).text if read else ""
 
 
-def test_a_visit_keeps_no_copy_of_the_page(client, page) -> None:
-    visit(client, page, "kept", read=True)
+def test_a_session_stores_no_copy_of_the_page(client, page) -> None:
+    call(client, page, "kept", read=True)
     assert page.state_holder.session_data["kept"].config_values == {}
 
 
-def test_visits_are_forgotten_beyond_a_number(client, page, monkeypatch) -> None:
+def test_sessions_beyond_a_number_are_dropped(client, page, monkeypatch) -> None:
     holder = page.state_holder
-    assert holder.capacity == VISITS
-    visit(client, page, "first", read=True)
+    assert holder.capacity == MAX_SESSIONS
+    call(client, page, "first", read=True)
     monkeypatch.setattr(holder, "capacity", len(holder.session_data))
     for number in range(holder.capacity):
-        visit(client, page, f"later{number}", read=True)
+        call(client, page, f"later{number}", read=True)
     assert len(holder.session_data) == holder.capacity
     assert "first" not in holder.session_data
 
 
-def test_a_visit_that_never_reads_its_answers_gets_no_more(client, page, monkeypatch) -> None:
-    monkeypatch.setattr("app.page.UNREAD", 3)
+def test_a_session_with_unread_answers_gets_no_more(client, page, monkeypatch) -> None:
+    monkeypatch.setattr("app.page.MAX_UNREAD", 3)
     for _ in range(6):
-        visit(client, page, "silent", read=False)
+        call(client, page, "silent", read=False)
     answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
-    assert "too many answers were not read yet" in answers
+    assert "too many answers are unread" in answers

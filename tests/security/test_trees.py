@@ -1,4 +1,4 @@
-"""Attacks by a file of a static token tree."""
+"""Attacks by files of static token trees."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def path_of(depth: int) -> str:
         (b"#" * (1 << 20) + b"\n", "has 1048577 bytes; the limit is 1048576"),
     ],
 )
-def test_a_tree_that_no_forward_can_hold_is_refused(written, content, message):
+def test_an_invalid_tree_is_refused(written, content, message):
     assert message in refused(written(content))
 
 
@@ -76,7 +76,7 @@ def test_a_device_pipe_or_directory_as_a_tree_is_refused(tmp_path, kind):
 @pytest.mark.parametrize(
     "name", ["/dev/zero", "", "..", "../profiles/8xA100", "x\ny" * 1000, "a\x00.toml", "x" * 5000 + ".toml"]
 )
-def test_a_name_that_is_no_tree_is_refused(name):
+def test_an_unknown_name_of_a_tree_is_refused(name):
     with pytest.raises(UsageError):
         tree(name)
 
@@ -101,7 +101,7 @@ def test_any_list_is_a_tree_or_refused(tmp_path_factory, paths):
 
 @BOUNDED
 @given(at=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=6))
-def test_any_bytes_of_a_tree_may_be_others(tmp_path_factory, at, junk):
+def test_a_tree_with_any_other_bytes_is_read_or_refused(tmp_path_factory, at, junk):
     path = tmp_path_factory.getbasetemp() / "junk.toml"
     content = (FOLDER / "medusa.toml").read_bytes()
     at %= len(content)

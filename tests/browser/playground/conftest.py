@@ -1,4 +1,4 @@
-"""The playground as a person starts it: a server process with the real engine, the bundled pair and its own database."""
+"""The playground in a server process with the real engine, the bundled pair and a new database."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 100_000
-"""Milliseconds: a busy machine may need long to load the models; a test waits for states, never for a time."""
+PATIENCE = 300_000
+"""Longest wait for a state in milliseconds; a busy machine may take minutes to load the models."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start the playground on a free port; stop it as Ctrl+C would."""
+    """Start the playground on a free port; stop it by SIGINT."""
     database = tmp_path_factory.mktemp("playground") / "traces.db"
     process = subprocess.Popen(
         [sys.executable, "-m", "app.main", "play", "--port", "0", "--db", str(database)],
@@ -39,44 +39,44 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     watchdog = threading.Timer(PATIENCE / 1000, process.kill)
     watchdog.start()
-    said = []
+    lines = []
     assert process.stdout is not None
     for line in process.stdout:
-        said.append(line)
+        lines.append(line)
         if line.startswith("SpecScope: "):
             break
     watchdog.cancel()
-    assert said, "the playground ended without a word"
-    assert said[-1].startswith("SpecScope: http"), "".join(said)
-    drain = threading.Thread(target=lambda: said.extend(process.stdout or ()), daemon=True)
+    assert lines, "the playground ended without output"
+    assert lines[-1].startswith("SpecScope: http"), "".join(lines)
+    drain = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
     drain.start()
-    yield Server(said[-1].split()[-1], process)
+    yield Server(lines[-1].split()[-1], process)
     process.send_signal(2)
     try:
         process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
     drain.join(10)
-    assert "Traceback" not in "".join(said), "".join(said)
+    assert "Traceback" not in "".join(lines), "".join(lines)
 
 
 @pytest.fixture
 def open_page(server: Server, chromium: Browser):
-    """Open the playground in a page of its own; complaints and requests off the machine fail the test."""
+    """Return a function that opens the playground; errors and outside requests fail the test."""
     pages: list[Page] = []
-    complaints: list[str] = []
+    errors: list[str] = []
 
     def watch(request) -> None:
         address = urlparse(request.url)
         if address.scheme.startswith(("http", "ws")) and address.hostname != "127.0.0.1":
-            complaints.append(f"request off the machine: {request.url}")
+            errors.append(f"request to another machine: {request.url}")
 
     def start(query: str = "", *, theme: str = "light", width: int = 1400) -> Page:
         context = chromium.new_context(viewport={"width": width, "height": 950}, color_scheme=theme)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda e: complaints.append(str(e)))
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: errors.append(str(e)))
         page.on("request", watch)
         page.goto(f"{server.url}/{query}")
         page.get_by_role("heading", name="SpecScope").wait_for()
@@ -86,7 +86,7 @@ def open_page(server: Server, chromium: Browser):
     yield start
     for page in pages:
         page.context.close()
-    assert complaints == []
+    assert errors == []
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The playground in a browser with the real engine: chat, stop, hover, replay, history, errors, themes."""
+"""The playground in a browser: chat, stop, hover, replay, history, errors, themes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ import signal
 
 import psutil
 import pytest
-from playwright.sync_api import Error, Page, expect
+from playwright.sync_api import Error, Locator, Page, expect
+
+from tests.browser.playground.conftest import PATIENCE
 
 pytestmark = pytest.mark.browser
 METHODS = ("Autoregressive", "Speculative decoding", "PEARL")
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."
-expect.set_options(timeout=100_000)
+expect.set_options(timeout=PATIENCE)
+
+
+def fill(box: Locator, text: str) -> None:
+    """Type a text; a box that has just been shown may replace it by its own value once."""
+    expect(box).to_be_editable()
+    for _ in range(3):
+        box.fill(text)
+        box.press("Tab")
+        box.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        if box.input_value() == text:
+            return
+    expect(box).to_have_value(text)
 
 
 def type_prompt(page: Page, text: str) -> None:
@@ -32,7 +46,7 @@ def wait_for(page: Page, *states: str) -> None:
 
 
 def answer(page: Page, text: str, tokens: int = 24) -> None:
-    """Ask, and wait until the answers stand in the viewer."""
+    """Run a prompt, and wait until the viewer shows the answers."""
     new_tokens(page, tokens)
     type_prompt(page, text)
     page.locator("#run").click()
@@ -42,7 +56,7 @@ def answer(page: Page, text: str, tokens: int = 24) -> None:
 
 
 def click_until(page: Page, selector: str) -> None:
-    """Press Run until something shows: a press while the last one is still being answered does not count."""
+    """Press Run until an element is shown; a press during an unfinished call has no effect."""
     for _ in range(100):
         page.locator("#run").click()
         try:
@@ -50,18 +64,15 @@ def click_until(page: Page, selector: str) -> None:
         except Error:
             continue
         return
-    raise AssertionError(f"{selector} never showed")
+    raise AssertionError(f"{selector} is not shown")
 
 
 def choose(page: Page, title: str, on: bool) -> None:
-    """Tick a method or not, and see that it stays so: of two ticks at once the page may forget one."""
-    box = page.locator("#methods").get_by_role("checkbox", name=title, exact=True)
-    for _ in range(20):
-        box.set_checked(on)
-        page.wait_for_timeout(300)
-        if box.is_checked() == on:
-            return
-    raise AssertionError(f"{title} does not stay {'chosen' if on else 'left out'}")
+    """Tick or untick a method, and wait until its settings are shown or hidden."""
+    page.locator("#methods").get_by_role("checkbox", name=title, exact=True).set_checked(on)
+    settings = page.get_by_role("button", name=f"{title}: settings")
+    if title != METHODS[0]:  # autoregressive decoding has no settings
+        expect(settings).to_be_visible(visible=on)
 
 
 def viewer(page: Page, where: str = "#live-viewer"):
@@ -116,7 +127,7 @@ def test_chat_hover_and_replay(page: Page) -> None:
     expect(page.locator(".app-prompt")).to_have_count(0)
 
 
-def test_escape_stops_and_what_there_is_stays(page: Page) -> None:
+def test_escape_stops_a_turn_and_its_text_stays(page: Page) -> None:
     new_tokens(page, 1500)
     page.get_by_role("button", name="A lighthouse keeper").click()
     expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(STORY)
@@ -138,7 +149,7 @@ def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
     expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)
 
 
-def test_errors_stand_beside_what_caused_them(page: Page) -> None:
+def test_errors_are_shown_beside_their_controls(page: Page) -> None:
     page.locator("#run").click()
     assert "the prompt is empty" in alert(page, "prompt")
     type_prompt(page, "word " * 3000)

@@ -1,0 +1,18 @@
+"""Run a command in this process."""
+
+from __future__ import annotations
+
+from app.main import main
+
+VIRTUAL = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
+
+
+def call(capsys, *argv: str) -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error of `specscope` with these arguments."""
+    capsys.readouterr()
+    try:
+        code = main(list(argv))
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err

@@ -1,0 +1,103 @@
+"""`specscope compare`: methods, settings, categories, and prompts that are too long."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import engine
+from app.cli.compare import able
+from engine.methods import METHODS
+from tests.app.commands import VIRTUAL, call
+
+pytestmark = pytest.mark.usefixtures("shared_clusters")
+
+
+def test_all_leaves_out_methods_whose_models_are_missing_with_a_reason():
+    with engine.open(runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.5") as cluster:
+        keys, left_out = able(list(METHODS), cluster)
+    assert {"autoregressive", "speculative", "tree"} <= set(keys)
+    assert {key for key in METHODS if METHODS[key].layout(METHODS[key].Config()).head} <= set(left_out)
+    assert "hidden states" in left_out["medusa"]
+    assert sorted([*keys, *left_out]) == sorted(METHODS)
+
+
+def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
+    words = ["compare", "--methods", "speculative,medusa", "--prompt", "Hello", "--temperature", "0.9"]
+    words += [*VIRTUAL, *db]
+    settings = ["--set", "medusa.acceptance=typical", "--set", "speculative.gamma=2"]
+    code, out, _ = call(capsys, *words, *settings, "--json")
+    summary = json.loads(out)["methods"]
+    assert (code, summary["medusa"]["lossless"], summary["speculative"]["lossless"]) == (0, False, True)
+    assert "(lossy)" in call(capsys, *words, *settings)[1]
+    for wrong, message in (
+        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
+        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
+        ("speculative.gamma=0", "gamma is 0; it must be at least 1"),
+    ):
+        code, _, err = call(capsys, *words, "--set", wrong)
+        assert (code, message in err) == (2, True), err
+
+
+def test_the_baseline_is_added_and_texts_are_compared_with_it(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    words = ["compare", "--methods", "speculative,pearl", "--prompt-file", str(file), "--limit", "2"]
+    code, out, _ = call(capsys, *words, *VIRTUAL, *db, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert list(result["methods"]) == ["autoregressive", "speculative", "pearl"]
+    assert result["prompts"] == 2
+    for figures in result["methods"].values():
+        assert figures["equal_to_autoregressive"] is True
+        assert set(figures["categories"]) == {"cats", "dogs"}
+        assert figures["speedup"] > 0.5
+    assert result["methods"]["autoregressive"]["speedup"] == 1
+
+
+def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs")]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    common = ["--prompt-file", str(file), "--limit", "2", *VIRTUAL, "--max-new-tokens", "6", *db]
+    code, out, _ = call(capsys, "compare", "--methods", "all", *common, "--json")
+    assert code == 0
+    result = json.loads(out)
+    possible = [key for key in METHODS if key not in result["left_out"]]
+    assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *possible]))
+    assert all("head" in reason for reason in result["left_out"].values())
+    assert (result["prompts"], result["skipped"]) == (2, [])
+    for key, figures in result["methods"].items():
+        assert figures["lossless"] is True
+        assert figures["equal_to_autoregressive"], key
+        assert list(figures["categories"]) == ["c", "d"]
+        assert sum(c["tokens"] for c in figures["categories"].values()) == figures["tokens"]
+        for row in (figures, *figures["categories"].values()):
+            assert row["tokens_per_target_forward"] >= 1
+            assert row["speedup"] > 0
+    assert len(result["methods"]["ems"]["runs"]) == 2, "a batch for each category"
+
+
+def test_prompts_that_are_too_long_are_skipped_and_listed(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"text": "Hello", "category": "a"}, {"text": "word " * 4000, "category": "b"}]
+    file.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
+    common = ["--methods", "prompt_lookup", "--prompt-file", str(file), *VIRTUAL, *db]
+    code, out, _ = call(capsys, "compare", *common, "--json")
+    assert code == 0
+    result = json.loads(out)
+    (skipped,) = result["skipped"]
+    assert (skipped["line"], skipped["category"]) == (3, "b")
+    assert skipped["tokens"] > 4000
+    assert re.fullmatch(r"\d+ tokens and 8 new ones are more than the context of \d+", skipped["reason"])
+    assert result["prompts"] == 1
+    assert set(result["methods"]["prompt_lookup"]["categories"]) == {"a"}
+    _, out, _ = call(capsys, "compare", *common)
+    assert f"skipped: line 3 (b): {skipped['reason']}\n" in out
+    file.write_text(json.dumps(rows[1]), encoding="utf-8")
+    code, _, err = call(capsys, "compare", *common)
+    assert code == 2
+    assert f"no prompt of {file} fits; line 1: {skipped['reason']}; shorten" in err

@@ -1,0 +1,102 @@
+"""The recipes of CONTRIBUTING.md work when they are followed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+import engine
+from app.main import main
+from app.tabs.form import control_for
+from engine import methods
+from engine.heads import kinds
+from engine.methods import METHODS
+from engine.simulate.profile import FOLDER, Profile, profiles
+from engine.types import Limits
+from traces.export import assets
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = ("method", "kind of drafting head", "profile")
+
+
+def recipe(title: str) -> str:
+    """Return the section of a recipe."""
+    match = re.search(rf"^## A new {title}\n(.*?)(?=^## |\Z)", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    assert match, title
+    return match[1]
+
+
+def add_module(package, folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch):
+    """Import a new module of a package from another folder."""
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+    monkeypatch.setitem(vars(package), name, None)  # removed at the end of the test
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_every_place_in_a_recipe_exists(title):
+    """A path with <name> is a pattern that existing files match."""
+    paths = re.findall(r"`((?:engine|traces|assets|tests|docs)/[^`]+|[A-Z]+\.md)`", recipe(title))
+    assert len(paths) >= 3
+    for path in paths:
+        assert list(ROOT.glob(re.sub(r"<\w+>", "*", path))), path
+
+
+def test_the_method_of_the_recipe_decodes_and_is_found(tmp_path, monkeypatch, capsys):
+    (text,) = re.findall(r"^```python\n(.*?)^```", recipe("method"), re.MULTILINE | re.DOTALL)
+    try:
+        add_module(methods, tmp_path, "recipe", text, monkeypatch)
+        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+            baseline, trace = (
+                cluster.run(method, "Tell me a story.", limits=Limits(12))
+                for method in (methods.BASELINE, "recipe")
+            )
+        assert trace.text == baseline.text
+        assert any(commit.origin == "accepted" for commit in trace.commits)
+        assert isinstance(control_for(METHODS["recipe"].settings()[0]), gr.Slider)
+        assert main(["methods"]) == 0
+        assert f"{'recipe':20} Draft gamma tokens" in capsys.readouterr().out
+    finally:
+        METHODS.pop("recipe", None)
+
+
+def test_a_kind_of_head_is_found_by_its_file_name(tmp_path, monkeypatch):
+    text = "from engine.heads.kinds.medusa import KIND"
+    module = add_module(kinds, tmp_path, "recipe", text, monkeypatch)
+    assert module.KIND is kinds.KINDS["medusa"]
+    assert "recipe" in {module.name for module in pkgutil.iter_modules(kinds.__path__)}
+    files = {file.stem for file in (ROOT / "engine/heads/kinds").glob("*.py")} - {"__init__"}
+    assert set(kinds.KINDS) == files
+
+
+def test_a_view_is_part_of_the_script_after_the_list_of_insets(tmp_path, monkeypatch):
+    for name in assets.SCRIPTS:
+        (tmp_path / name).write_text((assets.FOLDER / name).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "recipe.js").write_text("INSETS.push(() => new Recipe());", encoding="utf-8")
+    place = assets.SCRIPTS.index("insets.js") + 1
+    monkeypatch.setattr(assets, "FOLDER", tmp_path)
+    monkeypatch.setattr(assets, "SCRIPTS", (*assets.SCRIPTS[:place], "recipe.js", *assets.SCRIPTS[place:]))
+    script = assets.viewer_script.__wrapped__()
+    assert script.index("const INSETS") < script.index("new Recipe()") < script.index("INSETS.map")
+
+
+def test_a_copied_profile_runs_by_its_path_and_is_listed_in_its_folder(tmp_path, monkeypatch):
+    text = (FOLDER / "pearl-3xA100.toml").read_text(encoding="utf-8")
+    mine = tmp_path / "mine.toml"
+    changed = text.replace('"pearl-3xA100"', '"mine"').replace("speed = 18.58", "speed = 9.29")
+    mine.write_text(changed, encoding="utf-8")
+    speeds = []
+    for profile in ("pearl-3xA100", str(mine)):
+        with engine.open(runtime="virtual", profile=profile, tokens="bernoulli:0.8") as cluster:
+            speeds.append(cluster.run("autoregressive", "Hi", limits=Limits(8)).footer.time)
+    assert 1.5 < speeds[1] / speeds[0] < 2.1, "the target is half as fast"
+    monkeypatch.setattr("engine.simulate.profile.FOLDER", tmp_path)
+    assert profiles() == ["mine"]
+    assert Profile.load("mine").name == "mine"
