@@ -41,11 +41,16 @@ LARGE = ("tree-2x2", "tree-2x3", "ems-tree-2x2", "easyspec-2x2", "parallelspec_e
 
 
 def cases() -> list[tuple[str, str]]:
-    """Return (config, pair): all pairs for a method's first config, three for each further one."""
-    pairs, methods, chosen = list(PAIRS), set[str](), list[tuple[str, str]]()
+    """Return (config, pair): all pairs for a method's first config, three for each further one.
+
+    Every config has the pairs with zeros, which show an error of the residual.
+    """
+    zeros = [pair for pair in PAIRS if pair.endswith("-zeros")]
+    others = [pair for pair in PAIRS if pair not in zeros]
+    methods, chosen = set[str](), list[tuple[str, str]]()
     for i, (name, (key, _)) in enumerate(METHODS.items()):
-        skipped = {pairs[(i + shift) % 5] for shift in (1, 3)} if key in methods else ()
-        chosen += [(name, pair) for pair in pairs if pair not in skipped]
+        pairs = [*zeros, others[i % len(others)]] if key in methods else PAIRS
+        chosen += [(name, pair) for pair in pairs]
         methods.add(key)
     return chosen
 

@@ -11,9 +11,9 @@ import engine
 from engine.errors import UsageError
 from engine.methods import find
 from engine.types import Limits, Sampling
+from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
-from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
 from tests.engine.workers.harness import Flat, scripted_cluster
 

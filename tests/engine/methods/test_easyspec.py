@@ -13,9 +13,9 @@ from engine.errors import UsageError
 from engine.methods import find
 from engine.methods.easyspec import Config, plan
 from engine.types import Draft, Limits, Sampling
+from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
-from tests.engine.methods.test_lossless import assert_same, generate
 from tests.engine.model import tiny
 from tests.engine.reference import Reference, Round
 from tests.engine.test_joint_errors import BIASED, EXACT, ONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -160,6 +161,12 @@ def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024)
     )
 
 
+@cache
+def bundled() -> Pair:
+    """Return the bundled pair, read once."""
+    return Pair.find("bundled")
+
+
 def scripted_cluster(
     target: NextToken, drafter: NextToken, latency: Flat | None = None, further: Sequence[NextToken] = ()
 ) -> TestCluster:
@@ -169,6 +176,4 @@ def scripted_cluster(
     for i, other in enumerate(further, 1):
         models[drafter_key(i)] = scripted_pair(target, other)[1]
     site = Racks(models, latency)
-    return TestCluster(
-        Pair.find("bundled"), Placement("virtual", site, Layout(), VirtualLoop, "flat", latency.c)
-    )
+    return TestCluster(bundled(), Placement("virtual", site, Layout(), VirtualLoop, "flat", latency.c))

@@ -1,0 +1,140 @@
+"""Configs of every method and what the tests of lossless methods share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import engine
+from engine.methods import METHODS
+from tests.engine.heads.random_heads import with_heads
+from tests.engine.methods.pairs import DRAFTERS, make_pair
+
+CONFIGS = {
+    "speculative": [{"gamma": 1}, {"gamma": 5}],
+    "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
+    "prompt_lookup": [{}, {"ngram": 1, "copy": 3, "which": "latest"}],
+    "assisted": [{}, {"start": 1, "confidence": 0.0}, {"start": 9, "confidence": 0.9, "drafts": "greedy"}],
+    "lookahead": [{}, {"level": 2, "window": 3, "guesses": 2}, {"level": 8, "window": 20, "guesses": 12}],
+    "ouroboros": [
+        {},
+        {"gamma": 12, "level": 7, "window": 20, "guesses": 20},
+        {"gamma": 1, "level": 2, "phrases": 8, "window": 2},
+        {"phrases": 0},
+    ],
+    "dsi": [{}, {"lookahead": 32, "sp": 1}, {"acceptance": "rejection"}],
+    "ems": [
+        {},
+        {"base": "speculative"},
+        {"base": "speculative", "width": 3},
+        {"match": 1, "unpad_inputs": False, "unpad_kv": False},
+    ],
+    "tree": [{}, {"width": 1, "depth": 4}, {"width": 12, "depth": 5}, {"width": 3, "drafts": "greedy"}],
+    "easyspec": [
+        {"size": 1},
+        {"size": 2, "calibrate": False},
+        {"size": 3, "width": 4, "gamma": 3},
+        {"size": 3, "width": 3, "drafts": "greedy", "devices": 1},
+    ],
+    "medusa": [{}, {"tree": "eagle", "heads": 2}, {"acceptance": "typical"}],
+    "hydra": [{}],
+    "eagle": [{}, {"tree": "medusa", "drafts": "greedy"}],
+    "eagle2": [{}, {"top": 2, "depth": 8, "total": 9}],
+    "parallelspec_medusa": [{}, {"masks": 1}],
+    "parallelspec_eagle": [{}, {"masks": 2, "drafts": "greedy"}],
+    "pearl": [
+        {"gamma": 1},
+        {"gamma": 4},
+        {"gamma": 3, "guesses": 4, "placement": "co-located"},
+        {"gamma": 3, "placement": "pipeline"},
+        {"gamma": 4, "placement": "pipeline", "post_verify": False},
+        {"gamma": 3, "pre_verify": False},
+        {"gamma": 3, "post_verify": False},
+        {"gamma": 3, "pre_verify": False, "post_verify": False},
+    ],
+}
+"""Configs of each method; other methods run with their defaults."""
+CASES = [(key, config) for key in METHODS for config in CONFIGS.get(key, [{}])]
+FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3")
+lossless = pytest.mark.parametrize(("method", "config"), CASES, ids=str)
+
+
+def runs_a_drafter(method: str, config: dict[str, object]) -> bool:
+    """Return whether a model drafts: neither copies nor a drafting head."""
+    registered = METHODS[method]
+    return "drafter" in registered.uses and not registered.layout(registered.configure(config)).head
+
+
+def on(*pairs: tuple[str, str]) -> pytest.MarkDecorator:
+    """Run a test on pairs: on the first pair all cases, on the others those that may differ there.
+
+    Another drafter matters to cases that run a drafter; another family to two configs of each
+    method.
+    """
+    cases = [
+        (pair, method, config)
+        for pair in pairs
+        for method, config in CASES
+        if pair == OTHER
+        or (pair[0] == FAMILIES[0] and runs_a_drafter(method, config))
+        or (pair[0] != FAMILIES[0] and config in CONFIGS.get(method, [{}])[:2])
+    ]
+    return pytest.mark.parametrize(("pair", "method", "config"), cases, ids=str)
+
+
+OTHER, RIGHT, WRONG = ((FAMILIES[0], drafter) for drafter in DRAFTERS)
+_generated: dict[tuple[object, ...], list[int]] = {}
+
+
+def generate(model, prompt: list[int], new: int, eos: int | list[int] | None = None) -> list[int]:
+    """Return the token ids that transformers generates at temperature 0."""
+    key = (model, tuple(prompt), new, str(eos))  # not id(model), which may be reused
+    if key not in _generated:
+        _generated[key] = _generate(model, prompt, new, eos)
+    return _generated[key]
+
+
+def _generate(model, prompt: list[int], new: int, eos: int | list[int] | None) -> list[int]:
+    config = copy.deepcopy(model.generation_config)
+    config.update(max_new_tokens=new, do_sample=False, eos_token_id=eos, pad_token_id=0)
+    out = model.generate(
+        torch.tensor([prompt]), generation_config=config, attention_mask=torch.ones(1, len(prompt))
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def assert_same(model, prompt: list[int], mine: list[int], theirs: list[int]) -> None:
+    """Check that two texts are equal, or differ first where the target's best logits tie."""
+    if mine == theirs:
+        return
+    n = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
+    )
+    exact = copy.deepcopy(model).double()
+    top = exact(torch.tensor([prompt + theirs[:n]])).logits[0, -1].topk(2).values
+    gap = float(top[0] - top[1])
+    assert gap < 1e-4, (
+        f"differs at token {n} ({mine[n : n + 3]} against {theirs[n : n + 3]}), top-2 gap {gap:.2e}"
+    )
+
+
+@contextmanager
+def tiny_clusters(
+    folder: Path,
+) -> Generator[Callable[[tuple[str, str]], tuple[engine.Cluster, torch.nn.Module]]]:
+    """(family, drafter) -> a cluster with heads and its target, opened at first use."""
+    with ExitStack() as opened:
+
+        @cache
+        def cluster(pair: tuple[str, str]) -> tuple[engine.Cluster, torch.nn.Module]:
+            tiny, model = make_pair(folder, *pair)
+            tiny = with_heads(tiny, folder / f"heads-{pair[0]}")
+            return opened.enter_context(engine.open(tiny, runtime="local-thread", device="cpu")), model
+
+        yield cluster
