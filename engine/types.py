@@ -131,7 +131,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Separate:
-    """Target servers and drafters share no device."""
+    """Target servers and drafters on separate devices."""
 
     targets: int = 1
     """Target servers."""
