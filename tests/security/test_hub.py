@@ -1,4 +1,4 @@
-"""Attacks by a hub or a network: none hangs, crashes, fills the disk or writes outside the cache."""
+"""No attack by a hub or network hangs, crashes, fills the disk or writes outside the cache."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def incomplete(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*.incomplete")]
 
 
-# -- no reply, or an incomplete one -------------------------------------------------------------------
+# -- no reply, or an incomplete one ---------------------------------------------------------------
 
 
 def test_a_list_that_arrives_byte_by_byte_has_a_time_limit(hub: Hub, monkeypatch) -> None:
@@ -125,7 +125,7 @@ def test_a_download_continues_after_a_broken_connection(hub: Hub) -> None:
     assert (resolve(MODEL) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
-# -- a correct hub ------------------------------------------------------------------------------------
+# -- a correct hub --------------------------------------------------------------------------------
 
 
 def test_only_needed_files_are_downloaded_and_only_once(hub: Hub, cache: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
     assert hub.requests == []
 
 
-# -- refusals and false replies -----------------------------------------------------------------------
+# -- refusals and false replies -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_cache_that_cannot_be_written_is_reported(hub: Hub, tmp_path: Path, mo
     )
 
 
-# -- stopping -----------------------------------------------------------------------------------------
+# -- stopping -------------------------------------------------------------------------------------
 
 
 def test_a_stopped_download_leaves_no_incomplete_model(hub: Hub, cache: Path) -> None:
