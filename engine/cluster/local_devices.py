@@ -96,7 +96,7 @@ class LocalDevices:
         return 0
 
     def stage_limits(self) -> StageLimits:
-        """Return two stages as usual: the fewest, because every stage_io costs a transfer."""
+        """Return two stages as usual: the fewest, because every further stage costs a transfer."""
         return StageLimits(2, len(self.devices))
 
     def start_worker(self, assignment: Assignment) -> Worker:
