@@ -9,9 +9,10 @@ from typing import Any
 from app.runs import RunRequest
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
 from engine.errors import UsageError
+from engine.layout import Layout
 from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile
-from engine.types import Layout, Limits, Sampling
+from engine.types import Limits, Sampling
 
 MIN_METHODS, MAX_METHODS = 2, 4
 """Fewest and most methods in a comparison."""

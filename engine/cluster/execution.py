@@ -13,6 +13,7 @@ from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, sampler
 from engine.errors import RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
+from engine.layout import Layout
 from engine.methods import Method
 from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer, IncrementalText
@@ -21,7 +22,7 @@ from engine.run.run import Run
 from engine.run.sequences import Sequence
 from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Status
-from engine.types import Layout, Limits, Sampling
+from engine.types import Limits, Sampling
 from engine.workers.jobs import Begin
 from engine.workers.transports.virtual import VirtualLoop
 

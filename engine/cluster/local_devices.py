@@ -10,10 +10,10 @@ import torch
 
 from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
+from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.trace.events import Device
-from engine.types import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.workers.transports.process import ProcessWorker, Setup
 from engine.workers.transports.thread import ThreadWorker
 from engine.workers.worker import Worker

@@ -12,8 +12,9 @@ from typing import Any
 from engine.cluster.site import Assignment, Site
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, load_head
+from engine.layout import Layout, Pipelined
 from engine.trace.events import Device
-from engine.types import Layout, Pipelined, drafter_key
+from engine.types import drafter_key
 from engine.workers.jobs import Connect, Facts, Load, Reply
 from engine.workers.slab import Slab
 from engine.workers.transports.group import GroupWorker

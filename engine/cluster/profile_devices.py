@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
+from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
 from engine.trace.events import Device
-from engine.types import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.workers.transports.sharing import Processor
 from engine.workers.transports.virtual import VirtualWorker
 from engine.workers.worker import Worker

@@ -10,10 +10,11 @@ from engine.cluster.profile_devices import ProfileDevices
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
+from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
-from engine.types import Layout, Separate, check_range
+from engine.types import check_range
 from engine.workers.transports.virtual import VirtualLoop
 
 RUNTIMES = ("local-process", "local-thread", "virtual")

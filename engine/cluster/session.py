@@ -17,12 +17,13 @@ from engine.cluster.recording import Listener, Recording
 from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
+from engine.layout import Layout
 from engine.methods import Method, Situation, find
 from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer
 from engine.trace.events import Header
 from engine.trace.trace import Trace
-from engine.types import MOST_DRAFTERS, Layout, Limits, Sampling
+from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from engine.errors import UsageError
+from engine.layout import Layout
 from engine.model.language import LanguageModel
 from engine.trace.events import Device
-from engine.types import Layout
 from engine.workers.jobs import Stage
 from engine.workers.worker import Worker
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.drafters.static import MOST_NODES, within
 from engine.errors import UsageError
+from engine.layout import Layout, Separate
 from engine.methods.registry import setting
-from engine.types import Layout, Separate, check_range
+from engine.types import check_range
 
 if TYPE_CHECKING:
     from engine.drafters.copy import Copier

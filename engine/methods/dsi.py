@@ -18,8 +18,9 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
+from engine.layout import Layout, Separate
 from engine.methods.registry import Situation, method, setting
-from engine.types import MOST_DRAFTERS, Draft, DraftToken, Layout, Prefix, Separate
+from engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix
 
 if TYPE_CHECKING:
     from asyncio import Task

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.tree import Wide
 from engine.errors import UsageError
+from engine.layout import LayerParallel, Layout, Separate
 from engine.methods.common import check_nodes, tree_drafts
 from engine.methods.registry import Situation, method, setting
-from engine.types import LayerParallel, Layout, Separate, check_range
+from engine.types import check_range
 
 if TYPE_CHECKING:
     from engine.run.run import Run

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.drafters.copy import Copier
 from engine.drafters.tree import Wide
+from engine.layout import Layout, Packing, Separate
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
 from engine.run.batch import Batch
-from engine.types import Draft, Layout, Packing, Separate
+from engine.types import Draft
 
 if TYPE_CHECKING:
     from engine.run.run import Run

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
+from engine.layout import Layout, Separate
 from engine.methods.common import check_window
 from engine.methods.registry import Situation, method, setting
-from engine.types import Draft, Layout, Separate
+from engine.types import Draft
 
 if TYPE_CHECKING:
     from engine.run.run import Run

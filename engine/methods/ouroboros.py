@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
+from engine.layout import Layout, Separate
 from engine.methods.common import check_window
 from engine.methods.registry import Situation, method, setting
-from engine.types import NO_TREE, Draft, Gram, Layout, Separate, Verdict
+from engine.types import NO_TREE, Draft, Gram, Verdict
 
 if TYPE_CHECKING:
     from engine.run.run import Run

@@ -19,8 +19,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
+from engine.layout import Colocated, Layout, Pipelined
 from engine.methods.registry import Situation, method, setting
-from engine.types import Colocated, Draft, Layout, Pipelined, Prefix
+from engine.types import Draft, Prefix
 
 if TYPE_CHECKING:
     from engine.run.run import Run

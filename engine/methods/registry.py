@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from engine.errors import UsageError, shown
-from engine.types import Layout, Separate, check_range, check_text, number
+from engine.layout import Layout, Separate
+from engine.types import check_range, check_text, number
 
 if TYPE_CHECKING:
     from engine.run.run import Run

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
 from engine.methods.registry import method, setting
-from engine.types import Layout, Separate
 
 if TYPE_CHECKING:
     from engine.run.run import Run

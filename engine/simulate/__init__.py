@@ -1,1 +1,1 @@
-"""Virtual clusters: latency profiles, token sources without a model, and closed forms."""
+"""Virtual clusters: latency profiles, and tokens without a model."""

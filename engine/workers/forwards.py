@@ -11,12 +11,13 @@ import torch
 
 from engine.errors import SpecScopeError
 from engine.heads.drafting import Head
+from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel
 from engine.model.slots import PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
-from engine.types import NO_TREE, Packing, Prefix, Tree
+from engine.types import NO_TREE, Prefix, Tree
 from engine.workers.jobs import Stamp
 from engine.workers.packing import Alignment, padded
 

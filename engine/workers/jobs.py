@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.drafters.tree import TreeShape
+from engine.layout import Packing
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
-from engine.types import Draft, Packing, Prefix, Sampling, Typical
+from engine.types import Draft, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
     from engine.heads.drafting import Head, Work

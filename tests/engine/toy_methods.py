@@ -6,8 +6,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from engine.draws import Key, warp
+from engine.layout import Pipelined
 from engine.methods import find
-from engine.types import Draft, DraftToken, Pipelined
+from engine.types import Draft, DraftToken
 from tests.engine.toy import Method, ToyRun
 
 SMALL, TWO = (str(Path(__file__).parent / "trees" / f"{name}.toml") for name in ("small", "two"))

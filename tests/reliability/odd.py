@@ -16,9 +16,9 @@ from engine.cluster.local_devices import LocalDevices, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.cluster.site import Assignment, Loader
+from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
-from engine.types import Layout, Separate
 from engine.workers.transports.process import ProcessWorker
 
 AFTER = 20

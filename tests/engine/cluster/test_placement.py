@@ -2,9 +2,9 @@
 
 from engine.cluster.local_devices import LocalDevices
 from engine.cluster.placement import Placement
+from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.trace.events import Device
-from engine.types import Layout, Separate
 from tests.engine.workers.harness import scripted_cluster
 
 

@@ -17,13 +17,14 @@ from engine.heads.kinds.hydra import TrainableHydra
 from engine.heads.kinds.medusa import TrainableMedusa
 from engine.heads.packed import Texts, pack
 from engine.heads.trainable import TrainableHead
+from engine.layout import Packing
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.load import load
 from engine.training.heads.features import features_of
 from engine.training.heads.train import build_head, head_config, read_frozen
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
-from engine.types import Packing, Prefix, Sampling
+from engine.types import Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
 from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to

@@ -20,9 +20,10 @@ from engine.errors import ModelError, UsageError
 from engine.heads.drafting import Work
 from engine.heads.files import check_head, read_head
 from engine.heads.find import HeadFile, load_head
+from engine.layout import Packing
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.types import Limits, Packing, Prefix, Sampling
+from engine.types import Limits, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
 from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to

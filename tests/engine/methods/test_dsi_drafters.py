@@ -16,11 +16,12 @@ from engine.cluster.local_devices import LocalDevices
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
+from engine.layout import Layout, Separate
 from engine.methods.dsi import Config, plan, servers
 from engine.pairs.pair import Pair
 from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
-from engine.types import Layout, Limits, Sampling, Separate
+from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, speeds, target_token, times

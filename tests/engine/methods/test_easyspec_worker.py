@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engine.drafters.tree import Wide
+from engine.layout import Packing
 from engine.pairs.load import load
-from engine.types import Packing, Prefix, Sampling
+from engine.types import Prefix, Sampling
 from engine.workers.exchange import exchange_memory
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Grow, Join, Load, Prefill, Propose

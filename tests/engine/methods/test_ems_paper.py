@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from engine.layout import Layout, Packing, Separate
 from engine.methods import METHODS
 from engine.run.batch import Batch
-from engine.types import Draft, DraftToken, Layout, Packing, Separate
+from engine.types import Draft, DraftToken
 from tests.engine.workers.harness import scripted_cluster
 from traces.metrics import measure
 from traces.padding import shortfalls

@@ -9,9 +9,10 @@ import pytest
 
 import engine
 from engine.cluster.placement import Placement
+from engine.layout import Layout
 from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
-from engine.types import Layout, Limits, Sampling
+from engine.types import Limits, Sampling
 from engine.workers.transports.virtual import VirtualLoop
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_ems import PROMPTS, RUNTIMES, SAMPLINGS, VARIANTS, own, verifies

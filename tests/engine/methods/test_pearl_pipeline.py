@@ -7,11 +7,12 @@ import pytest
 
 from engine.cluster.site import StageLimits
 from engine.errors import SpecScopeError, UsageError
+from engine.layout import Packing
 from engine.methods.pearl import Config, plan
 from engine.model.stage import to_bytes
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.types import Limits, Packing, Prefix, Sampling
+from engine.types import Limits, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Export, Import, Load, Prefill, Propose
 from tests.engine.methods.situations import situation

@@ -15,12 +15,13 @@ from engine.cluster.placement import Placement
 from engine.drafters.tree import Wide
 from engine.draws import Draws
 from engine.errors import UsageError
+from engine.layout import Layout, Packing
 from engine.methods import find
 from engine.model.language import Output
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
-from engine.types import Layout, Limits, Packing, Prefix, Sampling
+from engine.types import Limits, Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.jobs import Grow, Grown, Stamp
 from engine.workers.transports.virtual import VirtualLoop

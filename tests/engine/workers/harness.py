@@ -13,20 +13,13 @@ from engine.cluster.session import Cluster
 from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.heads.drafting import Work
+from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.trace.events import Device
-from engine.types import (
-    Colocated,
-    LayerParallel,
-    Layout,
-    Limits,
-    Pipelined,
-    Separate,
-    drafter_key,
-)
+from engine.types import Limits, drafter_key
 from engine.workers.transports.sharing import Processor
 from engine.workers.transports.virtual import VirtualLoop, VirtualWorker
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.layout import LayerParallel, Layout, Pipelined
 from engine.trace.events import Span
-from engine.types import LayerParallel, Layout, Pipelined
 from engine.workers.transports.group import GroupWorker
 from engine.workers.transports.pipeline import PipelineWorker
 

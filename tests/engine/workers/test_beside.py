@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.layout import Packing
 from engine.pairs.load import load
 from engine.simulate.oracle import Scripted
-from engine.types import NO_TREE, Draft, DraftToken, Judgement, Packing, Prefix, Sampling, Tree
+from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, Sampling, Tree
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Judge, Load, Propose, Score
 from tests.engine.methods.pairs import make_pair

@@ -10,8 +10,9 @@ import pytest
 
 import engine
 from engine.errors import SpecScopeError, UsageError, WorkerDied
+from engine.layout import Packing
 from engine.trace.events import Device
-from engine.types import Draft, Limits, Packing, Prefix, Sampling
+from engine.types import Draft, Limits, Prefix, Sampling
 from engine.workers.jobs import Begin, Drop, Job, Judge, Prefill, Reply, Score, Stamp
 from engine.workers.transports.pipeline import PipelineWorker
 from engine.workers.worker import Ticket
