@@ -1,4 +1,4 @@
-"""Attacks by a hub or a network: none hangs, crashes, fills the disk or writes outside the cache."""
+"""No attack by a hub or network hangs, crashes, fills the disk or writes outside the cache."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def incomplete(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*.incomplete")]
 
 
-# -- no reply, or an incomplete one -------------------------------------------------------------------
+# -- no reply, or an incomplete one ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["hang", "drip"])
@@ -121,7 +121,7 @@ def test_a_download_continues_after_a_broken_connection(hub: Hub) -> None:
     assert (resolve(MODEL) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
-# -- a correct hub ------------------------------------------------------------------------------------
+# -- a correct hub --------------------------------------------------------------------------------
 
 
 def test_only_needed_files_are_downloaded_and_only_once(hub: Hub, cache: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
     assert hub.requests == []
 
 
-# -- refusals and false replies -----------------------------------------------------------------------
+# -- refusals and false replies -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_cache_that_cannot_be_written_is_reported(hub: Hub, tmp_path: Path, mo
     )
 
 
-# -- stopping -----------------------------------------------------------------------------------------
+# -- stopping -------------------------------------------------------------------------------------
 
 
 def test_a_stopped_download_leaves_no_incomplete_model(hub: Hub, cache: Path) -> None:

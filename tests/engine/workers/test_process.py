@@ -18,7 +18,7 @@ from tests.engine.workers.processes import PROMPT, SPLIT, TWO, at_span, ranks, s
 
 KILLED = (signal.SIGKILL, "was killed by SIGKILL")
 STOPPED = (signal.SIGSTOP, "was stopped by a signal and was killed")
-# method, config, function for the workers, the victim's key, spans before the signal, (signal, error)
+# method, config, workers' function, victim's key, spans before the signal, (signal, error)
 VICTIMS = {
     "the drafter": ("speculative", {}, servers, "drafter", 8, KILLED),
     "the target of a pool": ("dsi", {}, servers, "target", 8, STOPPED),
