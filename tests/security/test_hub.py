@@ -65,16 +65,11 @@ def refused(model: str = MODEL) -> str:
     return message
 
 
-def use_hub_here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let downloads in this process use the hub."""
+def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the error of a failed download that runs in this process."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     address = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-
-
-def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the error of a failed download that runs in this process."""
-    use_hub_here(hub, monkeypatch)
     with pytest.raises(Exception) as error:  # noqa: PT011 - errors of the library, too
         hub_process.fetch(MODEL, lambda **_: None)
     message = hub_process.reason(error.value)
@@ -89,9 +84,10 @@ def incomplete(cache: Path) -> list[str]:
 # -- no reply, or an incomplete one ---------------------------------------------------------------
 
 
-def test_a_list_that_arrives_byte_by_byte_has_a_time_limit(hub: Hub, monkeypatch) -> None:
+@pytest.mark.parametrize("how", ["hang", "drip"])
+def test_the_list_has_a_time_limit(hub: Hub, how: str, monkeypatch) -> None:
     monkeypatch.setattr(hub_module, "ANSWER", 1.0)
-    hub.drip = "/api/"
+    setattr(hub, how, "/api/")
     message = refused()
     assert f"the hub ({hub.url}) did not answer in 1 s; check the network, or give a directory" in message
 
@@ -198,10 +194,9 @@ def test_an_error_status_gives_a_cause_and_a_remedy(
 
 def test_a_redirect_to_another_host_gets_no_token(hub: Hub, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    use_hub_here(hub, monkeypatch)
     with serving(Hub()) as elsewhere:
         hub.location = f"{elsewhere.url}/api/models/{MODEL}"
-        hub_process.fetch(MODEL, lambda **_: None)
+        resolve(MODEL)
         assert elsewhere.requests == [f"GET /api/models/{MODEL}"]
         assert elsewhere.tokens == [None]
     assert set(hub.tokens) == {"Bearer hf_secret"}
