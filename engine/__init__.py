@@ -1,4 +1,4 @@
-"""SpecScope's engine: every speculative-decoding method on one decoder, one runtime interface, one trace."""
+"""SpecScope's engine: one decoder, one runtime and one trace for every decoding method."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a forward packs several sequences (EMS-SD, section 3); the vanilla method has both off."""
+    """How a forward packs several sequences (EMS-SD, section 3); the vanilla method pads both."""
 
     unpad_inputs: bool = True
-    """Feed true rows only; otherwise pad every sequence's new rows to those of the longest."""
+    """Feed true rows only; otherwise pad each sequence's new rows to the largest number of rows."""
     unpad_kv: bool = True
     """End each sequence's KV rows with its tokens; otherwise pad all sequences to one length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Separate:
-    """Target servers and drafters, each on devices of its own."""
+    """Target servers and drafters on separate devices."""
 
     targets: int = 1
     """Target servers."""
@@ -58,11 +58,11 @@ class Layout:
     packing: Packing = Packing()
     """How forwards of several sequences are packed."""
     slack: int = 96
-    """KV rows of a sequence beyond prompt and output: those of one forward's tree."""
+    """KV rows per sequence for one forward's tree, in addition to prompt and output."""
     head: str = ""
     """Kind of the drafting head on the target's devices; empty for none."""
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether the method drafts with a model of its own."""
+        """Whether the method needs a drafter model."""
         return not isinstance(self.arrangement, Separate) or self.arrangement.drafters > 0

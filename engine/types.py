@@ -1,8 +1,8 @@
 """The nouns of the engine: sampling parameters, prefixes, drafts and verdicts.
 
 Notation, everywhere in SpecScope: p is the target's distribution, q the drafter's, x the prefix
-(all tokens so far), gamma the draft length, n the number of accepted draft tokens, V the size of the
-vocabulary.
+(all tokens so far), gamma the draft length, n the number of accepted draft tokens, V the
+vocabulary size.
 """
 
 from __future__ import annotations

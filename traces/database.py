@@ -107,7 +107,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, path: Path) -> StoreError:
-    """Return an error of the database or the file system as one line that says what to do."""
+    """Return a database or file-system error as one line with the remedy."""
     cause = getattr(error, "orig", None) or error
     name: str = getattr(cause, "sqlite_errorname", "")
     elsewhere = "or set SPECSCOPE_DB to another file"
@@ -178,7 +178,7 @@ def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
         barred = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
         if not barred or _log_size(path):
             raise
-        # In a read-only folder SQLite cannot make its lock file, but nobody else can write either.
+        # A read-only folder cannot hold SQLite's lock file; other processes cannot write there.
         return _open(path, "mode=ro&immutable=1")
 
 

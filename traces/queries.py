@@ -99,7 +99,7 @@ def _read(connection: Connection, run_id: str) -> Trace:
         for values in connection.execute(rows).all():
             trace.add(kind(*values))
     trace.footer = _footer(row)
-    if row.id not in recorded(connection):
+    if trace.footer is None and row.id not in recorded(connection):
         trace.close_incomplete()
     return trace
 

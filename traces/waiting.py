@@ -26,9 +26,9 @@ Reason = Literal["draft", "verify", "communication", "queue", "host"]
 
 `draft`: the drafter works on another device. `verify`: the target works on another device.
 `communication`: data is moved between other devices. `queue`: it is not the device's turn: only
-devices of its own side work, or a target forward that it has a stage of is on another device.
-`host`: no other device works. The gaps between the forwards of one draft are `host` whatever else
-runs: the device already has its job.
+devices of the same side work, or a target forward that it has a stage of is on another device.
+`host`: no other device works. The gaps between the forwards of one draft are always `host`:
+the device already has its job.
 """
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"

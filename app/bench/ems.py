@@ -23,7 +23,7 @@ VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "kv": {"unpad_inputs": False, "unpad_kv": True},
     "both": {"unpad_inputs": True, "unpad_kv": True},
 }
-"""Settings by variant; a variant is named after what it leaves unpadded."""
+"""Settings by variant; a variant's name lists the unpadded parts."""
 SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "samples.json"
 
 

@@ -29,9 +29,9 @@ class LocalDevices:
     threads: int
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Give drafters the first devices and targets those after them.
+        """Give drafters the first devices and targets the next ones.
 
-        The first target has the second device, unless more drafters come before it.
+        Without a drafter the first target gets the second device, if there is one.
         """
         match layout.arrangement:
             case Colocated():
@@ -96,7 +96,7 @@ class LocalDevices:
         return 0
 
     def stage_limits(self) -> StageLimits:
-        """Return two stages as usual: the fewest, because every stage_io costs a transfer."""
+        """Return two stages as usual: the fewest, because every further stage costs a transfer."""
         return StageLimits(2, len(self.devices))
 
     def start_worker(self, assignment: Assignment) -> Worker:

@@ -48,8 +48,8 @@ class Meter(Protocol):
 class Sampler:
     """Samples devices in a daemon thread until it is stopped.
 
-    A device that cannot be read (no driver, a GPU without counters, a worker that has ended) is left
-    out and named in `trouble`; the run gets no error. Virtual devices have no samples.
+    A device that cannot be read (no driver, a GPU without counters, an ended worker) is left out
+    and named in `trouble`; the run gets no error. Virtual devices have no samples.
 
     Args:
         devices: The run's devices, named `cpu:N` or `cuda:N`; a suffix after a slash is ignored.
@@ -162,7 +162,7 @@ class Cores:
                 self._trouble.append(f"{name}: {_one_line(error)}")
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing: no resources are held."""
 
 
 class Cards:

@@ -148,7 +148,7 @@ class Placement:
         return RunWorkers(workers, drafters, _labelled_devices(assigned, drafters), slabs)
 
     def _worker(self, assignment: Assignment) -> Worker:
-        """Return the worker of an assignment; a group's worker wraps those of its members."""
+        """Return the worker of an assignment; a group's worker wraps its members' workers."""
         name = assignment.name
         if not assignment.group:
             return self._workers[name]

@@ -119,8 +119,8 @@ class ProfileDevices:
         """Return the GPUs that the profile gives the target as usual, at least 2.
 
         Raises:
-            UsageError: The target's times are those of tensor parallelism, the drafter takes
-                several GPUs, or the profile has no time for moving a KV cache.
+            UsageError: The target's times are for tensor parallelism, the drafter takes several
+                GPUs, or the profile has no time for moving a KV cache.
         """
         target, drafter = self.latency.target, self.latency.drafter
         where = f"the pair {self.latency.pair} of the profile {self.profile.name}"

@@ -40,7 +40,7 @@ def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple
 
 
 def ids_of(pair: Pair, prompt: Prompt) -> list[int]:
-    """Return a prompt's token ids, including those of the chat template.
+    """Return a prompt's token ids, including the chat template's.
 
     Raises:
         UsageError: The prompt has more characters than any text that fits the context (it is not
@@ -55,7 +55,7 @@ def ids_of(pair: Pair, prompt: Prompt) -> list[int]:
 
 
 def shown(prompt: Prompt, pieces: Detokenizer) -> str:
-    """Return a prompt's text for the run's header: of a chat, that of the last message."""
+    """Return a prompt's text for the run's header; for a chat, the last message's text."""
     if isinstance(prompt, str):
         return prompt
     last = prompt[-1]

@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def c(self) -> float:
-        """T(target) / T(drafter), one row each: from the profile, or measured once (PEARL, section 2)."""
+        """One-row T(target) / T(drafter), from the profile or measured once (PEARL, section 2)."""
         if not self._c:
             self._c = self.placement.on_loop(self._measure_c())
         return self._c
@@ -66,7 +66,7 @@ class Cluster:
         """Return how many devices a target's layers are split over: `asked`, or the default for 0.
 
         Raises:
-            UsageError: The cluster has fewer devices, the target fewer layers, or it cannot be split.
+            UsageError: There are too few devices or layers, or the target cannot be split.
         """
         return self.placement.stages(asked)
 
@@ -87,7 +87,7 @@ class Cluster:
         )
 
     def head(self, kind: str) -> HeadFile:
-        """Return the drafting head of a kind that fits the target (see `engine.heads.find.Heads`)."""
+        """Return the drafting head of a kind that fits the target (see `Heads`)."""
         if not self.placement.states:
             raise UsageError(
                 f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
@@ -103,8 +103,8 @@ class Cluster:
         Raises:
             UsageError: A model or device is missing.
         """
-        found = find(method)
-        layout = self._layout(found, found.plan(found.configure({}), self.situation))
+        entry = find(method)
+        layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
         self.placement.site.assign(layout)
         if layout.head:
             self.head(layout.head)
@@ -153,7 +153,7 @@ class Cluster:
             self._busy.release()
 
     def count(self, prompt: Prompt) -> int:
-        """Return the number of a prompt's tokens, including those of the chat template."""
+        """Return the number of a prompt's tokens, including the chat template's."""
         return len(ids_of(self.pair, prompt))
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
@@ -175,19 +175,19 @@ class Cluster:
         group: str,
     ) -> Request:
         """Return the checked request, with all `auto` settings filled in."""
-        found = find(method)
-        cfg = found.plan(found.configure(config), self.situation)
+        entry = find(method)
+        cfg = entry.plan(entry.configure(config), self.situation)
         limits = self._with_eos(limits)
         if not prompts:
             raise UsageError(f"{method} was given no prompt; give it at least one")
-        if len(prompts) != 1 and not found.batched:
+        if len(prompts) != 1 and not entry.batched:
             raise UsageError(
                 f"{method} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
             )
         ids = encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
-        layout = self._layout(found, cfg)
+        layout = self._layout(entry, cfg)
         head = self.head(layout.head) if layout.head else None
-        request = Request(found, cfg, layout, head, prompts, ids, sampling, limits, group)
+        request = Request(entry, cfg, layout, head, prompts, ids, sampling, limits, group)
         if head is not None:
             head.check_length(request.longest)
         return request
@@ -224,7 +224,7 @@ class Cluster:
         return facts
 
     async def _measure_c(self) -> float:
-        """Return the ratio of the best times of interleaved series, which other load distorts least."""
+        """Return best target time / best drafter time; alternating runs reduce noise from load."""
         workers = self.placement.workers_for(self.placement.base).by_model
         best: dict[str, float] = {}
         for _ in range(5):

@@ -149,7 +149,7 @@ async def decode(run: Run, cfg: Config) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """A drafter, and the undecided tokens of its line: its own, or those of the line it joined."""
+    """A drafter and its line's undecided tokens: its own, or the tokens of the line it joined."""
 
     drafter: Model
     draft: Draft = field(default_factory=Draft.empty)
@@ -234,8 +234,8 @@ class _Turn:
     def line_to_verify(self) -> _Line | None:
         """Return a line that needs a verification.
 
-        If none covers the next position, this is the longest line, whatever its length. Otherwise
-        it is the first line with due tokens that no verification has scored.
+        If none covers the next position, this is the longest line of any length. Otherwise it is
+        the first line with due tokens that no verification has scored.
         """
         if not self.covering:
             return max(self.lines, key=lambda line: len(line.draft))
@@ -267,7 +267,7 @@ class _Turn:
             self.pool.append(server)
         return server
 
-    # Results: what is accepted, which lines and verifications stop.
+    # Results: accepted tokens; lines and verifications to stop.
 
     async def commit_decided(self) -> bool:
         """Commit all positions that are decided; return whether the turn is over."""

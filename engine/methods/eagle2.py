@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HEAD = "eagle"
 MOST_ROWS = 80
-"""Expanded nodes of a tree at most: KV rows of the layer beyond those of the text."""
+"""Most expanded nodes of a tree: KV rows of the layer in addition to the text's."""
 
 
 @dataclass(frozen=True, slots=True)

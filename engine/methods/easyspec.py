@@ -2,7 +2,7 @@
 
 Source: EasySpec (Wu et al. 2025), sections 3.1 and 3.2, algorithm 2.
 
-Lossless. The loop is that of speculative decoding; the drafter is fuzzy. The attention layers of a
+Lossless. The loop is speculative decoding's; the drafter is fuzzy. The attention layers of a
 group all read the hidden state before the group, so each can run on its own device. Every draft
 begins with an exact forward over the accepted tokens and the target's own: it replaces fuzzy KV
 rows (bonus calibration) and gives the first level. q is the fuzzy distribution that a token was

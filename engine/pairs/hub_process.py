@@ -130,7 +130,7 @@ def fetch(model: str, say: Say) -> None:
 
     Args:
         model: Hub id.
-        say: Prints one line of progress.
+        say: Function that prints one line of progress.
 
     Raises:
         ModelError: The hub's list of files is invalid, or the model does not fit the disk.

@@ -171,7 +171,7 @@ class Pair:
             if message.get("role") not in ROLES:
                 raise UsageError(f"role is {message.get('role')!r}; it must be one of {', '.join(ROLES)}")
         contents = [_checked(message.get("content")) for message in messages]
-        # Rendered with placeholders for the contents, the chat has only the template's special tokens.
+        # With placeholders for the contents, the only special tokens are the template's.
         frame = self._render(messages, [f"\ue000{i}\ue001" for i in range(len(contents))])
         ids = self._ids(self._render(messages, contents))
         if self._special(ids) == self._special(self._ids(frame)):

@@ -61,7 +61,7 @@ class IncrementalText:
         self._special = _special_ids(tokenizer)
         byte_level = _is_byte_level(tokenizer) and not tokenizer.clean_up_tokenization_spaces
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace") if byte_level else None
-        # Without byte-level tokens: the ids decoded together; the text of the first `_done` is returned.
+        # For tokens that are not byte-level: ids to decode together; the first `_done` are output.
         self._window: list[int] = []
         self._done = 0
 

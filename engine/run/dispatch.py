@@ -149,10 +149,20 @@ class Dispatcher:
         return any(submission.worker is worker for submission in self._in_flight.values())
 
     def forget(self, submission: Submission, scores: int) -> None:
-        """Emit the spans of a forward that will not be judged again; drop its logits."""
+        """Emit the spans of a forward that will not be judged again, and drop its logits.
+
+        The worker stores logits when the forward ends, so an earlier `Drop` would drop nothing.
+        """
+
+        def drop(reply: asyncio.Future[Reply]) -> None:
+            if self._open and not reply.cancelled() and reply.exception() is None:
+                submission.worker.submit(Drop(scores))
+
         submission.record_when_over()
-        if self._open:
-            submission.worker.submit(Drop(scores))
+        if submission.reply.done():
+            drop(submission.reply)
+        else:
+            submission.reply.add_done_callback(drop)
 
     async def settle(self, patience: float | None = None) -> WorkerDied | None:
         """Stop the jobs in flight, wait until the workers are free, and emit the pending events.

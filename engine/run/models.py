@@ -283,6 +283,6 @@ class Model:
 
 
 def _rows(draft: Draft, window: Tree) -> Tree:
-    """Return the rows of a draft, then those of a look-ahead window."""
+    """Return (ids, parents) of a draft's rows, then of a look-ahead window's."""
     parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
     return (*draft.ids, *window[0]), (*draft.parents, *parents)

@@ -84,9 +84,9 @@ class Latency:
     def parts(
         self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
     ) -> list[list[PartTime]]:
-        """Return each device's attention and exchange times in a `parallel` forward, from its start.
+        """Return per device the attention and exchange times of a `parallel` forward.
 
-        The output head and the hops belong to no layer and run last.
+        Times count from the forward's start. The output head and the hops run after all layers.
         """
         shape = self._shape(model, rows, context, batch)
         forward = (self.hardware, rows, context, batch)
@@ -131,9 +131,9 @@ class Latency:
     def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
         """Return the microseconds of one stage of a model split by layers over `count` GPUs.
 
-        A forward over one row takes the published time, on whatever number of GPUs it was
-        published. A stage takes its layers' share, and all stages together the whole (PEARL,
-        appendix G: t / g each).
+        A one-row forward takes the published time; the number of GPUs in that publication does
+        not matter. A stage takes its layers' share, and all stages together the whole forward
+        (PEARL, appendix G: t / g each).
 
         Args:
             model: As for a call, like `rows`, `context` and `batch`.

@@ -41,7 +41,9 @@ class Grid:
 
     @classmethod
     def of(cls, points: Sequence[Any]) -> Grid:
-        """Return the grid of points (rows, context, batch, microseconds); rows, context per sequence.
+        """Return the grid of points (rows, context, batch, microseconds).
+
+        Rows and context are per sequence.
 
         Raises:
             UsageError: A point is not four numbers in range, is repeated, or is missing in the
@@ -62,7 +64,7 @@ class Grid:
         return cls(rows, contexts, batches, times)
 
     def __call__(self, rows: float, context: float, batch: float) -> float:
-        """Return the microseconds of a forward; rows and context, per sequence, may be fractions."""
+        """Return a forward's microseconds; rows and context per sequence may be fractions."""
 
         def at_rows(c: float, b: float) -> float:
             return _line(self.rows, [self.times[r, c, b] for r in self.rows], rows)

@@ -102,7 +102,7 @@ class Profile:
     """The device of each model, of one or several GPUs; empty if the method places the models."""
     hardware: Hardware
     models: Mapping[str, Model]
-    """Models with a speed of their own, by key."""
+    """Models that have a speed, by key."""
     pairs: Mapping[str, Pair]
     """Pairs by key, in the file's order."""
     latencies: Mapping[str, Latency]

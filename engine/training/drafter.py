@@ -1,6 +1,9 @@
 """Improve a pair's drafter: prune it, then distil it on text that the target wrote.
 
-    train_drafter(DrafterOptions(data=Path("corpus"), out=Path("better"), pair=Path("pair"), feed_forward=384))
+    options = DrafterOptions(
+        data=Path("corpus"), out=Path("better"), pair=Path("pair"), feed_forward=384
+    )
+    train_drafter(options)
 
 In use, a drafter reads the target's own answers, which differ from the corpus; so KL(p || q) is
 minimised on such answers (on-policy for the target).

@@ -63,7 +63,7 @@ class Exchange:
         self._turn = run << 32
 
     def swap(self, mine: Mapping[int, torch.Tensor], count: int, like: torch.Tensor) -> list[torch.Tensor]:
-        """Write this worker's tensors and return those of all; see `engine.model.fuzzy.DeviceGroup`.
+        """Write this worker's tensors; return all workers' tensors (see `DeviceGroup.swap`).
 
         Raises:
             SpecScopeError: A worker is late by `patience`, or the tensors do not fit into a buffer.

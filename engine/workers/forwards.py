@@ -247,11 +247,11 @@ class Forwards:
         tokens = np.concatenate([prefix.tokens[cached:], np.asarray(ids, dtype=np.int64)])
         chain = np.arange(cached - 1, length - 1, dtype=np.int64)
         tree = np.asarray(parents, dtype=np.int64) + length
-        flags, beside = None, None
+        flags, inputs = None, None
         if vectors is not None:
             flags = [0] * (length - cached) + [PROVISIONAL] * len(ids)
-            beside = vectors(cached)
-        rows = Rows.of(slot, tokens, np.concatenate([chain, tree]), flags, beside)
+            inputs = vectors(cached)
+        rows = Rows.of(slot, tokens, np.concatenate([chain, tree]), flags, inputs)
         return _Block(number, prefix.sequence, slot, rows, cached, 1 + len(ids) if logits else 0)
 
     def _pack(self, cache: Slots, blocks: Sequence[_Block]) -> tuple[Rows, np.ndarray, int]:

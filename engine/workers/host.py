@@ -58,7 +58,7 @@ def never() -> bool:
 
 
 def _model_and_stage(job: Prefill | Score) -> tuple[str, StageIO | None]:
-    """Return the name of the loaded model, and the input and output of a stage; None for a whole model."""
+    """Return the loaded model's name and a stage's input and output (None for a whole model)."""
     return (job.model, None) if job.stage is None else (job.stage.of(job.model), StageIO(job.stage.states))
 
 
@@ -205,8 +205,8 @@ class Host:
         if not ids:
             return ()
         probabilities, tops = facts(torch.stack(logits), ids, self._sampling, bool(rows))
-        each = enumerate(zip(ids, probabilities, tops, strict=True))
-        return tuple(Grown(t, i - 1, i, rows[i] if rows else -1, p, top, i) for i, (t, p, top) in each)
+        drawn = enumerate(zip(ids, probabilities, tops, strict=True))
+        return tuple(Grown(t, i - 1, i, rows[i] if rows else -1, p, top, i) for i, (t, p, top) in drawn)
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
@@ -219,8 +219,8 @@ class Host:
             return None
         if job.greedy:
             logits = [rows[:, : self._vocab_size] for rows in logits]
-            each = zip(job.judges, logits, job.prefixes, strict=True)
-            judgements = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in each)
+            cases = zip(job.judges, logits, job.prefixes, strict=True)
+            judgements = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in cases)
         else:
             judgements = self._judge(job.judges, logits, job.prefixes, stamps)
         if not job.best:
@@ -243,8 +243,8 @@ class Host:
         stamps: list[Stamp],
     ) -> tuple[Judgement, ...]:
         start = time.perf_counter_ns()
-        each = zip(jobs, logits, prefixes, strict=True)
-        judgements = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in each)
+        cases = zip(jobs, logits, prefixes, strict=True)
+        judgements = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in cases)
         judged = sum(len(job.draft) for job in jobs)
         stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return judgements

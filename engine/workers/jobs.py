@@ -153,7 +153,7 @@ class Grow:
     prefixes: tuple[Prefix, ...]
     shape: TreeShape
     levels: tuple[int, ...]
-    """The most levels after each prefix: those of the shape, or fewer at the end of the output."""
+    """Most levels after each prefix: the shape's, or fewer near the end of the output."""
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
     """Slab rows for q per prefix, at most one per node with children; empty for greedy drafts."""
@@ -279,7 +279,7 @@ class Stamp(NamedTuple):
     parts: tuple[PartTime, ...] = ()
     """Of a fuzzy forward: times of its attention layers and exchanges."""
     alone: bool = False
-    """Whether this device did it alone, whatever its lane."""
+    """Whether this device alone ran the job, in any lane."""
 
 
 class Reply(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LatencyModel(Protocol):
-    """Durations in whole microseconds; `engine.simulate.latency` has those of a profile."""
+    """Durations in whole microseconds; `engine.simulate.latency` implements it for profiles."""
 
     @property
     def sample_us(self) -> int:

@@ -52,7 +52,7 @@ class SharedMemory:
 
 
 def _check_disk(size: int) -> None:
-    """Raise SpecScopeError if the disk is too full: a later write would kill the worker (SIGBUS)."""
+    """Raise SpecScopeError if the disk is too full; a later write would raise SIGBUS."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < size:

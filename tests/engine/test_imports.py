@@ -1,4 +1,4 @@
-"""Imports point one way: app -> traces -> engine; and the engine needs none of the app's packages."""
+"""Imports go one way, app -> traces -> engine; the engine needs none of the app's packages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
 
 
 def test_methods_are_listed_without_torch():
-    """Nobody waits for torch to read what there is."""
+    """`engine.methods` lists the methods without importing torch, which is slow."""
     code = "import sys, engine.methods; sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

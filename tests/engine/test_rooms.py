@@ -69,9 +69,9 @@ def test_every_room_of_the_engine_is_listed():
 
 @pytest.mark.parametrize("lower", ROOMS)
 def test_no_room_imports_one_above_it(lower):
-    above = set(ROOMS[ROOMS.index(lower) + 1 :])
+    upper_rooms = set(ROOMS[ROOMS.index(lower) + 1 :])
     upward = {
-        name: sorted(other for other in others if other.startswith("engine.") and room(other) in above)
+        name: sorted(other for other in others if other.startswith("engine.") and room(other) in upper_rooms)
         for name, others in graph().items()
         if name.startswith("engine.") and room(name) == lower
     }

@@ -193,7 +193,8 @@ def test_among_equally_long_paths_the_likeliest_wins_then_the_first():
     assert verdict.nodes == (0,)
     verdict = decide(rows([0.4, 0.6], half, half), tree(*nodes), draws=Fixed(target_11=0.9))
     assert verdict.nodes == (1,)
-    #  a path of two beats the likelier one of one; of two such paths the product decides, not the last token
+    # A path of two tokens beats a likelier path of one; of two equally long paths the one with
+    # the larger product wins, not the one with the likelier last token.
     nodes += [(0, 0), (1, 0), (0, 1)]
     logits = rows([0.2, 0.8], [0.7, 0.3], [0.15, 0.85], half, half, half)
     verdict = decide(logits, tree(*nodes[:4]), draws=Fixed(target_12=0.9))
@@ -280,7 +281,7 @@ class Constant:
 
 
 def test_a_drafted_token_of_probability_one_half_is_always_emitted(tmp_path):
-    """With p = (1/2, 3/10, 1/5) and a drafter of token 0, the first token is 0 with probability 1."""
+    """p = (1/2, 3/10, 1/5), and all drafts are token 0: the first token is always 0."""
     (tmp_path / "one.toml").write_text("paths = [[0]]\n")
     one = str(tmp_path / "one.toml")
     p, q = Constant(0.5, 0.3, 0.2), always(0, 3)

@@ -106,7 +106,7 @@ def sampled_tree(*widths: int, wide: bool = True) -> Method:
 
 
 def top_tree(*widths: int, as_sampled: bool = False) -> Method:
-    """Return a method with trees of the drafter's most probable tokens; `as_sampled` is an error."""
+    """Return a method with greedy trees; `as_sampled` wrongly reports the nodes as sampled."""
 
     async def decode(run: ToyRun) -> None:
         while not run.done:

@@ -1,4 +1,4 @@
-"""Attacks by a hub or a network: none hangs, crashes, fills the disk or writes outside the cache."""
+"""No attack by a hub or network hangs, crashes, fills the disk or writes outside the cache."""
 
 from __future__ import annotations
 
@@ -65,16 +65,11 @@ def refused(model: str = MODEL) -> str:
     return message
 
 
-def use_hub_here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let downloads in this process use the hub."""
+def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the error of a failed download that runs in this process."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     address = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-
-
-def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the error of a failed download that runs in this process."""
-    use_hub_here(hub, monkeypatch)
     with pytest.raises(Exception) as error:  # noqa: PT011 - errors of the library, too
         hub_process.fetch(MODEL, lambda **_: None)
     message = hub_process.reason(error.value)
@@ -86,12 +81,13 @@ def incomplete(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*.incomplete")]
 
 
-# -- no reply, or an incomplete one -------------------------------------------------------------------
+# -- no reply, or an incomplete one ---------------------------------------------------------------
 
 
-def test_a_list_that_arrives_byte_by_byte_has_a_time_limit(hub: Hub, monkeypatch) -> None:
+@pytest.mark.parametrize("how", ["hang", "drip"])
+def test_the_list_has_a_time_limit(hub: Hub, how: str, monkeypatch) -> None:
     monkeypatch.setattr(hub_module, "ANSWER", 1.0)
-    hub.drip = "/api/"
+    setattr(hub, how, "/api/")
     message = refused()
     assert f"the hub ({hub.url}) did not answer in 1 s; check the network, or give a directory" in message
 
@@ -125,7 +121,7 @@ def test_a_download_continues_after_a_broken_connection(hub: Hub) -> None:
     assert (resolve(MODEL) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
-# -- a correct hub ------------------------------------------------------------------------------------
+# -- a correct hub --------------------------------------------------------------------------------
 
 
 def test_only_needed_files_are_downloaded_and_only_once(hub: Hub, cache: Path) -> None:
@@ -169,7 +165,7 @@ def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
     assert hub.requests == []
 
 
-# -- refusals and false replies -----------------------------------------------------------------------
+# -- refusals and false replies -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,10 +194,9 @@ def test_an_error_status_gives_a_cause_and_a_remedy(
 
 def test_a_redirect_to_another_host_gets_no_token(hub: Hub, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    use_hub_here(hub, monkeypatch)
     with serving(Hub()) as elsewhere:
         hub.location = f"{elsewhere.url}/api/models/{MODEL}"
-        hub_process.fetch(MODEL, lambda **_: None)
+        resolve(MODEL)
         assert elsewhere.requests == [f"GET /api/models/{MODEL}"]
         assert elsewhere.tokens == [None]
     assert set(hub.tokens) == {"Bearer hf_secret"}
@@ -297,7 +292,7 @@ def test_a_cache_that_cannot_be_written_is_reported(hub: Hub, tmp_path: Path, mo
     )
 
 
-# -- stopping -----------------------------------------------------------------------------------------
+# -- stopping -------------------------------------------------------------------------------------
 
 
 def test_a_stopped_download_leaves_no_incomplete_model(hub: Hub, cache: Path) -> None:

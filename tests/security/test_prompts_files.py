@@ -9,10 +9,8 @@ import os
 import pytest
 
 from app.cli.common import read_prompts
-from engine.errors import UsageError
 from tests.security.commands import command, use_models
 from tests.traces.samples import sample_trace
-from traces.export.jsonl import write_file
 from traces.store import Store
 
 
@@ -100,13 +98,6 @@ def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path, db
     assert done.failed(1, f"No space left on device: {path}")
     assert path.read_text(encoding="utf-8") == "before"
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_full_disk_leaves_no_part_of_a_trace_file(tmp_path, full):
-    full()
-    with pytest.raises(UsageError, match="cannot be written"):
-        write_file(sample_trace(), tmp_path / "trace.jsonl")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_device_gives_one_line(db):

@@ -78,7 +78,7 @@ ATTACKS = {
 def renderer():
     renderer = Renderer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(templates, "SECONDS", 0.2)
+        patch.setattr(templates, "SECONDS", 0.5)
         yield renderer
     renderer.close()
 
@@ -92,8 +92,10 @@ def target(tmp_path):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_template_is_refused(attack, renderer):
     template, message = ATTACKS[attack]
-    with pytest.raises(ModelError) as error:
-        renderer.render(template, HI, NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(templates, "SECONDS", 0.2)
+        with pytest.raises(ModelError) as error:
+            renderer.render(template, HI, NAMES)
     assert re.search(message, one_line(str(error.value)))
     assert renderer.render("{{ bos_token }} goes on", HI, NAMES) == "<s> goes on"
 

@@ -81,7 +81,7 @@ def test_every_metric_by_hand():
         Slot(2, 2, 2, 1, 0.5, 0.5),
         Slot(4, 1, 0, 0, None, 0.0),
     )
-    # Decoding lasts from 10 to 45 ms: 10 ms of drafts, 20 of verification, and 5 between the rounds.
+    # Decoding lasts from 10 to 45 ms: 10 ms of drafts, 20 of verification, 5 between rounds.
     assert m.occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
     assert m.waiting == pytest.approx(
         {

@@ -1,4 +1,4 @@
-"""A trace as a JSONL file, as `engine.trace.jsonl` writes it. `read_file` checks the trace, too."""
+"""Read a trace from a JSONL file, and check it; `engine.trace.jsonl` writes one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
-from engine.files import read_bytes, replacing
-from engine.trace.jsonl import read_jsonl, write_jsonl
+from engine.files import read_bytes
+from engine.trace.jsonl import read_jsonl
 from traces.checks import check
 
 if TYPE_CHECKING:
@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 512 * 2**20
 """Size of the largest file that is read."""
-
-
-def write_file(trace: Trace, path: str | Path) -> None:
-    """Write the trace to a file and replace an older one; if it fails, the older one stays.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    try:
-        with replacing(Path(path)) as file:
-            write_jsonl(trace, file)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); choose another file") from error
 
 
 def read_file(path: str | Path, max_bytes: int = MAX_BYTES) -> Trace:

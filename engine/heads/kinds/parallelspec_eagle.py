@@ -75,7 +75,7 @@ class ParallelEagle:
 class TrainableParallelEagle(nn.Module):
     """The layer in training; it reads embeddings times `scale`.
 
-    The paper does not say which feature a mask reads; here it is learned, like the mask's
+    The paper does not specify the feature that a mask reads; here it is learned, like the mask's
     embedding.
     """
 

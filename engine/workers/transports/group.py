@@ -70,7 +70,7 @@ class GroupWorker:
     def submit(self, job: Job) -> Ticket:
         """Start a job on all members; the reply is done when all are.
 
-        A dead member's error comes first.
+        If a member died, its error is the one raised.
         """
         if isinstance(job, Grow):
             job = replace(job, group=self._group)

@@ -93,7 +93,7 @@ _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 class ProcessWorker:
-    """A worker in a process of its own."""
+    """A worker in a separate process."""
 
     def __init__(self, setup: Setup) -> None:
         self.name = setup.name

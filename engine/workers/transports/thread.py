@@ -48,7 +48,7 @@ class ThreadWorker:
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:
-        """Start a job; control jobs run in the calling thread, but a judge before its scores is queued."""
+        """Start a job; a control job runs in the calling thread, unless it waits for scores."""
         assert self._loop is not None, "submit needs an attached loop"
         reply: asyncio.Future[Reply] = self._loop.create_future()
         stop = threading.Event()

@@ -1,4 +1,4 @@
-"""Virtual time: tokens are real, recorded or Bernoulli; times come from a latency profile.
+"""Virtual time: tokens are real, recorded or Bernoulli; a latency profile gives the times.
 
 When every task waits, the loop's clock jumps to the next due action. So a run takes only the time
 to compute its tokens, and two runs give the same rows. Times are whole microseconds; actions due at
@@ -38,7 +38,7 @@ class VirtualTime(selectors.SelectSelector):
         heapq.heappush(self._due, (max(when, self.now), self._requests, action))
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; if nothing is, move the clock to the next due action.
+        """Return the ready keys; if none is ready, move the clock to the next due action.
 
         Raises:
             Deadlock: Every task waits and no action is due.
@@ -92,7 +92,7 @@ class VirtualWorker:
         name: Unique in its cluster.
         devices: A forward keeps all of them busy at once.
         latency: How long it does.
-        processor: Shared by the workers on one device; None for a device of its own.
+        processor: Shared by the workers on one device; None for an unshared device.
         lanes: Models that keep only the first N devices busy, with N.
     """
 
@@ -160,7 +160,7 @@ class VirtualWorker:
         """Do nothing: a virtual worker always answers."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing: no resources are held."""
 
     async def _finish(self, work: Awaitable[Reply], pending: _Pending) -> None:
         try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.report.opened import Opened, pane, visible_text
+from tests.browser.report.opened import Opened, centre_of, pane, visible_text
 from traces.view.clock import decoding_clock
 from traces.view.document import view_model
 
@@ -75,6 +75,26 @@ def test_the_slider_shows_the_text_at_its_time(page, traces):
             committed = [c.text for c in trace.commits if clock(c.time) <= now]
             assert visible_text(page, number) == "".join(committed)
         assert page.locator(".ss-veil").first.is_hidden() == (share == 1.0)
+
+
+def test_replay_hides_a_span_at_its_start_and_shows_it_and_its_tokens_at_its_end(page, traces):
+    trace, clock = traces[1], decoding_clock(traces[1])
+    committed = {c.time for c in trace.commits}
+    span = next(s for s in trace.spans if s.kind == "verify" and s.end in committed)
+    centre = centre_of(page, 1, span.id)
+    bar = page.evaluate(
+        """([x, y]) => [...document.querySelectorAll(".ss-plot .barlayer .point path")]
+            .map((path) => path.getBoundingClientRect().toJSON())
+            .find((box) => box.left < x && x < box.right && box.top < y && y < box.bottom)""",
+        centre,
+    )
+    for t, edge in ((clock(span.start), "left"), (clock(span.end), "right")):
+        for now in (t - 0.0005, t):
+            page.evaluate("(t) => view.seek(t)", now)
+            veil = page.locator(".ss-gantt .ss-veil").nth(1).bounding_box()
+            assert veil["x"] == pytest.approx(bar[edge], abs=1.5)
+            text = "".join(c.text for c in trace.commits if clock(c.time) <= now)
+            assert visible_text(page, 1) == text
 
 
 def test_playing_moves_all_runs_and_stops_at_the_end(page, traces):

@@ -18,9 +18,11 @@ ONE = Sampling(1.0)
 SMALL = Static(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 
 
-def choose(rows: list[list[float]], above: list[Node], shape: TreeShape, sampled: bool = False) -> list[Node]:
+def choose(
+    rows: list[list[float]], leaves: list[Node], shape: TreeShape, sampled: bool = False
+) -> list[Node]:
     logits = torch.tensor(rows, dtype=torch.float64).log()
-    return next_level(logits, above, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)[0]
+    return next_level(logits, leaves, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)[0]
 
 
 def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():
@@ -34,16 +36,16 @@ def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():
 
 
 def test_one_row_serves_all_nodes_of_a_level():
-    above = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
+    leaves = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
     row = [0.2, 0.3, 0.4, 0.1]
     for sampled in (False, True):
-        assert choose([row], above, SMALL, sampled) == choose([row, row], above, SMALL, sampled)
+        assert choose([row], leaves, SMALL, sampled) == choose([row, row], leaves, SMALL, sampled)
 
 
 def test_children_of_a_sampled_static_tree_are_drawn_without_replacement():
-    above = [Node(0, 1, 0.0, (0,)), Node(0, 3, -1.0, (1,))]
+    leaves = [Node(0, 1, 0.0, (0,)), Node(0, 3, -1.0, (1,))]
     row = [0.4, 0.3, 0.2, 0.1]
-    nodes = choose([row], above, SMALL, sampled=True)
+    nodes = choose([row], leaves, SMALL, sampled=True)
     rest = torch.tensor(row, dtype=torch.float64)
     number = Draws(3, 0).value
     first = pick(number(Key(7, "draft", 0)), rest)
@@ -89,12 +91,12 @@ def test_a_dynamic_tree_cannot_be_sampled():
 
 @pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
 def test_parents_is_the_largest_number_of_q_rows(shape):
-    above, parents = [root(ONE, False)], 0
+    leaves, parents = [root(ONE, False)], 0
     for _ in range(shape.depth):
-        parents += len(above)
-        nodes = choose([[0.05] * 20] * len(above), above, shape)
-        above = [nodes[i] for i in shape.onward(nodes)]
-        if not above:
+        parents += len(leaves)
+        nodes = choose([[0.05] * 20] * len(leaves), leaves, shape)
+        leaves = [nodes[i] for i in shape.onward(nodes)]
+        if not leaves:
             break
     assert parents <= shape.parents
 

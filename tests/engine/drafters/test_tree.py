@@ -1,4 +1,4 @@
-"""The choice of a tree's nodes: pure functions of the drafter's rows, the level above and keyed draws."""
+"""Tree nodes are a pure function of the drafter's rows, the leaves and keyed draws."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.types import Sampling
 ONE = Sampling(1.0)
 
 
-def level(rows: list[list[float]], above: list[Node], width: int, sampled: bool, sampling: Sampling = ONE):
+def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool, sampling: Sampling = ONE):
     """Choose from rows of probabilities."""
     logits = torch.tensor(rows, dtype=torch.float64).log()
     draws = Draws(3, 0)
     shape = Wide(width, 3)
-    return next_level(logits, above, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
+    return next_level(logits, leaves, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
 
 
 def shape(rejections: list[float], support: list[int], width: int) -> list[int]:
@@ -42,12 +42,12 @@ def test_the_most_probable_paths_are_kept_with_any_parents():
 
 def test_ties_go_to_the_earlier_parent_then_to_the_lower_token():
     even = [[0.25] * 4] * 2
-    above = [Node(0, 1, 0.5), Node(0, 2, 0.5)]
+    leaves = [Node(0, 1, 0.5), Node(0, 2, 0.5)]
     for width, expected in (
         (3, [(0, 0), (0, 1), (0, 2)]),
         (6, [*((0, t) for t in range(4)), (1, 0), (1, 1)]),
     ):
-        assert [(n.parent, n.token) for n in level(even, above, width, False)] == expected
+        assert [(n.parent, n.token) for n in level(even, leaves, width, False)] == expected
 
 
 def test_tokens_of_probability_0_are_no_nodes():

@@ -1,4 +1,4 @@
-"""Published forms of drafting heads: names and shapes of their tensors, and slow references that read them."""
+"""Published forms of drafting heads: tensor names, shapes, and slow reference readers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from engine.pairs.pair import Pair
 
 MASKS, HEADS = 4, 5
 ORDER = ("medusa", "hydra", "eagle", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
-"""All kinds; the index of a kind is the seed of its weights, some of whose drafts the tests need accepted."""
+"""All kinds. A kind's index seeds its weights; with these seeds some drafts are accepted."""
 
 
 def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = ORDER, **options: object) -> Path:
@@ -111,7 +111,7 @@ def make_head(
 def _choose(
     tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator
 ) -> None:
-    """Choose an EAGLE-3 head's draft vocabulary; add the target's LM head and embedding to its own."""
+    """Add a draft vocabulary, the target's LM head and embedding to an EAGLE-3 head's tensors."""
     ids = torch.arange(head.vocab_size)
     if n := head.draft_vocab:
         ids = torch.randperm(head.vocab_size, generator=random)[:n].sort().values

@@ -1,4 +1,4 @@
-"""Training and inference agree: a head's logits equal those of its trainable module, row by row."""
+"""Training and inference agree: a head and its trainable module have equal logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published EAGLE-3 heads with random weights, compared with a reference written from their tensor names."""
+"""Random published EAGLE-3 heads equal a reference written from their tensor names."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def reference(
 ) -> Tensor:
     """Return the logits of all V tokens after the text and a path.
 
-    Written from the paper's section 3.1 and the tensor names. `g` are the target's concatenated states, (n, 3 D).
+    Written from the paper's section 3.1 and the tensor names. `g`: the target's concatenated
+    states, (n, 3 D).
     """
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -202,7 +203,7 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
     model(torch.tensor([TEXT]))
     for hook in hooks:
         hook.remove()
-    # the inputs of layers 2, L // 2 and L - 3: the outputs of layers 1, L // 2 - 1 and L - 4, counted from 0
+    # Default: the inputs of layers 2, L // 2 and L - 3, counted from 0.
     states = STATES.get(case, (2, LAYERS // 2, LAYERS - 3))
     g = torch.cat([outputs[i].view(len(TEXT), D) for i in states], 1)
     normed = bool(config.get("norm_before_residual"))
@@ -210,7 +211,7 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
         assert rows.shape == (len(nodes), V)
         for row, node in zip(rows, nodes, strict=True):
             expected = reference(tensors, at, embedding, g, path_to(node), residual_normed=normed)
-            # A logit near 0 is a sum of large terms, so its rounding error is relative to the row's largest.
+            # A logit near 0 sums large terms: its error is relative to the row's largest.
             largest = float(expected[expected > -torch.inf].abs().max())
             torch.testing.assert_close(row, expected, atol=1e-4 * largest, rtol=0)
             assert float(row[row > -torch.inf].std()) > 0.3, "the logits differ"
@@ -237,7 +238,7 @@ def test_texts_equal_the_targets_and_drafts_are_in_the_draft_vocabulary(case, kn
 
 
 def test_the_work_of_a_forward_is_that_of_its_matrices(target, tmp_path):
-    """By hand: queries, keys and values read 2 D instead of D; fc is 3 D x D; the LM head has 40 of 97 tokens."""
+    """Q, K and V read 2 D instead of D; fc is 3 D x D; the LM head has 40 of 97 tokens."""
     path, _ = target
     store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
     head = load_head(str(tmp_path / "head"), load(path))

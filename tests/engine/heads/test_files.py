@@ -1,4 +1,4 @@
-"""Heads in SpecScope's own form are read as they were written; files that are no heads are refused by name."""
+"""Heads in SpecScope's form are read as written; an error names a file that is no head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with published heads: files with the names of their projects, compared with a slow reference."""
+"""Runs with published heads, whose tensors have their projects' names, equal a slow reference."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def published(style: str, own: Path, model: torch.nn.Module) -> tuple[str, Tenso
 def published_eagle3(
     style: str, tensors: Tensors, embedding: Tensor, layer: dict[str, Any]
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Return tensors and config of an EAGLE-3 head that reads the embeddings and the first two layers."""
+    """Return an EAGLE-3 head's tensors and config; it reads the embeddings and two layers."""
     d2t = tensors["d2t"]
     t2d = torch.zeros(len(embedding), dtype=torch.bool).index_fill(0, torch.arange(len(d2t)) + d2t, True)
     tensors, ids = tensors | {"t2d": t2d}, "eagle_aux_hidden_state_layer_ids"

@@ -35,7 +35,7 @@ PROMPT, NEW = [5, 9, 23, 4], 22
 
 
 def drifting(family: str) -> torch.nn.Module:
-    """Return a target whose tokens are much alike, so that some drafts of random heads are accepted."""
+    """Return a target with similar embeddings, so that random heads have accepted drafts."""
     model = tiny.reference(family, seed=3)
     with torch.no_grad():
         model.get_input_embeddings().weight.add_(0.6)
@@ -59,7 +59,7 @@ class Clusters:
 
 @contextmanager
 def open_world(family: str, folder: Path) -> Iterator[tuple[Clusters, torch.nn.Module, Path]]:
-    """Open a target of a family with a random head of each kind; yield (clusters, target, heads)."""
+    """Open a family's target with random heads of all kinds; yield (clusters, target, heads)."""
     model = drifting(family)
     save_with_tokenizer(model, folder / "target")
     heads = make_heads(folder / "heads", folder / "target", scale=0.5)

@@ -1,4 +1,4 @@
-"""A slow reference of drafting heads, written from the papers: no KV cache, every row from the whole text."""
+"""Slow drafting heads, written from the papers: no KV cache, each row reads the whole text."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Plain:
         return lambda path: self._logits(state(tuple(path)))
 
     def _eagle3(self, x: list[int], _: Tensor) -> Rows:
-        """A row is a token and the vector of the previous token; its output is the token's vector."""
+        """A row reads a token and the previous token's vector; its output is the token's vector."""
         states = self._model.model(torch.tensor([x]), output_hidden_states=True).hidden_states
         layers = len(states) - 1
         ids = self._config["features"] or [2, layers // 2, layers - 3]
@@ -211,7 +211,7 @@ class Plain:
 def static_tree(
     rows: Rows, paths: set[tuple[int, ...]], depth: int, x: list[int], sampling: Sampling, draws: Draws | None
 ) -> list[Node]:
-    """Return all nodes of a tree file: child r is the r-th most probable token, or the r-th drawn one."""
+    """Return a tree file's nodes: child r is the r-th most probable, or r-th drawn, token."""
     places: list[tuple[int, ...]] = [()]
     drafted: dict[tuple[int, ...], list[int]] = {(): []}
     tree, number = list[Node](), {(): -1}

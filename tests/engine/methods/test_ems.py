@@ -1,4 +1,4 @@
-"""EMS-SD: a sequence has the same text as alone, with any packing; the packing's cost is counted."""
+"""EMS-SD: packing does not change a sequence's text; the cost of packing is counted."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_the_examples_ratios(example):
 
 
 def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
-    """Accepted lengths are geometric, at most 8; the longest of a large batch is nearly always 8."""
+    """Accepted lengths are geometric, at most 8; a large batch nearly always has one of 8."""
     draws = random.Random(1)
 
     def accepted() -> int:

@@ -1,4 +1,4 @@
-"""EMS-SD with a token tree per sequence (limitation 4): trees and texts are those of `tree`."""
+"""EMS-SD with a token tree per sequence (limitation 4): trees and texts equal `tree`'s."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def work(trace, kind: str) -> list[tuple[int, int]]:
 
 
 def test_a_round_takes_the_hand_computed_time_and_feeds_no_row_twice():
-    # w wrong, r right; levels: w r | ww wr rw rr | www and the three with one r. r and rr are accepted.
+    # w wrong, r right; levels: w r | ww wr rw rr | www and all with one r. r, rr are accepted.
     trace = run(second_is_right, 9, width=4, depth=3)
     assert [(r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [(10, 2, 3)] * 3
     assert trace.token_ids() == list(range(103, 112))

@@ -294,7 +294,7 @@ def test_forwards_alternate_between_two_caches(models):
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
 def test_packed_matrices(family, tmp_path, models, monkeypatch):
-    """Pack all matrices of a tiny model, for 19 rows, 1 row and a tree; usually only large ones are."""
+    """Pack all matrices of a tiny model, not only large ones; check 19 rows, 1 row and a tree."""
     both, ids = models(family), text(20)
     save(both.reference, tmp_path)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)

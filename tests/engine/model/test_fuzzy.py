@@ -38,7 +38,7 @@ def forward(decoder, tokens, fuzzy: Fuzzy | None = None, hidden: tuple[int, ...]
 
 
 def algorithm_2(model, tokens, groups) -> torch.Tensor:
-    """Return the logits (T, V) of the paper's algorithm 2, line by line, with transformers' modules."""
+    """Return the logits (T, V) of the paper's algorithm 2, with transformers' modules."""
     inner = model.model
     h = inner.embed_tokens(torch.tensor([tokens]))
     rotations = inner.rotary_emb(h, torch.arange(len(tokens))[None])

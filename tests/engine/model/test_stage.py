@@ -46,7 +46,7 @@ def is_tied(path: str) -> bool:
 
 
 def steps():
-    """Prefill two sequences, extend one by a chain and the other by a tree, then both by one row."""
+    """Prefill two sequences; extend one by a chain, one by a tree, then both by one row."""
     first = Rows.join([Rows.chain(0, TOKENS, 0), Rows.chain(1, TOKENS[:3], 0)])
     yield first, np.array([7, 10])
     yield Rows.chain(0, [8, 2, 4], 8), np.arange(3)

@@ -1,4 +1,4 @@
-"""GGUF files: logits equal those of transformers' own loading; broken files leave no directory."""
+"""GGUF files: logits equal transformers' own loading; broken files leave no directory."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_plan_keeps_within_positions_and_memory(pair, monkeypatch):
     assert CONTEXT == 64
     assert FULL.within([model]) == replace(FULL, rows=(1, 2, 4, 8, 16, 32), contexts=(0,))
     assert QUICK.within([model]).contexts == (0,)
-    # a row takes 2 * 3 layers * 2 heads * 8 * 4 bytes = 384; 16 rows of four sequences fit, sixteen do not
+    # A row takes 2 * 3 layers * 2 heads * 8 * 4 bytes = 384; 16 rows fit 4 times, not 16 times.
     monkeypatch.setattr(measuring, "KV_LIMIT", 384 * 16 * 5)
     assert Plan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1, 4)
     monkeypatch.setattr(measuring, "KV_LIMIT", 1)

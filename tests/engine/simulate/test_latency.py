@@ -61,7 +61,7 @@ def test_c_follows_from_table_10(name: str, pair: str):
 
 
 def test_hand_computed_sums():
-    """Weights and KV bytes a row: Codellama 7B 6,607,142,912, 524,288; 34B 33,481,031,680, 196,608."""
+    """Codellama 7B and 34B: weights and KV bytes per row."""
     latency = codellama()
     assert latency.drafter.weights == 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32016 * 4096 == 6_607_142_912
     assert latency.drafter.kv_bytes == 2 * 32 * 4096 * 2 == 524_288
@@ -72,20 +72,22 @@ def test_hand_computed_sums():
     assert latency("drafter", 1, 1000) == round(20_267.531 + 257.130)
     # eight rows stream the same weights: 0.34 ms of products hide behind 6.48 ms of streaming
     assert latency("drafter", 8, 1000) == round(20_267.531 + 257.130 + 7 * 0.257130)
-    # 1 / 18.58 s = 53,821.31 us; a row is 196,608 / 2,039,000 = 0.09642 us of KV and 16,384 / 300,000 = 0.05461 us of link
+    # 1 / 18.58 s = 53,821.31 us. Per row: 196,608 / 2,039,000 = 0.09642 us of KV,
+    # 16,384 / 300,000 = 0.05461 us of link.
     assert latency("target", 4, 200) == round(53_821.313 + 203 * 0.096424 + 3 * 0.054613)
-    # 512 rows compute for (2 * 6,607,142,912 * 512 + 4 * 32 * 4096 * 512 * 256.5) / 312e6 = 21,905.67 us instead of
-    # streaming for 6,480.77 us, and the cache grows by 511 rows
+    # 512 rows: (2 * 6,607,142,912 * 512 + 4 * 32 * 4096 * 512 * 256.5) / 312e6 = 21,905.67 us
+    # of products instead of 6,480.77 us of streaming; the cache grows by 511 rows.
     assert latency("drafter", 512, 0) == round(20_267.531 + 21_905.666 - 6_480.768 + 511 * 0.257130)
 
 
 def test_a_small_model_by_hand():
     hardware = Hardware("toy", bandwidth_gb_s=1, peak_tflops=1, link_gb_s=1, source="test")
-    # 1 layer of 2 * 128^2 + 2 * 128 * 128 + 3 * 128 * 256 = 163,840 weights and a head of 128 * 1,000 = 128,000
+    # Layer: 2 * 128^2 + 2 * 128 * 128 + 3 * 128 * 256 = 163,840; LM head: 128 * 1,000 = 128,000.
     shape = Model("toy", 1, 128, 256, 1, 1000, "float32", 2, 500, "test")
     latency = Latency("toy", shape, shape, hardware, 1, 1)
     assert shape.weights == 291_840
-    # streaming: 4 * 291,840 / 1e3 = 1,167.36 us; KV: 1,024 bytes = 1.024 us; hop: 512 bytes = 0.512 us; rest of 2,000: launch
+    # Streaming: 4 * 291,840 / 1e3 = 1,167.36 us; KV: 1,024 bytes = 1.024 us;
+    # hop: 512 bytes = 0.512 us; launch: the rest of 2,000 us.
     assert shape.launch_us(hardware) == pytest.approx(2000 - 1167.36 - 1.024 - 0.512)
     assert latency("target", 11, 89) == round(2000 + 99 * 1.024 + 10 * 0.512)
     # 4,000 rows: (2 * 291,840 * 4,000 + 4 * 128 * 4,000 * 2,000.5) / 1e6 = 6,431.744 us of products

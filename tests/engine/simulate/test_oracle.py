@@ -148,7 +148,7 @@ class TestBernoulli:
 
 
 def recorded(**limits: object) -> Trace:
-    """Return a trace of two sequences like those of speculative decoding with gamma 3."""
+    """Return a trace of speculative decoding with gamma 3 and two sequences."""
     prompts = ((1, 2), (3,))
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 5}
     header = Header(
@@ -172,7 +172,8 @@ def recorded(**limits: object) -> Trace:
     def decide(sequence: int, position: int, token: int, outcome: str) -> None:
         trace.add(Decision(1, sequence, 0, -1, position, token, None, None, None, "match", outcome, 0, 0))
 
-    # sequence 0: drafted 10 11 99 -> 12 corrected; drafted 13 14 15 -> 16 bonus; drafted 98 96 97 -> 17 corrected
+    # Sequence 0, drafted: 10 11 99 -> 12 corrected; 13 14 15 -> 16 bonus;
+    # 98 96 97 -> 17 corrected.
     for position, token, outcome in [
         *((2, 10, "accepted"), (3, 11, "accepted"), (4, 99, "rejected")),
         *((5, 13, "accepted"), (6, 14, "accepted"), (7, 15, "accepted")),

@@ -1,4 +1,4 @@
-"""Several GPUs: tensor parallelism, layer-parallel drafting, moves of a KV cache; papers' tables."""
+"""Several GPUs: tensor parallelism, layer-parallel drafting, KV cache moves; papers' tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from engine.simulate.profile import Profile
 from engine.simulate.roofline import ATTENTION_LAUNCHES, Hardware, Model
 
 TOY = Hardware("toy", bandwidth_gb_s=1, peak_tflops=1, link_gb_s=1, source="test", collective_us=50)
-# 4 layers of 2 * 128^2 + 2 * 128 * 128 = 65,536 (attention) and 3 * 128 * 256 = 98,304 weights, a head of 128,000
+# 4 layers: attention 2 * 128^2 + 2 * 128 * 128 = 65,536 weights, MLP 3 * 128 * 256 = 98,304;
+# LM head 128,000.
 SHAPE = Model("toy", 4, 128, 256, 1, 1000, "float32", 1, 200, "test")
 
 
@@ -35,11 +36,13 @@ def test_a_tensor_parallel_model_by_hand():
     """783,360 weights of 4 bytes: 3,133.44 us of streaming on one GPU, half of it on two."""
     latency = toy(gpus=2, split="tensor")
     assert SHAPE.weights == 783_360
-    # KV: 2 * 4 * 128 * 4 bytes a row = 4.096 us, half on each GPU; 8 all-reduces of 2 * 1/2 * 512 bytes = 4.096 us a row
+    # Per row, KV: 2 * 4 * 128 * 4 bytes = 4.096 us, half on each GPU;
+    # 8 all-reduces of 2 * 1/2 * 512 bytes = 4.096 us.
     assert latency.target.roofline_us(TOY, 1, 0) == pytest.approx(3133.44 / 2 + 4.096 / 2 + 4.096)
     assert latency("target", 1, 0) == 5000
     assert latency("target", 11, 89) == round(5000 + 99 * 2.048 + 10 * 4.096)
-    # 4,000 rows: 2 * 783,360 * 4,000 + 4 * 4 * 128 * 4,000 * 2,000.5 = 22,654.976e6 operations, half on each GPU
+    # 4,000 rows: 2 * 783,360 * 4,000 + 4 * 4 * 128 * 4,000 * 2,000.5 = 22,654.976e6
+    # operations, half on each GPU.
     least = 5000 - 3133.44 / 2
     assert latency("target", 4000, 0) == round(least + 22_654.976 / 2 + 3999 * (2.048 + 4.096))
 
@@ -89,7 +92,7 @@ def test_layer_parallel_by_hand():
     launch = (5000 - 3133.44 - 4.096) / 4
     assert latency.drafter
     assert latency.drafter.launch_us(TOY) == pytest.approx(launch)
-    # one attention layer, 10 rows after 90: its launches, 65,536 * 4 bytes, and a fourth of 100 KV rows
+    # One attention layer, 10 rows after 90: launches, 65,536 * 4 bytes, a fourth of 100 KV rows.
     attention = ATTENTION_LAUNCHES * launch + 262.144 + 100 * 1.024
     assert latency.drafter.attention_us(TOY, 10, 90) == pytest.approx(attention)
     layer = launch + 163_840 * 4 / 1e3 + 100 * 1.024

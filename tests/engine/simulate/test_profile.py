@@ -30,7 +30,8 @@ PAIRS = {
 }
 
 
-# EasySpec Table 1: tokens/s at a tensor-parallel size. DSI Table 2: milliseconds per token of target and drafter.
+# EasySpec Table 1: tokens/s at a tensor-parallel size.
+# DSI Table 2: milliseconds per token of target and drafter.
 TABLE_1 = {
     "llama-3-8-70-tp2": (13.00, 2, 36.76),
     "llama-3-8-70-tp4": (13.23, 4, 36.76),

@@ -58,7 +58,7 @@ def test_easyspec_table_2(pair, method, alpha, published):
     ],
 )
 def test_pearl_table_1(pair, rate, speculative, pearl):
-    """At the rate at which speculative decoding is as fast as published, PEARL's speed-up follows."""
+    """The rate that reproduces speculative decoding's speed-up also reproduces PEARL's."""
     with opened("pearl-4xA100", pair, rate) as cluster:
         assert speed_up(cluster, "speculative") == pytest.approx(speculative, rel=0.1)
         assert speed_up(cluster, "pearl") == pytest.approx(pearl, rel=0.15)

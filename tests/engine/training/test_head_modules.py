@@ -119,7 +119,7 @@ def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts
 
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 def test_learned_states_give_the_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
-    """The learned state of place k gives the draft there, if earlier drafts do not matter or are the text."""
+    """State k gives draft k, if the kind ignores earlier drafts or they equal the text."""
     head, frozen = head_of(kind, shape), frozen_of(shape)
     with torch.no_grad():
         drafts = head.draft(texts, frozen, 3)
@@ -220,14 +220,14 @@ def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
 
 
 def test_acceptance_counts_drafts_where_the_text_is_greedy() -> None:
-    """Text 0 1 2 3 4 5; the target's argmax is the next number, but 9 after 3, so token 4 was drawn."""
+    """Text 0 1 2 3 4 5; the target's argmax is the next number, except 9 after 3."""
     lm_head, ids = torch.eye(10), torch.tensor([0, 1, 2, 3, 4, 5])
     greedy = torch.tensor([1, 2, 3, 9, 5, 6])
     texts = Texts(ids, lm_head[ids], lm_head[greedy], np.array([0, 6]), np.array([1, 2, 3, 4]))
     head = stub(drafts=[[2, 3, 9], [3, 4, 5], [4, 5, 6], [5, 6, 7]])
     counts = acceptance(head, texts, Frozen(lm_head, lm_head), 3)
-    # anchor 1: 2 and 3 are accepted, then the text is not greedy; anchor 2: 3; anchor 3: no place counts;
-    # anchor 4: 5, then the text ends
+    # Anchor 1: 2 and 3 are accepted, then the text is not greedy. Anchor 2: 3 is accepted.
+    # Anchor 3: no place counts. Anchor 4: 5 is accepted, then the text ends.
     assert counts == DraftAcceptance((3, 1, 0), (3, 1, 0))
     assert counts.rates == (1.0, 1.0, None)
     assert (counts + DraftAcceptance((1, 1, 2), (0, 0, 1))).rates == (0.75, 0.5, 0.5)

@@ -18,18 +18,19 @@ from tests.engine.workers.processes import PROMPT, SPLIT, TWO, at_span, ranks, s
 
 KILLED = (signal.SIGKILL, "was killed by SIGKILL")
 STOPPED = (signal.SIGSTOP, "was stopped by a signal and was killed")
-# method, config, function for the workers, the victim's key, spans before the signal, (signal, error)
+# method, config, workers' function, victim's key, spans before the signal, (signal, error)
 VICTIMS = {
     "the drafter": ("speculative", {}, servers, "drafter", 8, KILLED),
     "the target of a pool": ("dsi", {}, servers, "target", 8, STOPPED),
     "the first stage": ("pearl", SPLIT, stages, 0, 30, STOPPED),
     "the last stage": ("pearl", SPLIT, stages, 1, 30, KILLED),
+    "the first rank": ("easyspec", TWO, ranks, 0, 30, KILLED),
     "the second rank": ("easyspec", TWO, ranks, 1, 30, STOPPED),
 }
 
 
 def works(cluster, method: str, config: dict[str, object]) -> bool:
-    """Return whether a short run is done, also after another cluster lost a worker."""
+    """Return whether a short run on the cluster ends with the status done."""
     return cluster.run(method, PROMPT, config=config, limits=Limits(4)).status == "done"
 
 
@@ -55,6 +56,12 @@ def test_a_killed_or_stopped_worker_fails_its_run_with_an_error_that_names_it(vi
         assert sum(isinstance(e, Span) for e in events) >= spans, "the trace is kept"
         with pytest.raises(WorkerDied):
             cluster.run(method, PROMPT, config=config, limits=Limits(4))
+
+
+def test_a_new_cluster_works_after_the_last_victim():
+    with engine.open(device="cpu") as cluster:
+        assert cluster.c > 1, "the target takes longer than the drafter"
+        assert works(cluster, "easyspec", TWO)
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_at_opening(tmp_path):

@@ -80,7 +80,7 @@ def next_token(path) -> int:
 
 
 def test_pearl_on_one_device_takes_the_time_of_both_one_after_the_other():
-    # 4 drafts of 250 beside a forward of 1000: alone 1000 together, shared 2000; nothing is gained, the text is the same
+    # 4 drafts of 250 during a forward of 1000 take 1000 on two devices and 2000 on one.
     with scripted_cluster(next_token, next_token, Flat(1000, 250)) as cluster:
         limits = Limits(21)
         apart = cluster.run("pearl", [1, 2, 3], config={"gamma": 4}, limits=limits)

@@ -111,7 +111,7 @@ def test_a_deadlock_is_an_error():
 
 
 def test_a_cancelled_job_holds_its_device_until_its_forward_ends():
-    """The method continues at once; the trace has the work as cancelled; the next job waits for it."""
+    """The method continues at once; the span is cancelled; the next job waits for its end."""
     from engine.methods.registry import METHODS
 
     async def decode(run, cfg):
