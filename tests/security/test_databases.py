@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from app.render.history import runs_table
 from engine.errors import SpecScopeError, StoreError
+from engine.trace.jsonl import to_json
 from tests.security.commands import Models, command, use_models
 from tests.traces.samples import sample_events, sample_trace
 from tests.traces.test_database import nobody
 from traces import database, schema
-from traces.export.jsonl import write_file
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
@@ -222,7 +222,7 @@ def test_a_file_that_is_not_a_trace_database_is_one_line(tmp_path, name, message
     with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
         connection.execute("CREATE TABLE invoices (id)")
     file = tmp_path / "trace.jsonl"
-    write_file(sample_trace(), file)
+    file.write_text("".join(to_json(event) + "\n" for event in sample_trace().events()), encoding="utf-8")
     assert command("import", str(file), "--db", str(tmp_path / name)).failed(1, message)
     assert (tmp_path / "lost.db-wal").read_bytes() == b"rows that nobody has"
 
