@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Generator, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +26,8 @@ class Transformers:
     """
 
     def __init__(self, pair: Pair, new_tokens: int) -> None:
-        if pair.drafter_path is None:
-            raise UsageError(f"{pair.name} has no drafter; assisted generation needs one")
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        self._target = load(pair.target_path, dtype=torch.float32, local_files_only=True).eval()
-        self._drafter = load(pair.drafter_path, dtype=torch.float32, local_files_only=True).eval()
-        self._settings = self._drafter.generation_config
+        self._pair = pair
+        self._target = _load(pair.target_path)
         self._new_tokens = new_tokens
 
     def generate(self, ids: Sequence[int]) -> list[int]:
@@ -41,7 +39,11 @@ class Transformers:
 
         Args:
             gamma: Constant draft length, without a confidence threshold; None keeps the defaults.
+
+        Raises:
+            UsageError: The pair has no drafter.
         """
+        drafter = self._drafter
         settings = copy.deepcopy(self._settings)
         if gamma is not None:
             settings.num_assistant_tokens = gamma
@@ -49,10 +51,20 @@ class Transformers:
             settings.assistant_confidence_threshold = 0.0
 
         def generate(ids: Sequence[int]) -> list[int]:
-            self._drafter.generation_config = settings
-            return self._generate(ids, assistant_model=self._drafter)
+            drafter.generation_config = settings
+            return self._generate(ids, assistant_model=drafter)
 
         return generate
+
+    @cached_property
+    def _drafter(self) -> Any:
+        if self._pair.drafter_path is None:
+            raise UsageError(f"{self._pair.name} has no drafter; assisted generation needs one")
+        return _load(self._pair.drafter_path)
+
+    @cached_property
+    def _settings(self) -> Any:
+        return self._drafter.generation_config
 
     def _generate(self, ids: Sequence[int], **more: Any) -> list[int]:
         prompt = torch.tensor([list(ids)])
@@ -64,6 +76,11 @@ class Transformers:
             **more,
         )
         return out[0, prompt.shape[1] :].tolist()
+
+
+def _load(path: Path) -> Any:
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(path, dtype=torch.float32, local_files_only=True).eval()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "bench.json"
@@ -58,3 +58,6 @@ QUICK = Plan(
 FULL = Plan(
     prompts=8, rounds=9, seconds=240, sweep_rounds=3, new_tokens=128, repeats=9, spans=200_000, memory_runs=3
 )
+METHODS = replace(FULL, prompts=8, rounds=5, seconds=120)
+"""Sizes for a real pair, whose forwards take longer."""
+METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=64)

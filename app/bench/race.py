@@ -32,7 +32,10 @@ class Race:
         prompts: Sequence[Sequence[int]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.speeds: dict[str, list[float]] = {name: [] for name in contestants}
+        self.tokens: dict[str, list[int]] = {name: [] for name in contestants}
+        """Output tokens of each round."""
+        self.seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        """Time of each round."""
         self._contestants = dict(contestants)
         self._prompts = prompts
         self._clock = clock
@@ -54,7 +57,7 @@ class Race:
         names = list(self._contestants)
         tokens, spent = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
         for number, prompt in enumerate(self._prompts):
-            first = (number + len(self.speeds[names[0]])) % len(names)
+            first = (number + len(self.seconds[names[0]])) % len(names)
             for name in names[first:] + names[:first]:
                 begun = self._clock()
                 ids = self._contestants[name](prompt)
@@ -62,11 +65,17 @@ class Race:
                 tokens[name] += len(ids)
                 self._written[name][number] = list(ids)
         for name in names:
-            self.speeds[name].append(tokens[name] / spent[name])
+            self.tokens[name].append(tokens[name])
+            self.seconds[name].append(spent[name])
+
+    @property
+    def speeds(self) -> dict[str, list[float]]:
+        """Tokens per second of each contestant, for each round."""
+        return {name: _quotients(self.tokens[name], seconds) for name, seconds in self.seconds.items()}
 
     def ratio(self, one: str, other: str) -> tuple[float, ...]:
         """Return speed of `one` / speed of `other`, for each round."""
-        return tuple(a / b for a, b in zip(self.speeds[one], self.speeds[other], strict=True))
+        return tuple(_quotients(self.speeds[one], self.speeds[other]))
 
     def speed(self, name: str) -> float:
         """Return a contestant's median tokens per second."""
@@ -81,6 +90,14 @@ class Race:
         first, *others = (self._written[name] for name in names)
         return all(other == first for other in others)
 
+    def written(self, name: str) -> list[list[int]]:
+        """Return the ids that a contestant wrote last, for each prompt in order."""
+        return [self._written[name][number] for number in range(len(self._prompts))]
+
     def table(self) -> dict[str, float]:
         """Return the median tokens per second of all contestants."""
         return {name: round(self.speed(name), 1) for name in self._contestants}
+
+
+def _quotients(numerators: Iterable[float], denominators: Iterable[float]) -> list[float]:
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]

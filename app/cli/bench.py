@@ -1,4 +1,7 @@
-"""Measure speed, tracing and memory on the bundled pair, and compare with transformers."""
+"""Measure speed, tracing and memory on the bundled pair, and compare with transformers.
+
+With --pair or --target, measure all methods of that pair over autoregressive decoding.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from engine.errors import UsageError
 from engine.files import replacing
 
 if TYPE_CHECKING:
+    from app.bench.figures import Figure
     from app.bench.plan import Plan
 
 
@@ -31,6 +35,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         help="measure ParallelSpec's group size only, with the heads in the folders of DIR, one for each K",
+    )
+    parser.add_argument(
+        "--pair",
+        metavar="NAME",
+        help="measure all methods of this pair over autoregressive decoding: bundled, or a model of `specscope models`",
+    )
+    parser.add_argument("--target", metavar="PATH", help="the same for a target, instead of --pair")
+    parser.add_argument(
+        "--drafter", action="append", metavar="PATH", help="with --target: its drafter; repeatable"
+    )
+    parser.add_argument(
+        "--head", action="append", metavar="PATH", help="with --pair or --target: a drafting head; repeatable"
+    )
+    parser.add_argument(
+        "--methods", metavar="A,B|all", default="all", help="with --pair or --target: methods (all)"
+    )
+    parser.add_argument(
+        "--prompt-file",
+        type=Path,
+        metavar="F",
+        help="with --pair or --target: prompts by category, as for `specscope compare`",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="with --prompt-file: use N rows, taken evenly from its categories",
     )
     parser.add_argument(
         "--profile",
@@ -52,14 +83,19 @@ def run(args: argparse.Namespace) -> int:
         return _placements(args, chosen)
     if args.heads:
         return _heads(args, chosen)
-    with _progress() as note:
-        measured = suite.measure(chosen, note)
+    facts = dict[str, Any]()
+    if args.pair or args.target:
+        measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
+    else:
+        with _progress() as note:
+            measured = suite.measure(chosen, note)
     bars = figures.judged(measured)
     result = {key: figure.to_dict() for key, figure in measured.items()} | {
         "bars": bars,
         "quick": args.quick,
         "seconds": round(time.perf_counter() - begun, 1),
         "environment": environment(),
+        **facts,
     }
     if args.json:
         common.print_json(result)
@@ -72,6 +108,14 @@ def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
     if args.placements and args.heads:
         raise UsageError("--placements and --heads exclude each other; choose one")
+    models = args.pair or args.target
+    if models and (args.placements or args.heads):
+        raise UsageError("--placements and --heads measure the bundled pair; leave out --pair and --target")
+    for name in ("drafter", "head", "prompt_file", "limit"):
+        if getattr(args, name) is not None and not models:
+            raise UsageError(f"--{name.replace('_', '-')} needs --pair or --target; give one of them")
+    if args.methods != "all" and not models:
+        raise UsageError(f"--methods {args.methods} needs --pair or --target; give one of them")
     if args.profile and not (args.placements or args.heads):
         raise UsageError(
             f"--profile {args.profile} needs --placements or --heads; without them the bench measures this machine"
@@ -99,6 +143,29 @@ def _progress() -> Generator[Callable[[str], None]]:
                 bar.update()
 
         yield note
+
+
+def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Race the methods of a pair; return the figures, then the pair and the methods left out."""
+    import engine
+    from app.bench import methods
+    from app.cli.compare import able, method_keys
+
+    keys, left_out = method_keys(args.methods), dict[str, str]()
+    args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
+    args.prompt_file = args.prompt_file or methods.PROMPTS
+    rows = common.prompts_of(args)
+    with _progress() as note:
+        note("worker processes")
+        models = {"target": args.target, "drafter": args.drafter, "head": args.head}
+        with engine.open(args.pair or "bundled", **models, runtime="local-process", device="cpu") as cluster:
+            if args.methods == "all":
+                keys, left_out = able(keys, cluster)
+            prompts: dict[str, list[list[int]]] = {}
+            for row in rows:
+                prompts.setdefault(row.category, []).append(cluster.pair.encode(row.text))
+            comparison = methods.measure(cluster, prompts, keys, plan, note)
+            return methods.figures(comparison), {"pair": cluster.pair.name, "left_out": left_out}
 
 
 def _placements(args: argparse.Namespace, plan: Plan) -> int:
@@ -136,7 +203,9 @@ def _heads(args: argparse.Namespace, plan: Plan) -> int:
 def _print(result: Mapping[str, Any], bars: Mapping[str, Mapping[str, Any]]) -> None:
     from app.bench.figures import BARS
 
-    print(f"bundled pair · CPU fp32 · {result['environment']['processor']} · {result['seconds']:.0f} s")
+    print(
+        f"{result.get('pair', 'bundled')} pair · CPU fp32 · {result['environment']['processor']} · {result['seconds']:.0f} s"
+    )
     print(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
     for key, figure in result.items():
         if isinstance(figure, dict) and "median" in figure:

@@ -1,0 +1,123 @@
+"""Every method of a pair over autoregressive decoding, with default settings, by category.
+
+All methods decode the same prompts in turns on the same worker processes. The texts are compared
+with the greedy text of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from app.bench import speed
+from app.bench.baseline import Transformers, quiet
+from app.bench.figures import Figure
+from app.bench.plan import Note, Plan
+from app.bench.race import Race
+from engine.methods import BASELINE, find
+from engine.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from engine import Cluster
+
+PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "categories.jsonl"
+"""Two prompts of each category."""
+COPYING = "summary"
+"""The category of prompts whose answers repeat much of the prompt."""
+
+Prompts = Mapping[str, Sequence[Sequence[int]]]
+"""Category -> ids of each prompt."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The races of several methods, by category of prompts."""
+
+    races: Mapping[str, Race]
+    traces: Mapping[str, Sequence[Trace]]
+    """Of each method."""
+    expected: Mapping[str, Sequence[Sequence[int]]]
+    """Greedy ids of transformers, by category."""
+
+    def on(self, key: str, category: str) -> Figure:
+        """Return a method's speed-up on the prompts of a category, for each round."""
+        race = self.races[category]
+        detail = {"method": key, "tokens_per_second": round(race.speed(key), 2)}
+        return Figure(race.ratio(key, BASELINE), "ratio", self._same(key, category), detail)
+
+    def overall(self, key: str) -> Figure:
+        """Return a method's speed-up on all prompts, for each round of the shortest race."""
+        from traces.metrics import measure as metrics
+
+        rows = [metrics(trace) for trace in self.traces[key]]
+        rates = [m.acceptance_rate for m in rows if m.acceptance_rate is not None]
+        rounds = range(min(len(race.seconds[key]) for race in self.races.values()))
+        ratios = tuple(self._speed(key, i) / self._speed(BASELINE, i) for i in rounds)
+        same = all(self._same(key, category) for category in self.races)
+        detail = {
+            "same_tokens": same,
+            "tokens_per_target_forward": sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows),
+            "acceptance_rate": fmean(rates) if rates else None,
+            "config": self.traces[key][-1].header.config,
+            "categories": {category: self.on(key, category).to_dict() for category in self.races},
+        }
+        return Figure(ratios, "ratio", same, detail)
+
+    def _same(self, key: str, category: str) -> bool:
+        return self.races[category].written(key) == list(self.expected[category])
+
+    def _speed(self, key: str, number: int) -> float:
+        """Return the tokens per second of one round over all categories."""
+        races = self.races.values()
+        return sum(race.tokens[key][number] for race in races) / sum(
+            race.seconds[key][number] for race in races
+        )
+
+
+def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan, note: Note) -> Comparison:
+    """Race methods against autoregressive decoding, then decode with transformers.
+
+    Args:
+        cluster: The pair on worker processes.
+        prompts: By category.
+        keys: Methods that the cluster can run; the baseline is added.
+        plan: Tokens per prompt and rounds.
+        note: See `app.bench.plan.Note`.
+    """
+    keys = list(dict.fromkeys([BASELINE, *keys]))
+    traces: dict[str, list[Trace]] = {key: [] for key in keys}
+    races = dict[str, Race]()
+    for category, ids in prompts.items():
+        note(category)
+        contestants = {key: speed.decode(cluster, plan, key, traces[key]) for key in keys}
+        races[category] = Race(contestants, ids).run(plan.rounds, plan.seconds, lambda: note(""))
+    note("transformers")
+    with quiet(), speed.one_core():
+        theirs = Transformers(cluster.pair, plan.new_tokens)
+        expected = {category: [theirs.generate(p) for p in ids] for category, ids in prompts.items()}
+    return Comparison(races, traces, expected)
+
+
+def figures(comparison: Comparison) -> dict[str, Figure]:
+    """Return the figures of a comparison.
+
+    Returns:
+        `METHOD_over_autoregressive` of each method; `best_head_over_autoregressive`, the best
+        method with a drafting head; `copying_over_autoregressive`, the best method without a
+        drafter or head on the prompts of the category `COPYING`.
+    """
+    keys = [key for key in comparison.traces if key != BASELINE]
+    rows = {f"{key}_over_{BASELINE}": comparison.overall(key) for key in keys}
+    heads = [key for key in keys if find(key).layout(find(key).configure({})).head]
+    if heads:
+        best = max(heads, key=lambda key: comparison.overall(key).median)
+        rows[f"best_head_over_{BASELINE}"] = replace(comparison.overall(best), detail={"method": best})
+    alone = [key for key in keys if find(key).uses == ("target",)]
+    if alone and COPYING in comparison.races:
+        rows[f"copying_over_{BASELINE}"] = max(
+            (comparison.on(key, COPYING) for key in alone), key=lambda figure: figure.median
+        )
+    return rows

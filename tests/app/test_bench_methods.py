@@ -1,0 +1,82 @@
+"""The bench of a pair's methods: ratios by category and over all prompts. Times are not tested."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from app.bench.methods import COPYING, Comparison, figures
+from app.bench.race import Race
+from app.cli import bench
+from engine.errors import UsageError
+from tests.traces.samples import sample_trace
+
+BASE = "autoregressive"
+
+
+def _race(seconds: dict[str, float], ids=(5, 6)) -> Race:
+    """Return a race of one round in which each method takes its time for one prompt."""
+    now = [0.0]
+
+    def contestant(name):
+        def generate(_):
+            now[0] += seconds[name]
+            return ids
+
+        return generate
+
+    race = Race({name: contestant(name) for name in seconds}, [(1,)], clock=lambda: now[0])
+    return race.run(1, 1e9)
+
+
+def _comparison(races: dict[str, Race], expected=(5, 6)) -> Comparison:
+    keys = next(iter(races.values())).seconds
+    return Comparison(
+        races, {key: [sample_trace()] for key in keys}, {category: [list(expected)] for category in races}
+    )
+
+
+def test_the_overall_ratio_is_all_tokens_over_all_seconds():
+    races = {
+        "chat": _race({BASE: 4.0, "speculative": 2.0}),
+        COPYING: _race({BASE: 8.0, "speculative": 8.0}),
+    }
+    comparison = _comparison(races)
+    assert comparison.overall("speculative").values == (pytest.approx(12 / 10),)
+    assert comparison.on("speculative", "chat").values == (2.0,)
+    assert comparison.overall("speculative").detail["categories"]["chat"]["median"] == 2.0
+    assert comparison.overall("speculative").valid
+
+
+def test_a_method_whose_text_differs_from_transformers_is_not_valid():
+    comparison = _comparison({"chat": _race({BASE: 4.0, "llma": 2.0})}, expected=(5, 7))
+    assert not comparison.overall("llma").valid
+    assert not comparison.on("llma", "chat").valid
+
+
+def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
+    times = {BASE: 8.0, "eagle": 8.0, "medusa": 4.0, "llma": 4.0, "prompt_lookup": 8.0, "speculative": 1.0}
+    result = figures(_comparison({"chat": _race(times), COPYING: _race(times | {"prompt_lookup": 2.0})}))
+    assert result["best_head_over_autoregressive"].detail == {"method": "medusa"}
+    assert result["best_head_over_autoregressive"].median == 2.0
+    assert result["copying_over_autoregressive"].detail["method"] == "prompt_lookup"
+    assert result["copying_over_autoregressive"].median == 4.0
+    assert set(result) >= {f"{key}_over_autoregressive" for key in times if key != BASE}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--methods", "llma"), "--methods llma needs --pair or --target"),
+        (("--limit", "3"), "--limit needs --pair or --target"),
+        (("--head", "x"), "--head needs --pair or --target"),
+        (("--pair", "bundled", "--placements"), "--placements and --heads measure the bundled pair"),
+        (("--pair", "bundled", "--methods", "nothing"), "there is no method 'nothing'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_is_loaded(given, why):
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    with pytest.raises(UsageError, match=why):
+        bench.run(parser.parse_args(given))
