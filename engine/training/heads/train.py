@@ -88,9 +88,10 @@ def train_head(
     """
     target, shape = options.target, check(options)
     training, out, kind = Training(options, progress, cancel, resume), options.out, KINDS[options.kind]
-    text = _text(options, training)
-    corpus = read_text(text, target)
-    features = _features(text.with_name(FEATURES), corpus, target, training)
+    with training.execution.main_first():
+        text = _text(options, training)
+        corpus = read_text(text, target)
+        features = _features(text.with_name(FEATURES), corpus, target, training)
     frozen = read_frozen(target, shape, training.device)
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
     level = float(features[:_SAMPLE].float().square().mean().sqrt())
@@ -100,11 +101,12 @@ def train_head(
     if options.start is not None:
         _copy_tensors(head, options.start, target)
     phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
-    for name in (LOG, ACCEPTANCE):
-        trim_log(out / name, (phase,), training.state)
+    if training.is_main:
+        for name in (LOG, ACCEPTANCE):
+            trim_log(out / name, (phase,), training.state)
 
-    def losses_of(step: int) -> Losses:
-        texts = batches.batch(step, options.batch, options.anchors, options.seed)
+    def losses_of(step: int, rows: slice) -> Losses:
+        texts = batches.batch(step, options.batch, options.anchors, options.seed, rows)
         return head_losses(head, texts, frozen, options)
 
     def measure(step: int) -> None:
@@ -115,6 +117,8 @@ def train_head(
             log.write(json.dumps(row | {"reached": total.reached, "accepted": total.accepted}) + "\n")
 
     training.fit(phase, head.module, losses_of, measure)
+    if not training.is_main:
+        return out
     write_head(out, head_config(options, shape, scale), head.tensors())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
     _write_facts(options, training.state, phase, corpus, tokens)
