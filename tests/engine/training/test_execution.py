@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,3 +132,64 @@ def test_the_gradient_of_a_heads_loss_is_the_exact_one(share: float) -> None:
         rounded = distilled(own, features, tokens, lm_head, share)
     assert rounded.dtype == torch.float32
     assert float(rounded.detach()) == pytest.approx(float(expected.detach()), rel=0.02)
+
+
+TWO_PROCESSES = """
+import json, os, sys
+import torch
+from pathlib import Path
+from engine.training.execution import Execution
+from engine.training.fit import Losses
+from engine.training.options import Recipe
+
+rank = 0 if os.fork() else 1
+os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+options = Recipe(data=Path(), out=Path(), batch=4, accumulate=2, device="cpu", precision="fp32")
+execution = Execution(options)
+torch.manual_seed(0)
+model, data = torch.nn.Linear(3, 1), torch.randn(4, 4)
+def losses_of(rows):
+    loss = (model(data[rows, :3]) - data[rows, 3:]).square().mean()
+    return Losses(loss, loss.item(), None, (loss.item(), 1.0))
+optimiser = torch.optim.SGD(model.parameters(), lr=1)
+losses = execution.update(model, [optimiser], losses_of, 4, 0.1)
+with execution.main_first():
+    first = Path(sys.argv[1] + "0").exists() or execution.is_main
+    facts = {
+        "weights": model.weight[0].tolist(),
+        "loss": losses.total.item(),
+        "places": losses.places,
+        "order": [execution.is_main, first],
+    }
+    Path(sys.argv[1] + str(rank)).write_text(json.dumps(facts))
+stopped = execution.any_process(rank == 1)
+assert stopped
+torch.distributed.destroy_process_group()
+if rank == 0:
+    os.wait()
+"""
+
+
+def test_two_processes_make_one_update_together(options: Options, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environment = os.environ | address | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "process")],
+        check=True,
+        env=environment,
+        timeout=250,
+    )
+    main, other = (json.loads((tmp_path / f"process{rank}").read_text()) for rank in range(2))
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 1), torch.randn(4, 4)
+    loss = (model(data[:, :3]) - data[:, 3:]).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert main["weights"] == other["weights"] == pytest.approx(model.weight[0].tolist(), rel=1e-5)
+    assert main["loss"] == other["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert main["places"] == pytest.approx([loss.item(), 1.0], rel=1e-5)
+    assert (main["order"], other["order"]) == ([True, True], [False, True])
