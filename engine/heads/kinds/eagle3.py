@@ -25,9 +25,10 @@ from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.model.decoder import Decoder
+from engine.model.draft_vocabulary import DraftVocabulary
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.model.weights import Linear, Norm
+from engine.model.weights import Norm
 from engine.pairs.checkpoint import Checkpoint
 
 STATES = 3
@@ -193,24 +194,6 @@ class Eagle3:
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once per level."""
         return draft_with_states(forwards)
-
-
-class DraftVocabulary:
-    """An LM head of some of the target's tokens; the other tokens have logit -inf.
-
-    Args:
-        lm_head: Returns the logits of N tokens.
-        ids: Their ids in the target's vocabulary, (N,).
-        vocab: V.
-    """
-
-    def __init__(self, lm_head: Linear, ids: Tensor, vocab: int) -> None:
-        self._lm_head, self._ids, self._vocab = lm_head, ids, vocab
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits of all tokens, (T, V), for x of (T, D)."""
-        logits = x.new_full((len(x), self._vocab), -torch.inf)
-        return logits.index_copy_(1, self._ids, self._lm_head(x))
 
 
 KIND = Kind(
