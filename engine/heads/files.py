@@ -19,6 +19,7 @@ from engine.files import read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
 from engine.heads.kinds import KINDS
 from engine.heads.published import Published, check_supported, is_redundant
+from engine.heads.vocabulary import check_ids
 from engine.model.fields import LONGEST_VOCABULARY
 from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, some
 from engine.pairs.config import read_config, read_object
@@ -138,7 +139,7 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
     weights.check_memory(expected, "cpu", torch.float32)
     for name in expected:
         weights.check_type(head.names[name], ("I64",) if name in INDEX_TENSORS else FLOATS)
-    kind.check_values(path, weights, head)
+    check_ids(path, weights, head)
     return head, weights
 
 

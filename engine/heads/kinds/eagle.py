@@ -30,6 +30,7 @@ from engine.heads.trainable import (
     scale_fc,
 )
 from engine.heads.trainable_layer import TrainableLayer
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 
@@ -44,7 +45,7 @@ def check(config: HeadConfig) -> None:
 def tensors(config: HeadConfig) -> TensorShapes:
     """Return names and shapes of the layer and of `fc`."""
     d, bias = config.hidden_size, {"fc.bias": (config.hidden_size,)} if config.biased else {}
-    return layer_tensors(config.layer()) | {"fc.weight": (d, 2 * d)} | bias
+    return layer_tensors(config.layer()) | {"fc.weight": (d, 2 * d)} | bias | vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -75,11 +76,13 @@ class Eagle:
     keeps = (-1,)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, target.head)
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, lm_head)
         decoder = decoder_layer(
             config.layer(), take, lambda rows, e: (fc(torch.cat([e, vectors_of(rows)], 1)), None), ends
         )
-        self.layer = HeadLayer(decoder, exact=Work(1, 2), guessed=Work(1, 2))
+        work = Work(1, 2, vocabulary_share(config))
+        self.layer = HeadLayer(decoder, exact=work, guessed=work)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once per level."""

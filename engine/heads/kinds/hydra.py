@@ -25,6 +25,7 @@ from engine.heads.modules import linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 
 _MLP = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")
@@ -42,7 +43,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
             shapes[f"hydra_lm_head.{i}.1.weight"] = (config.vocab_size, d)
             if config.biased:
                 shapes[f"hydra_lm_head.{i}.1.bias"] = (config.vocab_size,)
-    return shapes
+    return shapes | vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -88,14 +89,15 @@ class Hydra:
         self._residual = [linear(take, f"hydra_mlp.{i}.1.res_connection") for i in heads]
         further = range(3, 2 * config.layers + 1, 2)
         self._blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
-        self._lm_heads = [target.head for _ in heads]
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        self._lm_heads, self._share = [lm_head for _ in heads], vocabulary_share(config)
         if config.own_lm_head:
             self._lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
         self._embedding = target.embedding
 
     @torch.inference_mode()
     def __call__(self, state: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits after R nodes of one level, (R, V).
+        """Return the logits after R nodes of one level, (R, N).
 
         Args:
             state: f_(n-1), (D,).
@@ -110,7 +112,7 @@ class Hydra:
 
     def work(self, i: int) -> Work:
         """Return the work of a call of head i."""
-        return Work(0, 2 * (i + 2) + len(self._blocks[i]))
+        return Work(0, 2 * (i + 2) + len(self._blocks[i]), self._share)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call one head per level, over all nodes that get children."""

@@ -34,6 +34,7 @@ from engine.heads.trainable import (
     scale_fc,
 )
 from engine.heads.trainable_layer import TrainableLayer
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -56,7 +57,8 @@ class ParallelEagle:
     keeps = ()
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, target.head)
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, lm_head)
         embedding, feature = (learned_masks(config, take, name) for name in ("embedding", "feature"))
 
         def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
@@ -65,7 +67,8 @@ class ParallelEagle:
             return fc(torch.cat([e, h], 1)), None
 
         decoder = decoder_layer(config.layer(), take, inputs, ends, config.masks)
-        self.layer = HeadLayer(decoder, exact=Work(1, 2), guessed=Work(1, 2))
+        work = Work(1, 2, vocabulary_share(config))
+        self.layer = HeadLayer(decoder, exact=work, guessed=work)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once."""

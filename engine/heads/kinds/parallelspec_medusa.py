@@ -33,6 +33,7 @@ from engine.heads.trainable import (
     unchanged,
 )
 from engine.heads.trainable_layer import TrainableLayer, TrainableNorm
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -44,7 +45,7 @@ def _layer(config: HeadConfig) -> ModelShape:
 
 def _tensors(config: HeadConfig) -> TensorShapes:
     masks = {"mask.embedding": (config.masks, config.hidden_size)} if config.masks else {}
-    return layer_tensors(_layer(config)) | masks
+    return layer_tensors(_layer(config)) | masks | vocabulary_tensors(config)
 
 
 class ParallelMedusa:
@@ -58,9 +59,11 @@ class ParallelMedusa:
         def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
             return replace_masks(rows, scale * e + vectors_of(rows), embedding), None
 
-        ends = (target.embedding, target.head)
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        ends = (target.embedding, lm_head)
         decoder = decoder_layer(_layer(config), take, inputs, ends, config.masks)
-        self.layer = HeadLayer(decoder, exact=Work(1, 0), guessed=Work(1, 0))
+        work = Work(1, 0, vocabulary_share(config))
+        self.layer = HeadLayer(decoder, exact=work, guessed=work)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once."""
