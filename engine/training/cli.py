@@ -30,6 +30,7 @@ NONE: Mapping[str, Any] = {}
 
 if TYPE_CHECKING:
     from engine.pairs.pair import Pair
+    from engine.pairs.progress import Progress as Download
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_drafter(drafter)
     drafter.set_defaults(train=_train_drafter)
     for kind in HEAD_DEFAULTS:
-        doc = f"train a drafting head ({kind}) for a pair's target, on text that the target writes"
+        doc = f"train a drafting head ({kind}) for a target, on text that the target writes"
         head = commands.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
+        models = head.add_mutually_exclusive_group()
+        _add_pair_name(models)
+        doc = "directory, .gguf file, short name or hub id of a target, instead of --pair"
+        models.add_argument("--target", metavar="PATH", help=doc)
         _add_text(head)
         doc = "a head whose tensors are copied where names and shapes agree"
         head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
@@ -76,12 +81,16 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    _add_pair_name(parser)
     _add_text(parser)
     _add_recipe(parser, DrafterOptions)
 
 
-def _add_text(parser: argparse.ArgumentParser) -> None:
+def _add_pair_name(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
     parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         type=Path,
@@ -130,7 +139,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_card(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    _add_pair_name(parser)
     parser.add_argument("--target", metavar="PATH", help="directory or hub id of a target, instead of --pair")
     parser.add_argument("--drafter", metavar="PATH", help="directory or hub id of its drafter")
     parser.add_argument(
@@ -145,7 +154,7 @@ def _add_card(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    _add_pair_name(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", help="corpus whose held-out chats are prompts")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the card (heads/README.md in the pair's folder)"
@@ -176,7 +185,8 @@ def _train_drafter(args: argparse.Namespace) -> int:
 
 
 def _train_head(args: argparse.Namespace) -> int:
-    options = HeadOptions(**_given(args, HeadOptions, pair=_find_pair(args.pair)[1]))
+    target, name = _find_target(args)
+    options = HeadOptions(**_given(args, HeadOptions, target=target, target_name=name))
     from engine.training.heads.train import train_head
 
     _train(train_head, options, args)
@@ -236,8 +246,27 @@ def _find_pair(name: str) -> tuple[Pair, Path]:
 
     folder = Path(name)
     if (folder / "target").is_dir():
-        return Pair.of(folder / "target", folder / "drafter"), folder
+        drafter = folder / "drafter"
+        return Pair.of(folder / "target", drafter if drafter.is_dir() else None), folder.resolve()
     return Pair.find(name), PAIRS / name
+
+
+def _find_target(args: argparse.Namespace) -> tuple[Path, str]:
+    """Return the directory of `--target` or of the pair's target, and its name in the outputs."""
+    from engine.pairs.sources import resolve
+
+    if args.target is None:
+        pair, folder = _find_pair(args.pair)
+        return pair.target_path, folder.name
+    path = Path(args.target).expanduser()
+    name = path.resolve().name if path.exists() else args.target
+    return resolve(args.target, _report_download), name
+
+
+def _report_download(progress: Download) -> None:
+    """Announce a download or a conversion."""
+    if not progress.file:
+        sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")
 
 
 def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output: Path) -> int:

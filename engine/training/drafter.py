@@ -105,10 +105,9 @@ def _check(options: DrafterOptions) -> Pair:
             raise UsageError(f"pair is {options.pair}; it must be a folder with target and drafter in it")
     pair = Pair.of(options.pair / "target", options.pair / "drafter")
     target, drafter = (_shape(options.pair / role) for role in ("target", "drafter"))
-    if not target.vocab == drafter.vocab <= 65536:
+    if target.vocab != drafter.vocab:
         raise UsageError(
-            f"{options.pair} has vocabularies of {target.vocab} and {drafter.vocab}; "
-            "training takes pairs with the same, at most 65536"
+            f"{options.pair} has vocabularies of {target.vocab} and {drafter.vocab}; training takes pairs with the same"
         )
     if options.feed_forward > drafter.inner:
         raise UsageError(
@@ -129,7 +128,7 @@ def _written(options: DrafterOptions, corpus: Corpus, training: Training) -> Cor
         read_text(options.text, folder)
         shutil.copyfile(options.text, path)
     if not path.is_file():
-        write_text(path, Pair.of(folder), corpus, options, training.progress, training.cancel)
+        write_text(path, Pair.of(folder), options, training, corpus)
     return read_text(path, folder)
 
 

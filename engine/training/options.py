@@ -86,6 +86,12 @@ class Recipe:
     checkpoint_every: int = setting(100, "Steps between checkpoints.", low=1, high=1_000_000)
     seed: int = setting(0, "Fixes weights and order of documents.", low=0, high=2**31 - 1)
     device: str = setting("auto", "Where to train.", choices=("auto", "cpu", "cuda"))
+    precision: str = setting(
+        "auto",
+        "Precision of forwards; auto is bf16 on CUDA and on CPUs with AMX, else fp32. "
+        "Trained weights and their optimisers are always fp32.",
+        choices=("auto", "fp32", "bf16"),
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -178,8 +184,10 @@ class HeadOptions(Recipe):
 
     kind: str = "medusa"
     """One of `HEAD_DEFAULTS`."""
-    pair: Path = Path()
-    """Folder with the target in it."""
+    target: Path = Path()
+    """Directory of the target."""
+    target_name: str = ""
+    """Name of the target in the outputs; empty: the directory's name."""
     text: Path | None = None
     """File of text that the same target wrote in an earlier training; None: it is written now."""
     start: Path | None = None

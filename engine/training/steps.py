@@ -60,6 +60,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of `auto`, `fp32` or `bf16`.
+
+    `auto` is bf16 where matrix units compute it: on CUDA and on CPUs with AMX.
+    """
+    if precision == "auto":
+        amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+        precision = "bf16" if device.type == "cuda" or amx else "fp32"
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
 def save_model(model: Any, folder: Path) -> None:
     """Write a model as bf16 safetensors in shards; converts the model itself to bf16."""
     model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
@@ -72,7 +83,7 @@ def load_teacher(folder: Path, device: torch.device) -> nn.Module:
 
 
 class Training:
-    """One training under way: its device, its progress (`state`), its listener.
+    """One training under way: its device and dtype, its progress (`state`), its listener.
 
     Args:
         options: The settings.
@@ -90,6 +101,8 @@ class Training:
         self, options: Recipe, progress: Listener, cancel: threading.Event | None, resume: bool
     ) -> None:
         self.device = pick_device(options.device)
+        self.dtype = pick_dtype(options.precision, self.device)
+        """Dtype of forwards, of the target's when it writes and of those with gradients."""
         self.state = open_training(options, resume)
         self.progress = progress
         self.cancel = cancel or threading.Event()

@@ -29,7 +29,7 @@ _SLOTS = 16
 
 
 def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
-    """Return the final normed hidden state at every token of each text, (L, D) float32 each."""
+    """Return the final normed hidden state at every token of each text, (L, D) each."""
     cache = decoder.new_cache(len(texts), max(map(len, texts)))
     rows = Rows.join([Rows.chain(i, ids, 0) for i, ids in enumerate(texts)])
     hidden = decoder.forward(cache, rows, np.empty(0, dtype=np.int64), hidden=(-1,)).hidden[-1]
@@ -108,7 +108,12 @@ class Batches:
 
     def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
         self._corpus, self._features, self._embedding, self._length = corpus, features, embedding, length
-        usable = np.flatnonzero(np.diff(corpus.starts) > 2)  # an anchor, a token before it, one to draft
+        lengths = np.minimum(np.diff(corpus.starts), length)
+        answers = corpus.starts[:-1] if corpus.answers is None else corpus.answers
+        self._prompts = answers - corpus.starts[:-1]
+        """Tokens of each text's prompt."""
+        # an anchor, a token before it, and one of the answer to draft
+        usable = np.flatnonzero(lengths > np.maximum(self._prompts, 2))
         self.held_out, self.learned = usable[::HELD_OUT], np.delete(usable, np.s_[::HELD_OUT])
         if not len(self.learned):
             raise UsageError(
@@ -116,7 +121,10 @@ class Batches:
             )
 
     def batch(self, step: int, count: int, share: float, seed: int) -> Texts:
-        """Return the `count` texts of a step, with a random share of their tokens as anchors."""
+        """Return the `count` texts of a step, with a random share of their tokens as anchors.
+
+        Drafts begin in the answers: the first anchor of a text is the last token of its prompt.
+        """
         rng = np.random.default_rng([seed, 1, step])
         chosen = self._chosen(step * count, count, seed)
         return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
@@ -126,7 +134,7 @@ class Batches:
         return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
-        """Yield up to `limit` held-out texts, `count` at a time; every token is an anchor."""
+        """Yield up to `limit` held-out texts, `count` at a time, with all possible anchors."""
         for first in range(0, min(limit, len(self.held_out)), count):
             yield self._texts(
                 self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
@@ -138,9 +146,14 @@ class Batches:
         indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
         device = self._embedding.device
         ids = torch.from_numpy(self._corpus.ids[indices].astype(np.int64)).to(device)
-        places = [start + anchors(int(n) - 2) for start, n in zip(starts[:-1], lengths, strict=True)]
+        prompts = self._prompts[chosen]
+        drawn = [anchors(int(n) - 2) for n in lengths]
+        within = [places[places >= prompt - 1] for places, prompt in zip(drawn, prompts, strict=True)]
         features = self._features[torch.from_numpy(indices)].float().to(device)
-        return Texts(ids, self._embedding[ids], features, starts, np.concatenate(places))
+        counted = [np.arange(n) >= prompt for n, prompt in zip(lengths, prompts, strict=True)]
+        answers = torch.from_numpy(np.concatenate(counted)).to(device)
+        anchored = np.concatenate([start + places for start, places in zip(starts[:-1], within, strict=True)])
+        return Texts(ids, self._embedding[ids], features, starts, anchored, answers)
 
     def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
         """Return texts `first` to `first + count` of an endless series of shuffled epochs."""

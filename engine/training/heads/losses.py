@@ -25,7 +25,11 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     gradient), or a mixture by `token_loss`; and smooth L1 to the target's features.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
-    for k, (states, labels) in enumerate(head.learn(texts)):
+    for k, learned in enumerate(head.learn(texts)):
+        states, labels = learned.of_answers(texts)
+        if not len(labels):  # the batch has no draft of this length
+            places.append(torch.zeros_like(total))
+            continue
         features = texts.features[labels - 1]
         loss = _token_loss(states, texts.ids[labels], features, frozen, options.token_loss)
         places.append(loss.detach())

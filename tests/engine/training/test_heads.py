@@ -42,7 +42,8 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
             kind,
             data=corpus,
             out=tmp_path / kind,
-            pair=trained,
+            target=trained / "target",
+            target_name=trained.name,
             size=3,
             batch=8,
             sequence=64,
@@ -54,6 +55,7 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
             held_out=0.1,
             checkpoint_every=5,
             device="cpu",
+            precision="fp32",
         )
         return replace(base, **changed)
 
@@ -64,7 +66,7 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
 def text(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the target's text, with its features beside it."""
     out = tmp_path_factory.mktemp("text") / "head"
-    settings = {"pair": trained, "held_out": 0.1, "device": "cpu", "sequence": 64}
+    settings = {"target": trained / "target", "held_out": 0.1, "device": "cpu", "sequence": 64}
     options = HeadOptions.of("medusa", data=corpus, out=out, written=1200, answer=40, steps=1, **settings)
     return train_head(options) / "written.safetensors"
 
@@ -136,7 +138,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     straight = train_head(settings("parallelspec_eagle"))
     parts = settings("parallelspec_eagle", out=tmp_path / "parts")
     for resume, (phase, step) in enumerate(
-        (("written", 64), ("features", 64), (parts.kind, 3), (parts.kind, 9))
+        (("written", 128), ("features", 64), (parts.kind, 3), (parts.kind, 9))
     ):
         cancel = threading.Event()
 
