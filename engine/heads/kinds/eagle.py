@@ -114,7 +114,7 @@ class TrainableEagle(nn.Module):
             for k, (token, state) in enumerate(zip(drafts, states, strict=True), 1):
                 embedded[packed.at(k)], features[packed.at(k)] = frozen.embedding[token], state
             states.append(self(embedded, features, packed)[rows_of_anchors(texts, packed, drafted)])
-            drafts.append(frozen.best(states[-1]))
+            drafts.append(frozen.draft_best(states[-1]))
         return torch.stack(drafts, 1)
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
@@ -123,13 +123,7 @@ class TrainableEagle(nn.Module):
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(
-            self,
-            self.learn,
-            self.draft,
-            lambda weights: scale_fc(weights, self._scale),
-            lambda weights: scale_fc(weights, 1 / self._scale),
-        )
+        return TrainableHead(self, self.learn, self.draft, scale_fc, self._scale)
 
 
 KIND = Kind(

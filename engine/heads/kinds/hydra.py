@@ -180,7 +180,7 @@ class TrainableHydra(nn.Module):
         n, drafts = texts.anchor_tensor(0), list[Tensor]()
         inputs = [texts.features[n - 1], texts.embedded[n]]
         for i in range(count):
-            drafts.append(frozen.best(self.state(i, *inputs)))
+            drafts.append(frozen.draft_best(self.state(i, *inputs)))
             inputs.append(frozen.embedding[drafts[-1]])
         return torch.stack(drafts, 1)
 
@@ -191,13 +191,7 @@ class TrainableHydra(nn.Module):
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(
-            self,
-            self.learn,
-            self.draft,
-            lambda tensors: _scaled(tensors, self._scale),
-            lambda tensors: _scaled(tensors, 1 / self._scale),
-        )
+        return TrainableHead(self, self.learn, self.draft, _scaled, self._scale)
 
 
 def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

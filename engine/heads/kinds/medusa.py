@@ -22,7 +22,7 @@ from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, TrainableHead, unchanged
+from engine.heads.trainable import Frozen, Learned, TrainableHead
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.fields import MOST_TOKENS
@@ -144,11 +144,11 @@ class TrainableMedusa(nn.ModuleList):
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         """Return `count` drafts at each anchor, (A, count)."""
         features = texts.features[texts.anchor_tensor(0) - 1]
-        return torch.stack([frozen.best(self[i](features)) for i in range(count)], 1)
+        return torch.stack([frozen.draft_best(self[i](features)) for i in range(count)], 1)
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions."""
-        return TrainableHead(self, self.learn, self.draft, unchanged, unchanged)
+        return TrainableHead(self, self.learn, self.draft)
 
 
 KIND = Kind(

@@ -18,6 +18,7 @@ from engine.heads.modules import (
     draft_with_masks,
     learned_masks,
     linear,
+    mask_numbers,
     replace_masks,
     vectors_of,
 )
@@ -30,7 +31,6 @@ from engine.heads.trainable import (
     init_matrices,
     learn_with_masks,
     mask_vectors,
-    replace_masked,
     scale_fc,
 )
 from engine.heads.trainable_layer import TrainableLayer
@@ -62,8 +62,9 @@ class ParallelEagle:
         embedding, feature = (learned_masks(config, take, name) for name in ("embedding", "feature"))
 
         def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
-            e = replace_masks(rows, e, embedding)
-            h = replace_masks(rows, vectors_of(rows), feature)
+            numbers = mask_numbers(rows)
+            e = replace_masks(numbers, e, embedding)
+            h = replace_masks(numbers, vectors_of(rows), feature)
             return fc(torch.cat([e, h], 1)), None
 
         decoder = decoder_layer(config.layer(), take, inputs, ends, config.masks)
@@ -101,19 +102,14 @@ class TrainableParallelEagle(nn.Module):
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
         embedded = texts.embedded[packed.tokens] * self._scale
-        embedded = replace_masked(packed, embedded, self.mask.get("embedding"))
-        features = replace_masked(packed, texts.features[packed.tokens - 1], self.mask.get("feature"))
+        embedded = replace_masks(packed.numbers, embedded, self.mask.get("embedding"))
+        features = texts.features[packed.tokens - 1]
+        features = replace_masks(packed.numbers, features, self.mask.get("feature"))
         return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(
-            self,
-            self.learn,
-            self.draft,
-            lambda weights: scale_fc(weights, self._scale),
-            lambda weights: scale_fc(weights, 1 / self._scale),
-        )
+        return TrainableHead(self, self.learn, self.draft, scale_fc, self._scale)
 
 
 KIND = Kind(

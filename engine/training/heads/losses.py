@@ -23,6 +23,12 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p
     || q) to the target's distribution (online; equation 4, whose cross-entropy has the same
     gradient), or a mixture by `token_loss`; and smooth L1 to the target's features.
+
+    Args:
+        head: The head.
+        texts: The batch.
+        frozen: The target's embedding and LM head, and the tokens that the head drafts.
+        options: Weights of the losses.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
     for k, learned in enumerate(head.learn(texts)):
@@ -41,15 +47,20 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
 
 
 def _token_loss(states: Tensor, tokens: Tensor, features: Tensor, frozen: Frozen, share: float) -> Tensor:
-    """Return `share` times the cross-entropy, plus the rest times KL(p || q)."""
-    logits, loss = states @ frozen.lm_head.T, torch.zeros((), device=states.device)
-    if share:
-        loss = loss + share * functional.cross_entropy(logits, tokens)
+    """Return `share` times the cross-entropy, plus the rest times KL(p || q); means over places.
+
+    With a shortened vocabulary, p is the target's distribution over the drafted tokens, and places
+    whose token is none of them are left out: there every draft is rejected. A bucket for the other
+    tokens would give q mass that no draft can use.
+    """
+    columns, drafted = frozen.columns(tokens)
+    states, features, columns = states[drafted], features[drafted], columns[drafted]
+    log_q, count = (states @ frozen.draft_lm_head.T).log_softmax(-1), max(1, len(columns))
+    loss = share * functional.nll_loss(log_q, columns, reduction="sum") if share else log_q.new_zeros(())
     if share < 1:
-        log_p = (features @ frozen.lm_head.T).log_softmax(-1)
-        log_q = logits.log_softmax(-1)
-        loss = loss + (1 - share) * functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
-    return loss
+        log_p = (features @ frozen.draft_lm_head.T).log_softmax(-1)
+        loss = loss + (1 - share) * functional.kl_div(log_q, log_p, log_target=True, reduction="sum")
+    return loss / count
 
 
 class DraftAcceptance(NamedTuple):
@@ -84,7 +95,7 @@ def acceptance(head: TrainableHead, texts: Texts, frozen: Frozen, count: int) ->
     A place counts if the text from the anchor to it is the target's greedy choice.
     """
     drafts = head.draft(texts, frozen, count)
-    greedy = frozen.best(texts.features)
+    greedy = frozen.target_best(texts.features)
     anchors = torch.from_numpy(texts.anchors).to(drafts.device)
     alive = torch.ones_like(anchors, dtype=torch.bool)
     reached, accepted = list[int](), list[int]()
