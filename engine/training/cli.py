@@ -217,7 +217,8 @@ def _train_pair(args: argparse.Namespace) -> int:
     options = PairOptions(**given)
     from engine.training.pair import train_pair
 
-    _train(train_pair, options, args)
+    if not _train(train_pair, options, args):
+        return 0
     card = CardSettings(data=options.data, prompts=tuple(args.prompts), window=options.sequence)
     return _write_card(*_find_pair(str(options.out)), card, options.out / CARD)
 
@@ -226,8 +227,8 @@ def _train_drafter(args: argparse.Namespace) -> int:
     options = DrafterOptions(**_given(args, DrafterOptions, pair=_find_pair(args.pair)[1]))
     from engine.training.drafter import train_drafter
 
-    _train(train_drafter, options, args)
-    sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
+    if _train(train_drafter, options, args):
+        sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
     return 0
 
 
@@ -237,7 +238,8 @@ def _train_head(args: argparse.Namespace) -> int:
     from engine.training.card import read_facts
     from engine.training.heads.train import train_head
 
-    _train(train_head, options, args)
+    if not _train(train_head, options, args):
+        return 0
     if begun := read_facts(options.out).get("begun_from"):
         _list(f"copied from {options.start}", begun["copied"])
         _list(f"left out of {options.start}", begun["left_out"])
@@ -273,9 +275,14 @@ def _given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict
     return {name: value for name, value in vars(args).items() if name in names} | more
 
 
-def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> None:
-    """Train with a progress bar; Ctrl-C stops the training with a checkpoint."""
+def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> bool:
+    """Train with a progress bar; Ctrl-C stops the training with a checkpoint.
+
+    Returns:
+        Whether this is the main process, which writes the results.
+    """
     import torch
+    from accelerate import PartialState
 
     if args.threads is not None:
         if args.threads < 1:
@@ -283,6 +290,7 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
         torch.set_num_threads(args.threads)
     with cancel_on_interrupt() as cancel, Bar() as bar:
         train(options, bar.show, cancel, resume=args.resume)
+    return PartialState().is_main_process
 
 
 def _train_card(args: argparse.Namespace) -> int:

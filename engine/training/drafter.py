@@ -74,13 +74,14 @@ def train_drafter(
     mixture = read_mixture(options.weights, sources)
     training, out = Training(options, progress, cancel, resume), options.out
     state = training.state
-    if not state.tokenizer:
-        for role in ("target", "drafter"):
-            shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
-        state.tokenizer = True
-        checkpoint.save(out, state, options)
-    corpus = training.read_corpus(sources, mixture, pair.tokenizer)
-    written = _written(options, corpus, training)
+    with training.execution.main_first():
+        if training.is_main and not state.tokenizer:
+            for role in ("target", "drafter"):
+                shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
+            state.tokenizer = True
+            checkpoint.save(out, state, options)
+        corpus = training.read_corpus(sources, mixture, pair.tokenizer)
+        written = _written(options, corpus, training)
     stream = Stream(corpus, options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
     if options.feed_forward:
@@ -88,13 +89,15 @@ def train_drafter(
     phase = Phase(
         "distil", "drafter", options.steps, options.batch, options.sequence, options.learning_rate, 0
     )
-    trim_log(out / LOG, (phase,), state)
+    if training.is_main:
+        trim_log(out / LOG, (phase,), state)
     mixed = Mixed(Stream(written, options.seed), stream, options.share)
-    teacher = load_teacher(out / "target", training.device)
+    teacher = load_teacher(out / "target", training.device, training.dtype)
     losses_of = text_losses(mixed, phase, model.to(training.device), teacher, options.token_loss)
     training.fit(phase, model, losses_of)
-    save_model(model, out / "drafter")
-    _write_facts(options, state, phase, mixture, written)
+    if training.is_main:
+        save_model(model, out / "drafter")
+        _write_facts(options, state, phase, mixture, written)
     return out
 
 

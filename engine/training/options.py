@@ -66,6 +66,9 @@ class Recipe:
     """Folder for the trained models, logs and checkpoints."""
 
     batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
+    accumulate: int = setting(
+        1, "Parts of a batch that are computed one after the other; saves memory.", low=1, high=65536
+    )
     sequence: int = setting(256, "Tokens in one sequence.", low=2, high=131072)
     optimizer: str = setting(
         "muon",
@@ -98,6 +101,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        if self.batch % self.accumulate:
+            raise UsageError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch}")
 
     def fixed(self) -> dict[str, Any]:
         """Return, as JSON values, the settings that must not change when a training is resumed."""

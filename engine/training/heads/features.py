@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -124,14 +124,15 @@ class Batches:
         """Return the steps, of `count` texts each, that some epochs take."""
         return -(-epochs * len(self.learned) // count)
 
-    def batch(self, step: int, count: int, share: float, seed: int) -> Texts:
-        """Return the `count` texts of a step, with a random share of their tokens as anchors.
+    def batch(self, step: int, count: int, share: float, seed: int, rows: slice = slice(None)) -> Texts:
+        """Return some of the `count` texts of a step, with a random share of tokens as anchors.
 
         Drafts begin in the answers: the first anchor of a text is the last token of its prompt.
         """
         rng = np.random.default_rng([seed, 1, step])
         chosen = self._chosen(step * count, count, seed)
-        return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
+        drawn = [np.flatnonzero(rng.random(n - 2) < share) + 1 for n in self._lengths(chosen)]
+        return self._texts(chosen[rows], drawn[rows])
 
     def tokens(self, count: int, seed: int) -> int:
         """Return the tokens of the first `count` texts; a repeated text counts each time."""
@@ -140,19 +141,18 @@ class Batches:
     def held(self, count: int, limit: int) -> Iterator[Texts]:
         """Yield up to `limit` held-out texts, `count` at a time, with all possible anchors."""
         for first in range(0, min(limit, len(self.held_out)), count):
-            yield self._texts(
-                self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
-            )
+            chosen = self.held_out[first : min(first + count, limit)]
+            yield self._texts(chosen, [np.arange(1, n - 1) for n in self._lengths(chosen)])
 
-    def _texts(self, chosen: np.ndarray, anchors: Callable[[int], np.ndarray]) -> Texts:
+    def _texts(self, chosen: np.ndarray, anchors: Sequence[np.ndarray]) -> Texts:
+        """Return texts with those of the anchors whose drafts begin in the answer."""
         begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
         device = self._embedding.device
         ids = torch.from_numpy(self._corpus.ids[indices].astype(np.int64)).to(device)
         prompts = self._prompts[chosen]
-        drawn = [anchors(int(n) - 2) for n in lengths]
-        within = [places[places >= prompt - 1] for places, prompt in zip(drawn, prompts, strict=True)]
+        within = [places[places >= prompt - 1] for places, prompt in zip(anchors, prompts, strict=True)]
         features = self._features[torch.from_numpy(indices)].float().to(device)
         counted = [np.arange(n) >= prompt for n, prompt in zip(lengths, prompts, strict=True)]
         answers = torch.from_numpy(np.concatenate(counted)).to(device)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from engine.heads.packed import Texts
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.training.fit import Losses
+from engine.training.heads.distil import distilled
 from engine.training.options import HeadOptions
 
 
@@ -23,6 +24,10 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p
     || q) to the target's distribution (online; equation 4, whose cross-entropy has the same
     gradient), or a mixture by `token_loss`; and smooth L1 to the target's features.
+
+    With a shortened vocabulary, p is the target's distribution over the drafted tokens, and places
+    whose token is none of them count in the smooth L1 only: there every draft is rejected. A bucket
+    for the other tokens would give q a mass that no draft can use.
 
     Args:
         head: The head.
@@ -37,30 +42,17 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
             places.append(torch.zeros_like(total))
             continue
         features = texts.features[labels - 1]
-        loss = _token_loss(states, texts.ids[labels], features, frozen, options.token_loss)
+        columns, drafted = frozen.columns(texts.ids[labels])
+        loss = states.sum() * 0.0
+        if drafted.any():
+            inputs = (part[drafted] for part in (states, features, columns))
+            loss = distilled(*inputs, frozen.draft_lm_head, options.token_loss)
         places.append(loss.detach())
         if options.regression:
             loss = loss + options.regression * functional.smooth_l1_loss(states, features)
         total = total + options.fade**k * loss
     by_place = tuple(round(place, 5) for place in torch.stack(places).tolist())
     return Losses(total, total.item(), None, by_place)
-
-
-def _token_loss(states: Tensor, tokens: Tensor, features: Tensor, frozen: Frozen, share: float) -> Tensor:
-    """Return `share` times the cross-entropy, plus the rest times KL(p || q); means over places.
-
-    With a shortened vocabulary, p is the target's distribution over the drafted tokens, and places
-    whose token is none of them are left out: there every draft is rejected. A bucket for the other
-    tokens would give q mass that no draft can use.
-    """
-    columns, drafted = frozen.columns(tokens)
-    states, features, columns = states[drafted], features[drafted], columns[drafted]
-    log_q, count = (states @ frozen.draft_lm_head.T).log_softmax(-1), max(1, len(columns))
-    loss = share * functional.nll_loss(log_q, columns, reduction="sum") if share else log_q.new_zeros(())
-    if share < 1:
-        log_p = (features @ frozen.draft_lm_head.T).log_softmax(-1)
-        loss = loss + (1 - share) * functional.kl_div(log_q, log_p, log_target=True, reduction="sum")
-    return loss / count
 
 
 class DraftAcceptance(NamedTuple):

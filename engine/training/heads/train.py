@@ -91,9 +91,10 @@ def train_head(
     """
     target, shape = options.target, check(options)
     training, out, kind = Training(options, progress, cancel, resume), options.out, KINDS[options.kind]
-    text = _text(options, training)
-    corpus = read_text(text, target)
-    features = _features(text.with_name(FEATURES), corpus, target, training)
+    with training.execution.main_first():
+        text = _text(options, training)
+        corpus = read_text(text, target)
+        features = _features(text.with_name(FEATURES), corpus, target, training)
     frozen, vocabulary = read_frozen(target, shape, training.device), None
     if options.vocabulary:
         vocabulary = most_frequent(corpus, options.vocabulary, shape.vocab)
@@ -104,13 +105,14 @@ def train_head(
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build_head(options.kind, shape, options.size, options.seed, scale, level)
     head.module.to(training.device)
-    begun = None if options.start is None else _copy_tensors(head, options, target)
+    begun = {} if options.start is None else {"begun_from": _copy_tensors(head, options, target)}
     phase = Phase(options.kind, "head", steps, options.batch, 0, options.learning_rate, 0)
-    for name in (LOG, ACCEPTANCE):
-        trim_log(out / name, (phase,), training.state)
+    if training.is_main:
+        for name in (LOG, ACCEPTANCE):
+            trim_log(out / name, (phase,), training.state)
 
-    def losses_of(step: int) -> Losses:
-        texts = batches.batch(step, options.batch, options.anchors, options.seed)
+    def losses_of(step: int, rows: slice) -> Losses:
+        texts = batches.batch(step, options.batch, options.anchors, options.seed, rows)
         return head_losses(head, texts, frozen, options)
 
     def measure(step: int) -> None:
@@ -121,13 +123,13 @@ def train_head(
             log.write(json.dumps(row | {"reached": total.reached, "accepted": total.accepted}) + "\n")
 
     training.fit(phase, head.module, losses_of, measure)
+    if not training.is_main:
+        return out
     tensors = head.tensors() | ({"d2t": offsets(vocabulary.tokens)} if vocabulary else {})
     write_head(out, head_config(options, shape, scale), tensors, int8=options.storage == "int8")
     tokens = batches.tokens(steps * options.batch, options.seed)
-    facts = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
-    _write_facts(
-        options, training.state, phase, corpus, tokens, facts | ({"begun_from": begun} if begun else {})
-    )
+    more = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
+    _write_facts(options, training.state, phase, corpus, tokens, begun | more)
     with replacing(out / PLOT) as file:
         file.write(training_curves(out))
     return out

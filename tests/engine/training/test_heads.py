@@ -195,7 +195,7 @@ def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: P
         ({"sequence": 129}, "sequence is 129; it must be at most 128: the target knows 128 positions"),
         ({"vocabulary": 321}, "vocabulary is 321; it must be at least 0 and at most 320"),
         ({"answer": 128}, "answer is 128; it must be at most 127: the target knows 128 positions"),
-        ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target in it"),
+        ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_written(
@@ -252,9 +252,9 @@ def test_a_text_too_short_to_learn_from_is_refused() -> None:
 def test_the_command_line_trains_a_head(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options, parser = settings("medusa"), argparse.ArgumentParser()
     cli.add_arguments(parser)
-    words = f"medusa --pair {options.pair} --data {options.data} --out {options.out} --threads 1 --size 2"
+    words = f"medusa --pair {options.target.parent} --data {options.data} --out {options.out} --threads 1 --size 2"
     words += " --steps 2 --batch 2 --sequence 16 --written 400 --answer 20 --device cpu"
     assert cli.run(parser.parse_args(words.split())) == 0
     assert f"wrote {options.out}" in capsys.readouterr().out
     assert read_head(options.out).config.heads == 2
-    assert len(read_text(options.out / "written.safetensors", options.pair / "target").repeats)
+    assert len(read_text(options.out / "written.safetensors", options.target).repeats)
