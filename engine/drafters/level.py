@@ -25,6 +25,7 @@ def next_level(
 
     Args:
         logits: The drafter's rows after the parents, (R, V); (1, V) if one row serves all of them.
+            A node's token is a column's number.
         above: The R nodes that get children; `root` for the first level.
         shape: How the tree grows.
         position: Position of the new tokens.

@@ -70,7 +70,7 @@ class HeadConfig:
     qkv_bias: bool = False
     """Whether the layer's queries, keys and values have biases."""
     draft_vocab: int = 0
-    """Vocabulary of an eagle3 head's LM head; 0 for the target's whole vocabulary."""
+    """N, the number of the target's tokens that the head drafts; 0 for all of them."""
     own_embedding: bool = False
     """Whether the head has its own embedding (eagle3)."""
     norm_before_residual: bool = False
@@ -82,10 +82,11 @@ class HeadConfig:
         Raises:
             ModelError: A field is wrong; the message names it, its value and the valid range.
         """
+        vocab: Any = self.vocab_size
         common = {
             "hidden_size": WHOLE["hidden_size"],
             "vocab_size": (1, MOST_TOKENS),
-            "draft_vocab": (0, MOST_TOKENS),
+            "draft_vocab": (0, vocab if type(vocab) is int else MOST_TOKENS),
         }
         for name, (low, high) in (common | ranges).items():
             if type(value := getattr(self, name)) is not int or not low <= value <= high:
@@ -95,6 +96,10 @@ class HeadConfig:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise ModelError(f"{name} is {reprlib.repr(value)}; it must be true or false")
+        if self.own_lm_head and self.draft_vocab:
+            raise ModelError(
+                f"draft_vocab is {self.draft_vocab}; it must be 0 for a head with an LM head of its own"
+            )
         target: Any = self.target
         if not isinstance(target, str):
             raise ModelError(f"target is {reprlib.repr(target)}; it must be the target's name")

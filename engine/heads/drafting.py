@@ -1,8 +1,9 @@
 """The interface between a drafting head and its worker, which runs the head's forwards.
 
-D is the target's width, V its vocabulary. The target's forwards leave its hidden states beside the
-KV cache, so drafting costs no forward of the target. Before the target has forwarded a token, a
-head drafts nothing: after a prompt of one token the first draft is empty.
+D is the target's width, V its vocabulary, N the number of tokens that a head drafts: V, or fewer
+(`engine.heads.vocabulary`). The target's forwards leave its hidden states beside the KV cache, so
+drafting costs no forward of the target. Before the target has forwarded a token, a head drafts
+nothing: after a prompt of one token the first draft is empty.
 """
 
 from __future__ import annotations
@@ -28,9 +29,33 @@ class Work(NamedTuple):
     squares: float
     """Products with a D x D matrix outside the layers."""
     heads: float = 1
-    """Products with a V x D matrix; an LM head of part of the vocabulary counts as its share."""
+    """Products with a V x D matrix; an LM head of N of the tokens counts as N / V."""
     outputs: int = 0
     """Rows of logits; 0 if there is one per row."""
+
+
+class Columns:
+    """The tokens of the columns of a drafter's logits.
+
+    A level's nodes are chosen among the columns, without a softmax and a top-k over all tokens.
+
+    Args:
+        tokens: (N,) int64, rising; None if column i is token i.
+    """
+
+    def __init__(self, tokens: Tensor | None = None) -> None:
+        self._tokens = tokens
+        self._ids = None if tokens is None else tokens.tolist()
+
+    def token(self, column: int) -> int:
+        """Return the token of a column."""
+        return column if self._ids is None else self._ids[column]
+
+    def spread(self, q: Tensor, vocab_size: int) -> Tensor:
+        """Return a row of q, (N,), as a row over all tokens, (V,)."""
+        if self._tokens is None:
+            return q
+        return q.new_zeros(vocab_size).index_copy_(0, self._tokens, q)
 
 
 class HeadLayer(NamedTuple):
@@ -65,7 +90,7 @@ class Node(Protocol):
 
 
 LevelLogits = Callable[[Sequence[Node], Sequence[int]], Tensor | None]
-"""(nodes so far, indices of R parents) -> logits of their children: (R, V), or (1, V) if
+"""(nodes so far, indices of R parents) -> logits of their children: (R, N), or (1, N) if
 one row holds for all R; None if the target has not forwarded the prefix. Called level by level;
 without nodes it is the first level."""
 
@@ -95,7 +120,7 @@ class HeadForwards(Protocol):
         """Forward the prefix's uncached rows, with the target's states, then mask tokens.
 
         Returns:
-            The logits of the last token and of the masks, (1 + masks, V); None if the target has
+            The logits of the last token and of the masks, (1 + masks, N); None if the target has
             not forwarded the prefix.
         """
         ...
@@ -104,17 +129,22 @@ class HeadForwards(Protocol):
         """Forward one level of the tree; each row reads its parent's predicted state.
 
         Args:
-            ids: The level's N tokens.
+            ids: The level's R tokens.
             parents: Their parents' rows in the tree; -1 is the prefix's last token.
 
         Returns:
-            The logits after each, (N, V).
+            The logits after each, (R, N).
         """
         ...
 
 
 class Head(Protocol):
     """A loaded head, beside its target."""
+
+    @property
+    def columns(self) -> Columns:
+        """The tokens of its logits' columns."""
+        ...
 
     @property
     def keeps(self) -> tuple[int, ...]:

@@ -19,9 +19,11 @@ from engine.files import read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
 from engine.heads.kinds import KINDS
 from engine.heads.published import Published, check_supported, is_redundant
+from engine.heads.vocabulary import check_ids
 from engine.model.fields import LONGEST_VOCABULARY
 from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, some
 from engine.pairs.config import read_config, read_object
+from engine.pairs.int8 import pack
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -78,14 +80,24 @@ def check_head(path: Path, target: Path | None = None) -> HeadConfig:
     return _open(path, target)[0].config
 
 
-def write_head(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write a head's config, then its tensors in bf16; the file of the tensors appears whole."""
+def write_head(
+    folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor], *, int8: bool = False
+) -> None:
+    """Write a head's config, then its tensors; the file of the tensors appears whole.
+
+    Args:
+        folder: The head's directory.
+        config: Its config.
+        tensors: Its tensors, named as in `Kind.tensors`; stored in bf16.
+        int8: Store matrices as int8 with a scale per row, in half the space.
+    """
     content = {"specscope_head": VERSION} | dataclasses.asdict(config)
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(content, indent=1) + "\n")
     part = folder / "model.safetensors.part"
-    dtypes = {name: torch.int64 if name in INDEX_TENSORS else torch.bfloat16 for name in tensors}
-    save_file({name: t.detach().to("cpu", dtypes[name]).contiguous() for name, t in tensors.items()}, part)
+    stored = pack(tensors) if int8 else tensors
+    dtypes = {name: torch.bfloat16 if t.is_floating_point() else t.dtype for name, t in stored.items()}
+    save_file({name: t.detach().to("cpu", dtypes[name]).contiguous() for name, t in stored.items()}, part)
     os.replace(part, folder / "model.safetensors")
 
 
@@ -138,7 +150,7 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
     weights.check_memory(expected, "cpu", torch.float32)
     for name in expected:
         weights.check_type(head.names[name], ("I64",) if name in INDEX_TENSORS else FLOATS)
-    kind.check_values(path, weights, head)
+    check_ids(path, weights, head)
     return head, weights
 
 

@@ -13,7 +13,6 @@ from engine.heads.published import Published
 from engine.heads.trainable import TrainableHead
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
-from engine.pairs.checkpoint import Checkpoint
 
 
 class PublishedForm(NamedTuple):
@@ -27,10 +26,6 @@ class PublishedForm(NamedTuple):
 
 def _same(config: HeadConfig, _: int) -> HeadConfig:
     return config
-
-
-def _unchecked(*_: object) -> None:
-    """Accept any values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +52,6 @@ class Kind:
     train."""
     for_target: Callable[[HeadConfig, int], HeadConfig] = _same
     """(config, layers of the target) -> the config with all states numbered; raises ModelError."""
-    check_values: Callable[[Path, Checkpoint, Published], None] = _unchecked
-    """Check tensors whose values must be valid before the head is used; raises ModelError."""
 
     def size(self, config: HeadConfig) -> int:
         """Return the number of heads or masks; 0 for a kind that has neither."""

@@ -82,13 +82,23 @@ def learned_masks(config: HeadConfig, take: Take, name: str) -> Tensor | None:
     return take(f"mask.{name}") if config.masks else None
 
 
-def replace_masks(rows: Rows, x: Tensor, vectors: Tensor | None) -> Tensor:
-    """Return x, (T, D), with the rows of mask tokens replaced by their vectors of (K, D)."""
-    masks = np.flatnonzero(rows.tokens < 0)
-    if vectors is None or not len(masks):
+def mask_numbers(rows: Rows) -> Tensor:
+    """Return the number of each row's mask, from 1, and 0 for other tokens, (T,) int64."""
+    return torch.from_numpy(np.maximum(-rows.tokens, 0))
+
+
+def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
+    """Return x, (T, D), with the rows of masks replaced by their vectors.
+
+    Args:
+        numbers: Number of each row's mask, from 1, and 0 for other rows, (T,) int64.
+        x: (T, D).
+        vectors: One per mask, (K, D); None without masks.
+    """
+    if vectors is None:
         return x
-    numbers = torch.from_numpy(-1 - rows.tokens[masks]).to(x.device)
-    return x.index_copy(0, torch.from_numpy(masks).to(x.device), vectors.index_select(0, numbers))
+    numbers = numbers.to(x.device)
+    return torch.where((numbers == 0)[:, None], x, vectors[(numbers - 1).clamp(min=0)])
 
 
 def draft_with_states(forwards: HeadForwards) -> LevelLogits:

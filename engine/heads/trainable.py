@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from engine.heads.packed import Packed, Texts, pack
 
+_AT_ONCE = 1024
+"""States whose logits are computed at once: V floats each."""
+
 
 class Frozen(NamedTuple):
     """What heads share with the target; never trained."""
@@ -24,10 +27,36 @@ class Frozen(NamedTuple):
     """E, (V, D)."""
     lm_head: Tensor
     """(V, D); the embedding if they are tied."""
+    tokens: Tensor | None = None
+    """The tokens that the head drafts, (N,) int64, rising; None: all."""
+    rows: Tensor | None = None
+    """Their rows of the LM head, (N, D)."""
 
-    def best(self, states: Tensor) -> Tensor:
-        """Return the most probable token of each state, (...)."""
-        return (states @ self.lm_head.T).argmax(-1)
+    def shortened(self, tokens: Tensor) -> Frozen:
+        """Return the same for a head that drafts some tokens, (N,) int64, rising."""
+        return self._replace(tokens=tokens, rows=self.lm_head[tokens])
+
+    @property
+    def draft_lm_head(self) -> Tensor:
+        """The rows of the LM head that the head drafts from, (N, D)."""
+        return self.lm_head if self.rows is None else self.rows
+
+    def columns(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each token's column among the drafted ones, and whether it has one, (T,) each."""
+        if self.tokens is None:
+            return tokens, torch.ones_like(tokens, dtype=torch.bool)
+        columns = torch.searchsorted(self.tokens, tokens).clamp(max=len(self.tokens) - 1)
+        return columns, self.tokens[columns] == tokens
+
+    def target_best(self, states: Tensor) -> Tensor:
+        """Return the target's most probable token of each state, (T,), for states of (T, D)."""
+        return torch.cat([(part @ self.lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
+
+    def draft_best(self, states: Tensor) -> Tensor:
+        """Return the head's most probable token of each state, (T,), for states of (T, D)."""
+        parts = states.split(_AT_ONCE)
+        columns = torch.cat([(part @ self.draft_lm_head.T).argmax(-1) for part in parts])
+        return columns if self.tokens is None else self.tokens[columns]
 
 
 class Learned(NamedTuple):
@@ -47,6 +76,11 @@ class Learned(NamedTuple):
         return Learned(self.states[counted], self.labels[counted])
 
 
+def unscaled(tensors: Mapping[str, Tensor], _: float) -> dict[str, Tensor]:
+    """Return the tensors: the module's weights are those of the file."""
+    return dict(tensors)
+
+
 @dataclass(frozen=True)
 class TrainableHead:
     """A module with its training functions."""
@@ -57,19 +91,18 @@ class TrainableHead:
     earlier drafts."""
     draft: Callable[[Texts, Frozen, int], Tensor]
     """(texts, frozen, count) -> greedy drafts at every anchor, as in use, (A, count)."""
-    to_file: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    """The module's tensors -> the file's: weights include the scale of the embeddings."""
-    from_file: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    """The file's tensors -> the module's."""
+    rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = unscaled
+    """(tensors, factor) -> tensors whose weights include the factor of the embeddings."""
+    scale: float = 1.0
+    """Factor of the embeddings in training; the file's weights include it."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save."""
-        return self.to_file(self.module.state_dict())
+        return self.rescale(self.module.state_dict(), self.scale)
 
-
-def unchanged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors: the file holds them as they are trained."""
-    return dict(tensors)
+    def from_file(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the module's tensors for those of a file."""
+        return self.rescale(tensors, 1 / self.scale)
 
 
 def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -105,14 +138,9 @@ def draft_from_masks(
     """Return `count` drafts at each anchor, (A, count), from one forward."""
     packed = pack(texts, count - 1, within=False)
     states = states_of(texts, packed)
-    return torch.stack([frozen.best(states[rows_of_anchors(texts, packed, k)]) for k in range(count)], 1)
-
-
-def replace_masked(packed: Packed, inputs: Tensor, vectors: Tensor | None) -> Tensor:
-    """Return the inputs, (R, D), with the rows of masks replaced by their vectors of (K, D)."""
-    if vectors is None:
-        return inputs
-    return torch.where((packed.numbers == 0)[:, None], inputs, vectors[(packed.numbers - 1).clamp(min=0)])
+    return torch.stack(
+        [frozen.draft_best(states[rows_of_anchors(texts, packed, k)]) for k in range(count)], 1
+    )
 
 
 def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:

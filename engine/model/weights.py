@@ -43,6 +43,11 @@ class Linear:
         elif weight.device.type == "cpu" and weight.shape[0] > weight.shape[1] and not shared:
             self.transposed = self.transposed.contiguous()
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return a copy of some rows of W, (N, in), for N indices."""
+        weight = self.transposed.t() if self._packed is None else self._packed.to_dense()
+        return weight.index_select(0, indices)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W' + b, (T, out), for x of (T, in)."""
         if self._packed is not None:

@@ -1,4 +1,7 @@
-"""The safetensors files of a directory: checked against the expected tensors, read one by one."""
+"""The safetensors files of a directory: checked against the expected tensors, read one by one.
+
+A tensor of int8 is read as the matrix that it and its scales represent (`engine.pairs.int8`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError, one_line, plain_name
 from engine.pairs.config import read_json
+from engine.pairs.int8 import SUFFIX, check_scale, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,13 +46,13 @@ class Checkpoint:
         self.directory = directory
         self._shards = {path: _open(path) for path in files or self._files()}
         self._paths = {key: path for path, shard in self._shards.items() for key in shard.keys()}  # noqa: SIM118
+        scaled = [key.removesuffix(SUFFIX) for key in self._paths if key.endswith(SUFFIX)]
+        self._scaled = {key for key in scaled if key in self._paths and self._slice(key).get_dtype() == "I8"}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of all tensors."""
-        return {
-            key: tuple(self._shards[path].get_slice(key).get_shape()) for key, path in self._paths.items()
-        }
+        """Name -> shape of all tensors, without the scales of int8."""
+        return {key: tuple(self._slice(key).get_shape()) for key in self._paths if not self._is_scale(key)}
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with the config's.
@@ -61,12 +65,12 @@ class Checkpoint:
                 f"{self.directory}: the weights lack {some(missing)}, which config.json asks for"
             )
         if unexpected := [
-            key for key in self._paths if key not in expected and not _is_ignorable(key, expected)
+            key for key in self.shapes if key not in expected and not _is_ignorable(key, expected)
         ]:
             raise ModelError(f"{self.directory}: the weights hold {some(unexpected)}, unknown to config.json")
         for key, shape in expected.items():
             path = self._paths[key]
-            stored = self._shards[path].get_slice(key).get_shape()
+            stored = self._slice(key).get_shape()
             if tuple(stored) != shape:
                 raise ModelError(f"{path}: {key} has shape {stored}; config.json asks for {list(shape)}")
             self.check_type(key)
@@ -74,11 +78,22 @@ class Checkpoint:
     def check_type(self, key: str, kinds: Sequence[str] = FLOATS) -> None:
         """Check that the type of a tensor is among `kinds`, in safetensors' names.
 
+        A matrix of int8 with valid scales passes as floating-point numbers.
+
         Raises:
-            ModelError: It is not.
+            ModelError: It is of another type, or int8 without valid scales.
         """
-        path = self._paths[key]
-        if (kind := self._shards[path].get_slice(key).get_dtype()) not in kinds:
+        path, stored = self._paths[key], self._slice(key)
+        if key in self._scaled and kinds == FLOATS:
+            self.check_type(key + SUFFIX)
+            scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
+            try:
+                check_scale(key, tuple(stored.get_shape()), scale)
+            except ModelError as error:
+                raise ModelError(f"{path}: {error}") from None
+        elif (kind := stored.get_dtype()) == "I8" and kinds == FLOATS:
+            raise ModelError(f"{path}: {key} is of type I8, but there is no {key}{SUFFIX} with its scales")
+        elif kind not in kinds:
             raise ModelError(f"{path}: {key} is of type {kind}; supported are {', '.join(kinds)}")
 
     def check_memory(
@@ -99,7 +114,17 @@ class Checkpoint:
 
     def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return a copy of one tensor."""
-        return self._shards[self._paths[key]].get_tensor(key).to(device, dtype, copy=True)
+        tensor = self._shards[self._paths[key]].get_tensor(key)
+        if key in self._scaled:
+            scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
+            return unpack(tensor, scale).to(device, dtype)
+        return tensor.to(device, dtype, copy=True)
+
+    def _slice(self, key: str) -> Any:
+        return self._shards[self._paths[key]].get_slice(key)
+
+    def _is_scale(self, key: str) -> bool:
+        return key.endswith(SUFFIX) and key.removesuffix(SUFFIX) in self._scaled
 
     def _files(self) -> list[Path]:
         directory = self.directory

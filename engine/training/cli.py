@@ -17,6 +17,7 @@ from engine.files import replacing
 from engine.training.bar import Bar, cancel_on_interrupt
 from engine.training.options import (
     HEAD_DEFAULTS,
+    RECIPES,
     CardSettings,
     DrafterOptions,
     HeadOptions,
@@ -52,10 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         doc = "directory, .gguf file, short name or hub id of a target, instead of --pair"
         models.add_argument("--target", metavar="PATH", help=doc)
         _add_text(head)
-        doc = "a head whose tensors are copied where names and shapes agree"
+        doc = "a head whose tensors are copied; all of them must have a place in the new head"
         head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
+        doc = "leave out tensors of --start that have no place in the new head"
+        head.add_argument("--start-partial", action="store_true", help=doc)
+        doc = "settings: quick, or those of ParallelSpec's Table 3 with its printed losses (quick)"
+        head.add_argument("--recipe", default="quick", choices=tuple(RECIPES), help=doc)
         _add_recipe(head, HeadOptions, HEAD_DEFAULTS[kind])
         head.set_defaults(train=_train_head, kind=kind)
+    doc = "let a trained head draft the most frequent tokens only, or store it as int8; no training"
+    shorten = commands.add_parser("shorten", help=doc, description=doc, allow_abbrev=False)
+    _add_shorten(shorten)
+    shorten.set_defaults(train=_shorten_head)
     doc = "measure a pair's drafting heads and write their card"
     heads = commands.add_parser("heads", help=doc, description=doc, allow_abbrev=False)
     _add_heads(heads)
@@ -120,7 +129,7 @@ def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any],
     parser.add_argument(
         "--" + field.name.replace("_", "-"),
         type=type(field.default),
-        default=default,
+        default=argparse.SUPPRESS,  # so that a recipe replaces only what is not given
         choices=field.metadata["choices"] or None,
         metavar=None if field.metadata["choices"] else type(field.default).__name__.upper(),
         help=f"{field.metadata['doc'].rstrip('.')} ({'none' if default == '' else default})",
@@ -164,6 +173,44 @@ def _add_heads(parser: argparse.ArgumentParser) -> None:
     _add_prompts(parser)
 
 
+def _add_shorten(parser: argparse.ArgumentParser) -> None:
+    models = parser.add_mutually_exclusive_group()
+    _add_pair_name(models)
+    doc = "directory, .gguf file, short name or hub id of the head's target, instead of --pair"
+    models.add_argument("--target", metavar="PATH", help=doc)
+    _add_text(parser)
+    parser.add_argument("--head", type=Path, required=True, metavar="DIR", help="the head")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the result")
+    parser.add_argument(
+        "--vocabulary",
+        type=int,
+        default=0,
+        metavar="N",
+        help="most frequent tokens of the answers in --text, which the head drafts; 0 for all (0)",
+    )
+    parser.add_argument(
+        "--storage", default="bf16", choices=("bf16", "int8"), help="type of the matrices (bf16)"
+    )
+
+
+def _shorten_head(args: argparse.Namespace) -> int:
+    from engine.training.heads.shorten import shorten_head
+
+    facts = shorten_head(
+        args.head,
+        _find_target(args)[0],
+        args.out,
+        text=args.text,
+        vocabulary=args.vocabulary,
+        int8=args.storage == "int8",
+    )
+    if facts:
+        share = "{tokens:,} of {of:,} tokens, {coverage:.2%} of the tokens of the answers"
+        sys.stdout.write(share.format(**facts) + "\n")
+    sys.stdout.write(f"wrote {args.out}\n")
+    return 0
+
+
 def _train_pair(args: argparse.Namespace) -> int:
     given = _given(args, PairOptions)
     given |= {role: Shape.parse(given[role]) for role in ("target", "drafter")}
@@ -187,12 +234,23 @@ def _train_drafter(args: argparse.Namespace) -> int:
 
 def _train_head(args: argparse.Namespace) -> int:
     target, name = _find_target(args)
-    options = HeadOptions(**_given(args, HeadOptions, target=target, target_name=name))
+    options = HeadOptions.of(**_given(args, HeadOptions, target=target, target_name=name))
+    from engine.training.card import read_facts
     from engine.training.heads.train import train_head
 
-    if _train(train_head, options, args):
-        sys.stdout.write(f"wrote {options.out}\n")
+    if not _train(train_head, options, args):
+        return 0
+    if begun := read_facts(options.out).get("begun_from"):
+        _list(f"copied from {options.start}", begun["copied"])
+        _list(f"left out of {options.start}", begun["left_out"])
+        _list("random at the start", begun["random"])
+    sys.stdout.write(f"wrote {options.out}\n")
     return 0
+
+
+def _list(title: str, names: list[str]) -> None:
+    if names:
+        sys.stdout.write(f"{title}: {', '.join(names)}\n")
 
 
 def _train_heads(args: argparse.Namespace) -> int:

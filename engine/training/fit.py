@@ -80,7 +80,7 @@ def make_optimisers(model: nn.Module, options: Recipe) -> tuple[Optimizer, ...]:
     embeddings = {id(p) for table in tables for p in table.parameters()}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
     others = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]
-    rate, decay, betas = options.learning_rate, options.weight_decay, (0.9, 0.95)
+    rate, decay, betas = options.learning_rate, options.weight_decay, (0.9, options.beta2)
     plain = {"params": others, "weight_decay": 0.0}
     if options.optimizer == "adamw":
         return (AdamW([plain, {"params": matrices, "weight_decay": decay}], lr=rate, betas=betas),)

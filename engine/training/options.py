@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import UsageError, shown
 from engine.methods.registry import setting
+from engine.training.recipes import HEAD_DEFAULTS, RECIPES
 from engine.types import check_range
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "card.json"
@@ -75,6 +76,7 @@ class Recipe:
         choices=("muon", "adamw"),
     )
     learning_rate: float = setting(3e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    beta2: float = setting(0.95, "Second beta of AdamW.", low=0.5, high=0.99999)
     weight_decay: float = setting(0.1, "Decoupled weight decay of the matrices.", low=0, high=1)
     warmup: int = setting(100, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.5, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
@@ -173,16 +175,6 @@ class DrafterOptions(Recipe):
     )
 
 
-HEAD_DEFAULTS: dict[str, dict[str, Any]] = {
-    "medusa": {"size": 5},
-    "hydra": {"size": 4},
-    "eagle": {"size": 5, "regression": 10.0},
-    "parallelspec_medusa": {"size": 4},
-    "parallelspec_eagle": {"size": 4, "regression": 10.0, "fade": 1.0},
-}
-"""Trainable kinds of drafting heads, and the defaults in which each differs from `HeadOptions`."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeadOptions(Recipe):
     """Settings of `train_head`; with the defaults, one CPU core needs a quarter of an hour."""
@@ -196,8 +188,11 @@ class HeadOptions(Recipe):
     text: Path | None = None
     """File of text that the same target wrote in an earlier training; None: it is written now."""
     start: Path | None = None
-    """Directory of a head whose tensors are copied where names and shapes agree; None: all are
-    random."""
+    """Directory of a head whose tensors are copied; None: all are random."""
+    start_partial: bool = False
+    """Whether tensors of `start` without a place in this head are left out."""
+    recipe: str = "quick"
+    """Name of the settings that were chosen, one of `RECIPES`."""
 
     size: int = setting(
         4,
@@ -213,6 +208,13 @@ class HeadOptions(Recipe):
     warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
     steps: int = setting(700, "Training steps.", low=1, high=10_000_000)
+    epochs: int = setting(0, "Epochs over the text, instead of steps; 0 for none.", low=0, high=10_000)
+    vocabulary: int = setting(
+        0, "Most frequent tokens of the answers, which the head drafts; 0 for all.", low=0, high=1 << 20
+    )
+    storage: str = setting(
+        "bf16", "Type of the matrices in the file; int8 has a scale per row.", choices=("bf16", "int8")
+    )
     fade: float = setting(
         0.8, "Weight of place k of a draft, from 0: fade to the power of k.", low=0.001, high=1
     )
@@ -229,9 +231,18 @@ class HeadOptions(Recipe):
         check_range("size", self.size, 0 if KINDS[self.kind].sized_by == "masks" else 1, 64)
 
     @classmethod
-    def of(cls, kind: str, **given: Any) -> HeadOptions:
-        """Return the settings of a kind: its own defaults, replaced by those given."""
-        return cls(kind=kind, **HEAD_DEFAULTS.get(kind, {}) | given)
+    def of(cls, kind: str, recipe: str = "quick", **given: Any) -> HeadOptions:
+        """Return the settings of a kind: its own defaults, the recipe's, then those given.
+
+        Raises:
+            UsageError: The recipe is unknown, or a setting is wrong.
+        """
+        if recipe not in RECIPES:
+            raise UsageError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
+        named = RECIPES[recipe].get(kind, {})
+        if "steps" in given:
+            named = named | {"epochs": 0}
+        return cls(kind=kind, recipe=recipe, **HEAD_DEFAULTS.get(kind, {}) | named | given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class PrefixForwards:
         """Forward the prefix's uncached rows, with the target's states, then mask tokens.
 
         Returns:
-            The logits of the last token and of the masks, (1 + masks, V); None if the target has
+            The logits of the last token and of the masks, (1 + masks, N); None if the target has
             not forwarded the prefix.
         """
         chain = tuple(range(-1, -1 - masks, -1)), tuple(range(-1, masks - 1))
@@ -69,11 +69,11 @@ class PrefixForwards:
         """Forward one level of the tree; each row reads its parent's predicted state.
 
         Args:
-            ids: The level's N tokens.
+            ids: The level's R tokens.
             parents: Their parents' rows in the tree; -1 is the prefix's last token.
 
         Returns:
-            The logits after each, (N, V).
+            The logits after each, (R, N).
         """
         parent_rows = [len(self._rest) + parent for parent in parents]
         predicted = self._forwards.states(self._name, self._rest.sequence, parent_rows)

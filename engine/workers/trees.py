@@ -15,7 +15,7 @@ import torch
 from engine.drafters.level import next_level
 from engine.drafters.tree import line, root
 from engine.draws import TOP, Draws, most_probable
-from engine.heads.drafting import LevelLogits
+from engine.heads.drafting import Columns, LevelLogits
 from engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
@@ -54,12 +54,19 @@ class TreeBuilder:
         rows: Slab rows for its q.
         job: Gives the tree's shape, and whether it is sampled.
         drafting: Sampling, draws and slab.
+        columns: The tokens of the logits' columns.
     """
 
     def __init__(
-        self, prefix: Prefix, levels: int, rows: Sequence[int], job: Grow, drafting: Drafting
+        self,
+        prefix: Prefix,
+        levels: int,
+        rows: Sequence[int],
+        job: Grow,
+        drafting: Drafting,
+        columns: Columns,
     ) -> None:
-        self.prefix = prefix
+        self.prefix, self._columns = prefix, columns
         self.nodes = list[Grown]()
         self.frontier = [-1]
         """Nodes of the last level that get children; -1 is the prefix's last token."""
@@ -77,10 +84,10 @@ class TreeBuilder:
 
         Args:
             level: The level's number, from 0.
-            logits: Logits of the R frontier nodes, (R, V); (1, V) if one row holds for all of them.
+            logits: Logits of the R frontier nodes, (R, N); (1, N) if one row holds for all of them.
             forward: Number of the job's forward that computed them.
         """
-        job, drafting = self._job, self._drafting
+        job, drafting, columns = self._job, self._drafting, self._columns
         nodes, q = next_level(
             logits[:, : drafting.vocab_size],
             self._above,
@@ -94,14 +101,13 @@ class TreeBuilder:
         drawn = job.sampled and not drafting.sampling.greedy
         slab_rows = {i: next(self._rows) for i in dict.fromkeys(lines)} if drawn else {}
         for i, row in slab_rows.items():
-            drafting.write(row, q[i])
-        tops = most_probable(q, TOP)
+            drafting.write(row, columns.spread(q[i], drafting.vocab_size))
+        tops = [tuple((columns.token(c), p) for c, p in top) for top in most_probable(q, TOP)]
         probabilities = q[lines, [node.token for node in nodes]].tolist()
         first = len(self.nodes)
-        self.nodes += [
-            Grown(node.token, self.frontier[node.parent], level, slab_rows.get(i, -1), p, tops[i], forward)
-            for node, i, p in zip(nodes, lines, probabilities, strict=True)
-        ]
+        for node, i, p in zip(nodes, lines, probabilities, strict=True):
+            token, parent = columns.token(node.token), self.frontier[node.parent]
+            self.nodes.append(Grown(token, parent, level, slab_rows.get(i, -1), p, tops[i], forward))
         self._paths += [node.path for node in nodes]
         onward = job.shape.onward(nodes)
         self._above = [nodes[i] for i in onward]
@@ -115,7 +121,7 @@ class TreeBuilder:
 
 
 LevelSource: TypeAlias = Callable[[Sequence[TreeBuilder]], Sequence[torch.Tensor] | None]
-"""Maps trees of equal depth to the logits of their next level, for each tree (R, V).
+"""Maps trees of equal depth to the logits of their next level, for each tree (R, N).
 
 R is the number of frontier nodes, or 1 if one row holds for all of them. None: nothing can be
 drafted yet.
@@ -135,8 +141,10 @@ def grow(
         stamps: Each forward's stamp is appended.
         stopped: Returns whether the job was stopped; called between levels.
     """
+    head = forwards.heads.get(job.model)
+    columns = Columns() if head is None else head.columns
     trees = [
-        TreeBuilder(prefix, levels, rows, job, drafting)
+        TreeBuilder(prefix, levels, rows, job, drafting, columns)
         for prefix, levels, rows in zip(job.prefixes, job.levels, job.rows, strict=True)
     ]
     source, before = _source(forwards, job, drafting.partners, stamps), len(stamps)

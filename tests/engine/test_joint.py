@@ -12,6 +12,8 @@ EXACT = 1e-9
 ONE = Sampling(1.0)
 PARALLEL = ("medusa", "parallelspec_medusa", "parallelspec_eagle")
 """Methods whose drafters draft all levels at once, independent of the tokens between."""
+HEADS = (*PARALLEL, "eagle", "eagle2", "hydra")
+"""Methods with drafting heads."""
 SAMPLINGS = [
     Sampling(1.0, top_k=3),
     Sampling(0.7, top_p=0.8),
@@ -74,6 +76,16 @@ def test_levels_drafted_at_once_have_the_targets_distribution(name, size, banned
     p, q = Table(71 + banned, size, banned=min(banned, 1)), Parallel(74 + banned, size, banned=banned)
     texts = joint(method(key, **config), p, q, sampling, tokens)
     assert distance(texts, target_joint(p, sampling, tokens)) < EXACT
+
+
+@pytest.mark.parametrize(("tokens", "banned"), [((1, 3), 0), ((2,), 0), ((0, 1, 3), 1)], ids=str)
+@pytest.mark.parametrize("sampling", [ONE, Sampling(0.7, top_p=0.8), Sampling()], ids=str)
+@pytest.mark.parametrize("name", [name for name, (key, _) in METHODS.items() if key in HEADS])
+def test_a_shortened_vocabulary_has_the_targets_distribution(name, sampling, tokens, banned):
+    key, config = METHODS[name]
+    table = Parallel if key in PARALLEL else Table
+    p, q = Table(81, banned=banned), table(82, len(tokens), tokens=tokens)
+    assert distance(joint(method(key, **config), p, q, sampling, 2), target_joint(p, sampling, 2)) < EXACT
 
 
 @pytest.mark.parametrize(("name", "seed"), [("speculative-2", 21), ("pearl-2", 22)])

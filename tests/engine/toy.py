@@ -18,6 +18,7 @@ from engine.accept import judge
 from engine.drafters.level import next_level
 from engine.drafters.tree import TreeShape, line, root
 from engine.draws import Draws, propose_token
+from engine.heads.drafting import Columns
 from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 from tests.engine.toy_draws import Branches, Enumerated
@@ -42,11 +43,19 @@ class Table:
         sharpness: Scale of the logits.
         banned: Tokens of probability 0 in every context; which ones differs.
         order: Tokens of context that matter.
+        tokens: The tokens of the V columns, if these are some of the target's tokens.
     """
 
     def __init__(
-        self, seed: int, vocabulary: int = 4, sharpness: float = 1.0, banned: int = 0, order: int = 2
+        self,
+        seed: int,
+        vocabulary: int = 4,
+        sharpness: float = 1.0,
+        banned: int = 0,
+        order: int = 2,
+        tokens: Sequence[int] = (),
     ) -> None:
+        self.columns = Columns(torch.tensor(tokens) if tokens else None)
         self._seed, self._size, self._sharpness = seed, vocabulary, sharpness
         self._banned, self._order = banned, order
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
@@ -72,8 +81,8 @@ class Blurred(Table):
 class Parallel(Table):
     """A drafter with one row per level, independent of the tokens between (Medusa heads, masks)."""
 
-    def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0) -> None:
-        super().__init__(seed, vocabulary, banned=banned)
+    def __init__(self, seed: int, vocabulary: int = 4, banned: int = 0, tokens: Sequence[int] = ()) -> None:
+        super().__init__(seed, vocabulary, banned=banned, tokens=tokens)
         self._later = [Table(seed + 100 * level, vocabulary, banned=banned) for level in range(1, 8)]
 
     def level(self, context: Sequence[int], level: int) -> torch.Tensor:
@@ -271,6 +280,7 @@ class ToyDrafter:
         A `Parallel` drafter has one row for all nodes of a level.
         """
         run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
+        columns, size = getattr(self.logits, "columns", Columns()), len(run.target.logits(prefix.tokens))
         contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
         for level in range(min(shape.depth, run.sequences[0].room(prefix))):
             exact = fuzzy == 1 or (calibrate and level == 0)
@@ -290,11 +300,12 @@ class ToyDrafter:
             )
             drawn = sampled and not run.sampling.greedy
             lines = {line(node.parent, q) for node in nodes} if drawn else ()
-            kept = {i: run.keep(q[i]) for i in sorted(lines)}
+            kept = {i: run.keep(columns.spread(q[i], size)) for i in sorted(lines)}
             first = len(tokens)
             for node in nodes:
-                contexts[len(tokens)] = (*contexts[at[node.parent]], node.token)
-                tokens.append(DraftToken(node.token, at[node.parent], kept.get(line(node.parent, q))))
+                token = columns.token(node.token)
+                contexts[len(tokens)] = (*contexts[at[node.parent]], token)
+                tokens.append(DraftToken(token, at[node.parent], kept.get(line(node.parent, q))))
             paths += [node.path for node in nodes]
             onward = shape.onward(nodes)
             above, at = [nodes[i] for i in onward], [first + i for i in onward]

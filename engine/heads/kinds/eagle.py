@@ -30,6 +30,7 @@ from engine.heads.trainable import (
     scale_fc,
 )
 from engine.heads.trainable_layer import TrainableLayer
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 
@@ -44,7 +45,7 @@ def check(config: HeadConfig) -> None:
 def tensors(config: HeadConfig) -> TensorShapes:
     """Return names and shapes of the layer and of `fc`."""
     d, bias = config.hidden_size, {"fc.bias": (config.hidden_size,)} if config.biased else {}
-    return layer_tensors(config.layer()) | {"fc.weight": (d, 2 * d)} | bias
+    return layer_tensors(config.layer()) | {"fc.weight": (d, 2 * d)} | bias | vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -75,11 +76,13 @@ class Eagle:
     keeps = (-1,)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, target.head)
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, lm_head)
         decoder = decoder_layer(
             config.layer(), take, lambda rows, e: (fc(torch.cat([e, vectors_of(rows)], 1)), None), ends
         )
-        self.layer = HeadLayer(decoder, exact=Work(1, 2), guessed=Work(1, 2))
+        work = Work(1, 2, vocabulary_share(config))
+        self.layer = HeadLayer(decoder, exact=work, guessed=work)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once per level."""
@@ -111,7 +114,7 @@ class TrainableEagle(nn.Module):
             for k, (token, state) in enumerate(zip(drafts, states, strict=True), 1):
                 embedded[packed.at(k)], features[packed.at(k)] = frozen.embedding[token], state
             states.append(self(embedded, features, packed)[rows_of_anchors(texts, packed, drafted)])
-            drafts.append(frozen.best(states[-1]))
+            drafts.append(frozen.draft_best(states[-1]))
         return torch.stack(drafts, 1)
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
@@ -120,13 +123,7 @@ class TrainableEagle(nn.Module):
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(
-            self,
-            self.learn,
-            self.draft,
-            lambda weights: scale_fc(weights, self._scale),
-            lambda weights: scale_fc(weights, 1 / self._scale),
-        )
+        return TrainableHead(self, self.learn, self.draft, scale_fc, self._scale)
 
 
 KIND = Kind(

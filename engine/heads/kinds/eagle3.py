@@ -3,14 +3,14 @@
 g_t is the concatenation of k states at token t, (k D), by default of a low, a middle and a high
 layer. `fc` maps it to one vector. The attention of the row of token j reads [E(x_j); fc g_(j-1)],
 each normed; the layer's output, before the last norm, replaces fc g_j in the row after a drafted
-token j. Norm and LM head are the head's own; its token i is the target's token i + d2t[i].
+token j. Norm and LM head are the head's own.
 """
 
 from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Wo
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
+from engine.heads.vocabulary import own_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.model.weights import Linear, Norm
-from engine.pairs.checkpoint import Checkpoint
+from engine.model.weights import Norm
 
 STATES = 3
 """States of the target that a head reads if its config does not list them."""
@@ -56,11 +56,9 @@ def _tensors(config: HeadConfig) -> TensorShapes:
     shapes |= {f"layers.0.{norm}.weight": (d,) for norm in ("input_layernorm", "hidden_norm")}
     shapes["fc.weight"] = (d, _state_count(config) * d)
     shapes["lm_head.weight"] = (config.draft_vocab or config.vocab_size, d)
-    if config.draft_vocab:
-        shapes["d2t"] = (config.draft_vocab,)
     if config.own_embedding:
         shapes["embed_tokens.weight"] = (config.vocab_size, d)
-    return shapes
+    return shapes | vocabulary_tensors(config)
 
 
 def _state_count(config: HeadConfig) -> int:
@@ -79,31 +77,6 @@ def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
     if max(features) > layers:
         raise ModelError(f"it reads the state after layer {max(features)}; the target has {layers} layers")
     return replace(config, features=features)
-
-
-def target_ids(d2t: Tensor) -> Tensor:
-    """Map draft ids to target ids: target_id[i] = i + d2t[i], shape (N,)."""
-    return torch.arange(len(d2t), device=d2t.device) + d2t
-
-
-def _check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
-    """Check that d2t maps every draft token to a different token of the target."""
-    if not head.config.draft_vocab:
-        return
-    cpu, vocab = torch.device("cpu"), head.config.vocab_size
-    ids = target_ids(weights.take(head.names["d2t"], cpu, torch.int64))
-    for i in ((ids < 0) | (ids >= vocab)).nonzero()[:1, 0].tolist():
-        raise ModelError(f"{path}: d2t maps draft token {i} to {int(ids[i])}; valid are 0 to {vocab - 1}")
-    tokens, counts = ids.unique(return_counts=True)
-    for i in (counts > 1).nonzero()[:1, 0].tolist():
-        raise ModelError(
-            f"{path}: d2t maps {int(counts[i])} draft tokens to {int(tokens[i])}; at most one may"
-        )
-    if (t2d := head.names.get("t2d")) is not None:
-        weights.check_type(t2d, ("BOOL",))
-        marks = weights.take(t2d, cpu, torch.bool)
-        if marks.shape != (vocab,) or not torch.equal(marks.nonzero()[:, 0], tokens):
-            raise ModelError(f"{path}: t2d and d2t mark different tokens; the file is broken")
 
 
 def matches(names: Collection[str]) -> bool:
@@ -168,8 +141,7 @@ class Eagle3:
     keeps = (1,)
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        shape, vocab = _layer(config), config.draft_vocab or config.vocab_size
-        fc = linear(take, "fc", bias=False)
+        shape, fc = _layer(config), linear(take, "fc", bias=False)
         embedding_norm, vector_norm = (
             Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
         )
@@ -180,37 +152,17 @@ class Eagle3:
             residual = normed if config.norm_before_residual else vectors.clone()
             return residual, torch.cat([embedding_norm(e), normed], 1)
 
-        lm_head: Callable[[Tensor], Tensor] = linear(take, "lm_head", bias=False)
-        if config.draft_vocab:
-            lm_head = DraftVocabulary(lm_head, target_ids(take("d2t")), config.vocab_size)
+        lm_head, self.columns = own_lm_head(config, take)
         embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
         decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
         qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
-        work = Work(1, qkv, vocab / config.vocab_size)
+        work = Work(1, qkv, vocabulary_share(config))
         exact = work._replace(squares=qkv + _state_count(config))
         self.layer = HeadLayer(decoder, exact=exact, guessed=work, fuse=fc)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once per level."""
         return draft_with_states(forwards)
-
-
-class DraftVocabulary:
-    """An LM head of some of the target's tokens; the other tokens have logit -inf.
-
-    Args:
-        lm_head: Returns the logits of N tokens.
-        ids: Their ids in the target's vocabulary, (N,).
-        vocab: V.
-    """
-
-    def __init__(self, lm_head: Linear, ids: Tensor, vocab: int) -> None:
-        self._lm_head, self._ids, self._vocab = lm_head, ids, vocab
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits of all tokens, (T, V), for x of (T, D)."""
-        logits = x.new_full((len(x), self._vocab), -torch.inf)
-        return logits.index_copy_(1, self._ids, self._lm_head(x))
 
 
 KIND = Kind(
@@ -221,5 +173,4 @@ KIND = Kind(
     serves="eagle",
     published=PublishedForm(matches, _read),
     for_target=_for_target,
-    check_values=_check_ids,
 )

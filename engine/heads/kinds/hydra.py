@@ -25,6 +25,7 @@ from engine.heads.modules import linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 
 _MLP = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")
@@ -42,7 +43,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
             shapes[f"hydra_lm_head.{i}.1.weight"] = (config.vocab_size, d)
             if config.biased:
                 shapes[f"hydra_lm_head.{i}.1.bias"] = (config.vocab_size,)
-    return shapes
+    return shapes | vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -88,14 +89,15 @@ class Hydra:
         self._residual = [linear(take, f"hydra_mlp.{i}.1.res_connection") for i in heads]
         further = range(3, 2 * config.layers + 1, 2)
         self._blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
-        self._lm_heads = [target.head for _ in heads]
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        self._lm_heads, self._share = [lm_head for _ in heads], vocabulary_share(config)
         if config.own_lm_head:
             self._lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
         self._embedding = target.embedding
 
     @torch.inference_mode()
     def __call__(self, state: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits after R nodes of one level, (R, V).
+        """Return the logits after R nodes of one level, (R, N).
 
         Args:
             state: f_(n-1), (D,).
@@ -110,7 +112,7 @@ class Hydra:
 
     def work(self, i: int) -> Work:
         """Return the work of a call of head i."""
-        return Work(0, 2 * (i + 2) + len(self._blocks[i]))
+        return Work(0, 2 * (i + 2) + len(self._blocks[i]), self._share)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call one head per level, over all nodes that get children."""
@@ -178,7 +180,7 @@ class TrainableHydra(nn.Module):
         n, drafts = texts.anchor_tensor(0), list[Tensor]()
         inputs = [texts.features[n - 1], texts.embedded[n]]
         for i in range(count):
-            drafts.append(frozen.best(self.state(i, *inputs)))
+            drafts.append(frozen.draft_best(self.state(i, *inputs)))
             inputs.append(frozen.embedding[drafts[-1]])
         return torch.stack(drafts, 1)
 
@@ -189,13 +191,7 @@ class TrainableHydra(nn.Module):
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(
-            self,
-            self.learn,
-            self.draft,
-            lambda tensors: _scaled(tensors, self._scale),
-            lambda tensors: _scaled(tensors, 1 / self._scale),
-        )
+        return TrainableHead(self, self.learn, self.draft, _scaled, self._scale)
 
 
 def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

@@ -22,7 +22,8 @@ from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, TrainableHead, unchanged
+from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.fields import MOST_TOKENS
 
@@ -44,7 +45,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
             shapes |= {f"{i}.{j}.linear.weight": (d, d), f"{i}.{j}.linear.bias": (d,)}
         if config.own_lm_head:
             shapes[f"{i}.{config.layers}.weight"] = (config.vocab_size, d)
-    return shapes
+    return shapes | vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -83,19 +84,20 @@ class Medusa:
         ]
         own = range(config.heads) if config.own_lm_head else ()
         self._lm_heads = [linear(take, f"{i}.{config.layers}", bias=False) for i in own]
-        self._target_lm_head = target.head
+        self._lent_lm_head, self.columns = lent_lm_head(config, take, target)
+        self._share = vocabulary_share(config)
 
     @torch.inference_mode()
     def __call__(self, state: Tensor, count: int) -> Tensor:
-        """Return the logits of the first `count` heads, (count, V), for f_(n-1) of (D,)."""
+        """Return the logits of the first `count` heads, (count, N), for f_(n-1) of (D,)."""
         states = [residual(blocks, state[None]) for blocks in self._blocks[:count]]
         if not self._lm_heads:
-            return self._target_lm_head(torch.cat(states)).float()
+            return self._lent_lm_head(torch.cat(states)).float()
         return torch.cat([lm(x) for lm, x in zip(self._lm_heads, states, strict=False)]).float()
 
     def work(self, count: int) -> Work:
         """Return the work of a call."""
-        return Work(0, sum(map(len, self._blocks[:count])), count if self._lm_heads else 1, count)
+        return Work(0, sum(map(len, self._blocks[:count])), count if self._lm_heads else self._share, count)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call all heads once, for the first level; one row holds for every node of a level."""
@@ -142,11 +144,11 @@ class TrainableMedusa(nn.ModuleList):
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         """Return `count` drafts at each anchor, (A, count)."""
         features = texts.features[texts.anchor_tensor(0) - 1]
-        return torch.stack([frozen.best(self[i](features)) for i in range(count)], 1)
+        return torch.stack([frozen.draft_best(self[i](features)) for i in range(count)], 1)
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions."""
-        return TrainableHead(self, self.learn, self.draft, unchanged, unchanged)
+        return TrainableHead(self, self.learn, self.draft)
 
 
 KIND = Kind(

@@ -18,6 +18,7 @@ from engine.heads.modules import (
     draft_with_masks,
     learned_masks,
     linear,
+    mask_numbers,
     replace_masks,
     vectors_of,
 )
@@ -30,10 +31,10 @@ from engine.heads.trainable import (
     init_matrices,
     learn_with_masks,
     mask_vectors,
-    replace_masked,
     scale_fc,
 )
 from engine.heads.trainable_layer import TrainableLayer
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -56,16 +57,19 @@ class ParallelEagle:
     keeps = ()
 
     def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, target.head)
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, lm_head)
         embedding, feature = (learned_masks(config, take, name) for name in ("embedding", "feature"))
 
         def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
-            e = replace_masks(rows, e, embedding)
-            h = replace_masks(rows, vectors_of(rows), feature)
+            numbers = mask_numbers(rows)
+            e = replace_masks(numbers, e, embedding)
+            h = replace_masks(numbers, vectors_of(rows), feature)
             return fc(torch.cat([e, h], 1)), None
 
         decoder = decoder_layer(config.layer(), take, inputs, ends, config.masks)
-        self.layer = HeadLayer(decoder, exact=Work(1, 2), guessed=Work(1, 2))
+        work = Work(1, 2, vocabulary_share(config))
+        self.layer = HeadLayer(decoder, exact=work, guessed=work)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once."""
@@ -98,19 +102,14 @@ class TrainableParallelEagle(nn.Module):
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
         embedded = texts.embedded[packed.tokens] * self._scale
-        embedded = replace_masked(packed, embedded, self.mask.get("embedding"))
-        features = replace_masked(packed, texts.features[packed.tokens - 1], self.mask.get("feature"))
+        embedded = replace_masks(packed.numbers, embedded, self.mask.get("embedding"))
+        features = texts.features[packed.tokens - 1]
+        features = replace_masks(packed.numbers, features, self.mask.get("feature"))
         return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(
-            self,
-            self.learn,
-            self.draft,
-            lambda weights: scale_fc(weights, self._scale),
-            lambda weights: scale_fc(weights, 1 / self._scale),
-        )
+        return TrainableHead(self, self.learn, self.draft, scale_fc, self._scale)
 
 
 KIND = Kind(

@@ -17,6 +17,7 @@ from engine.heads.modules import (
     draft_with_masks,
     layer_tensors,
     learned_masks,
+    mask_numbers,
     replace_masks,
     vectors_of,
 )
@@ -29,10 +30,9 @@ from engine.heads.trainable import (
     init_matrices,
     learn_with_masks,
     mask_vectors,
-    replace_masked,
-    unchanged,
 )
 from engine.heads.trainable_layer import TrainableLayer, TrainableNorm
+from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -44,7 +44,7 @@ def _layer(config: HeadConfig) -> ModelShape:
 
 def _tensors(config: HeadConfig) -> TensorShapes:
     masks = {"mask.embedding": (config.masks, config.hidden_size)} if config.masks else {}
-    return layer_tensors(_layer(config)) | masks
+    return layer_tensors(_layer(config)) | masks | vocabulary_tensors(config)
 
 
 class ParallelMedusa:
@@ -56,11 +56,13 @@ class ParallelMedusa:
         embedding, scale = learned_masks(config, take, "embedding"), config.embedding_scale
 
         def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
-            return replace_masks(rows, scale * e + vectors_of(rows), embedding), None
+            return replace_masks(mask_numbers(rows), scale * e + vectors_of(rows), embedding), None
 
-        ends = (target.embedding, target.head)
+        lm_head, self.columns = lent_lm_head(config, take, target)
+        ends = (target.embedding, lm_head)
         decoder = decoder_layer(_layer(config), take, inputs, ends, config.masks)
-        self.layer = HeadLayer(decoder, exact=Work(1, 0), guessed=Work(1, 0))
+        work = Work(1, 0, vocabulary_share(config))
+        self.layer = HeadLayer(decoder, exact=work, guessed=work)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Forward the layer once."""
@@ -93,12 +95,12 @@ class TrainableParallelMedusa(nn.Module):
     def forward(self, texts: Texts, packed: Packed) -> Tensor:
         """Return the states of all rows, (R, D)."""
         inputs = texts.embedded[packed.tokens] * self._scale + texts.features[packed.tokens - 1]
-        inputs = replace_masked(packed, inputs, self.mask.get("embedding"))
+        inputs = replace_masks(packed.numbers, inputs, self.mask.get("embedding"))
         return self.norm(self.layers[0](inputs, packed))
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions; the config has the scale."""
-        return TrainableHead(self, self.learn, self.draft, unchanged, unchanged)
+        return TrainableHead(self, self.learn, self.draft)
 
 
 KIND = Kind(

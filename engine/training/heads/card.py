@@ -16,6 +16,7 @@ from engine.heads.files import HeadWeights, read_head
 from engine.heads.kinds import KINDS
 from engine.heads.packed import Texts
 from engine.heads.trainable import Frozen, TrainableHead
+from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
@@ -91,7 +92,7 @@ def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
             f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
         )
     head = build_head(config.kind, shape, kind.size(config), 0, config.embedding_scale)
-    head.module.load_state_dict(weights.tensors)
+    head.module.load_state_dict({name: t for name, t in weights.tensors.items() if name != "d2t"})
     return head
 
 
@@ -149,13 +150,15 @@ def _measure(
     path = folder / FOLDER / kind
     weights = read_head(path, folder / "target")
     head, count = restore(weights, shape), KINDS[kind].levels(weights.config) or DRAFTS
+    if weights.config.draft_vocab:
+        frozen = frozen.shortened(target_ids(weights.tensors["d2t"]).sort().values)
     accepted = {
         part.name: reduce(add, (acceptance(head, text, frozen, count) for text in part.texts))
         for part in answers
     }
     return MeasuredHead(
         kind,
-        sum(t.numel() for t in weights.tensors.values()),
+        sum(parameter.numel() for parameter in head.module.parameters()),
         sum(f.stat().st_size for f in path.iterdir()),
         read_facts(path),
         accepted,

@@ -120,6 +120,10 @@ class Batches:
                 "the text is too short to learn from; let the target write more: raise --written"
             )
 
+    def steps(self, epochs: int, count: int) -> int:
+        """Return the steps, of `count` texts each, that some epochs take."""
+        return -(-epochs * len(self.learned) // count)
+
     def batch(self, step: int, count: int, share: float, seed: int, rows: slice = slice(None)) -> Texts:
         """Return some of the `count` texts of a step, with a random share of tokens as anchors.
 

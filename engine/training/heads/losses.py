@@ -24,6 +24,16 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p
     || q) to the target's distribution (online; equation 4, whose cross-entropy has the same
     gradient), or a mixture by `token_loss`; and smooth L1 to the target's features.
+
+    With a shortened vocabulary, p is the target's distribution over the drafted tokens, and places
+    whose token is none of them count in the smooth L1 only: there every draft is rejected. A bucket
+    for the other tokens would give q a mass that no draft can use.
+
+    Args:
+        head: The head.
+        texts: The batch.
+        frozen: The target's embedding and LM head, and the tokens that the head drafts.
+        options: Weights of the losses.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
     for k, learned in enumerate(head.learn(texts)):
@@ -32,7 +42,11 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
             places.append(torch.zeros_like(total))
             continue
         features = texts.features[labels - 1]
-        loss = distilled(states, features, texts.ids[labels], frozen.lm_head, options.token_loss)
+        columns, drafted = frozen.columns(texts.ids[labels])
+        loss = states.sum() * 0.0
+        if drafted.any():
+            inputs = (part[drafted] for part in (states, features, columns))
+            loss = distilled(*inputs, frozen.draft_lm_head, options.token_loss)
         places.append(loss.detach())
         if options.regression:
             loss = loss + options.regression * functional.smooth_l1_loss(states, features)
@@ -73,7 +87,7 @@ def acceptance(head: TrainableHead, texts: Texts, frozen: Frozen, count: int) ->
     A place counts if the text from the anchor to it is the target's greedy choice.
     """
     drafts = head.draft(texts, frozen, count)
-    greedy = frozen.best(texts.features)
+    greedy = frozen.target_best(texts.features)
     anchors = torch.from_numpy(texts.anchors).to(drafts.device)
     alive = torch.ones_like(anchors, dtype=torch.bool)
     reached, accepted = list[int](), list[int]()

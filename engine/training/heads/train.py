@@ -29,8 +29,9 @@ from engine.heads.config import HeadConfig, layer_fields
 from engine.heads.files import read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
 from engine.heads.trainable import Frozen, TrainableHead
+from engine.heads.vocabulary import offsets
 from engine.model.shape import ModelShape
-from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.checkpoint import Checkpoint, some
 from engine.pairs.config import read_config
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
@@ -42,6 +43,7 @@ from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
+from engine.training.heads.vocabulary import most_frequent
 from engine.training.options import HeadOptions
 from engine.training.steps import (
     LOG,
@@ -57,6 +59,7 @@ from engine.training.steps import (
 )
 from engine.training.target_text import FILE as WRITTEN
 from engine.training.target_text import read_text, write_text
+from engine.types import check_range
 
 _MEASURED = 48
 """Held-out texts that a checkpoint is measured on."""
@@ -92,15 +95,18 @@ def train_head(
         text = _text(options, training)
         corpus = read_text(text, target)
         features = _features(text.with_name(FEATURES), corpus, target, training)
-    frozen = read_frozen(target, shape, training.device)
+    frozen, vocabulary = read_frozen(target, shape, training.device), None
+    if options.vocabulary:
+        vocabulary = most_frequent(corpus, options.vocabulary, shape.vocab)
+        frozen = frozen.shortened(vocabulary.tokens.to(training.device))
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
+    steps = batches.steps(options.epochs, options.batch) or options.steps
     level = float(features[:_SAMPLE].float().square().mean().sqrt())
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build_head(options.kind, shape, options.size, options.seed, scale, level)
     head.module.to(training.device)
-    if options.start is not None:
-        _copy_tensors(head, options.start, target)
-    phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
+    begun = {} if options.start is None else {"begun_from": _copy_tensors(head, options, target)}
+    phase = Phase(options.kind, "head", steps, options.batch, 0, options.learning_rate, 0)
     if training.is_main:
         for name in (LOG, ACCEPTANCE):
             trim_log(out / name, (phase,), training.state)
@@ -119,9 +125,11 @@ def train_head(
     training.fit(phase, head.module, losses_of, measure)
     if not training.is_main:
         return out
-    write_head(out, head_config(options, shape, scale), head.tensors())
-    tokens = batches.tokens(options.steps * options.batch, options.seed)
-    _write_facts(options, training.state, phase, corpus, tokens)
+    tensors = head.tensors() | ({"d2t": offsets(vocabulary.tokens)} if vocabulary else {})
+    write_head(out, head_config(options, shape, scale), tensors, int8=options.storage == "int8")
+    tokens = batches.tokens(steps * options.batch, options.seed)
+    more = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
+    _write_facts(options, training.state, phase, corpus, tokens, begun | more)
     with replacing(out / PLOT) as file:
         file.write(training_curves(out))
     return out
@@ -131,11 +139,12 @@ def check(options: HeadOptions) -> ModelShape:
     """Check the settings against the target; return the target's shape.
 
     Raises:
-        UsageError: A setting exceeds the target's context.
+        UsageError: A setting exceeds the target's context or vocabulary.
         ModelError: The target is missing or broken.
     """
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     check_lengths(options, shape.context, "the target")
+    check_range("vocabulary", options.vocabulary, 0, shape.vocab)
     return shape
 
 
@@ -167,17 +176,43 @@ def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen
     return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
 
 
-def _copy_tensors(head: TrainableHead, start: Path, target: Path) -> None:
-    """Copy into a head the tensors of a trained one whose names and shapes agree.
+def _copy_tensors(head: TrainableHead, options: HeadOptions, target: Path) -> dict[str, Any]:
+    """Copy the tensors of a trained head, `options.start`, into a head.
+
+    The tokens that the trained head drafts are not copied: they are a setting.
+
+    Returns:
+        The facts of that head's training, and the names of the tensors that were copied, that were
+        left out, and that this head has besides, which stay random.
 
     Raises:
-        UsageError: The trained head is for another target, or none of its tensors fits.
+        UsageError: The trained head is for another target, none of its tensors fits, or some do not
+            and `options.start_partial` is false.
     """
-    tensors, own = head.from_file(read_head(start, target).tensors), head.module.state_dict()
+    start = options.start
+    assert start is not None, "the caller checks"
+    trained = read_head(start, target).tensors
+    trained.pop("d2t", None)
+    tensors, own = head.from_file(trained), head.module.state_dict()
     fitting = {name: t for name, t in tensors.items() if name in own and own[name].shape == t.shape}
     if not fitting:
         raise UsageError(f"start is {start}, but no tensor of that head fits this one; leave out --start")
+    unfit = {name: t for name, t in tensors.items() if name not in fitting}
+    if unfit and not options.start_partial:
+        shown = [
+            f"{name} ({list(t.shape)} instead of {list(own[name].shape)})" if name in own else name
+            for name, t in unfit.items()
+        ]
+        raise UsageError(
+            f"{start} has tensors without a place in this head: {some(shown)}; add --start-partial to leave them out"
+        )
     head.module.load_state_dict(fitting, strict=False)
+    before = read_facts(start)
+    return {name: before.get(name) for name in ("kind", "phase", "begun_from")} | {
+        "copied": list(fitting),
+        "left_out": list(unfit),
+        "random": [name for name in own if name not in fitting],
+    }
 
 
 def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadConfig:
@@ -189,6 +224,7 @@ def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadCo
         vocab_size=shape.vocab,
         heads=options.size if kind.sized_by == "heads" else 0,
         masks=options.size if kind.sized_by == "masks" else 0,
+        draft_vocab=options.vocabulary,
         tokenizer=tokenizer_digest(options.target),
         shape=layer_fields(read_config(options.target)) if kind.layered else {},
         target=options.target_name or options.target.name,
@@ -216,8 +252,10 @@ def _features(path: Path, corpus: Corpus, target: Path, training: Training) -> T
     return read_features(path, corpus, target)
 
 
-def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpus, tokens: int) -> None:
-    """Write the facts of the training, for the card."""
+def _write_facts(
+    options: HeadOptions, state: State, phase: Phase, corpus: Corpus, tokens: int, more: dict[str, Any]
+) -> None:
+    """Write the facts of the training, and more, for the card."""
     losses = [row["loss"] for row in read_log(options.out / LOG)]
     facts: dict[str, Any] = {
         "kind": options.kind,
@@ -228,7 +266,4 @@ def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpu
         "acceptance": read_log(options.out / ACCEPTANCE)[-1],
         "options": options.fixed(),
     }
-    if options.start is not None:
-        before = read_facts(options.start)
-        facts["begun_from"] = {name: before.get(name) for name in ("kind", "phase", "begun_from")}
-    write_facts(options.out, facts)
+    write_facts(options.out, facts | more)

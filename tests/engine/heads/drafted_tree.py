@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.heads.drafting import Columns
 from engine.types import Prefix
 from engine.workers.head_forwards import PrefixForwards
 from engine.workers.host import Host
 from engine.workers.jobs import Grown
+from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
 """Token and parent of each node."""
@@ -16,11 +18,20 @@ GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
 
 
 def level_rows(host: Host, prefix: Prefix, levels: int) -> list[torch.Tensor | None]:
-    """Return the logits of the host's head at each level of the tree."""
-    logits = host.forwards.heads["head"].draft(PrefixForwards(host.forwards, "head", prefix, [], levels))
+    """Return the logits of the host's head at each level of the tree, over all tokens."""
+    head = host.forwards.heads["head"]
+    logits = head.draft(PrefixForwards(host.forwards, "head", prefix, [], levels))
     level = [0, 0, 1, 1, 1]
     nodes = [Grown(*node, level[i], -1, 0.0, (), 0) for i, node in enumerate(NODES)]
-    return [logits(nodes[: len(above)], parents) for above, parents in GROWN]
+    drafted = (logits(nodes[: len(above)], parents) for above, parents in GROWN)
+    return [rows if rows is None else spread(rows, head.columns) for rows in drafted]
+
+
+def spread(rows: torch.Tensor, columns: Columns) -> torch.Tensor:
+    """Return logits over all tokens, (R, V); -inf for tokens without a column."""
+    full = torch.full((len(rows), tiny.VOCAB), -torch.inf)
+    full[:, [columns.token(i) for i in range(rows.shape[1])]] = rows
+    return full
 
 
 def path_to(node: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from engine.heads.config import HeadConfig
 from engine.heads.files import tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
-from engine.heads.kinds.eagle3 import target_ids
+from engine.heads.vocabulary import offsets
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
@@ -102,21 +102,18 @@ def make_head(
 
     path.mkdir(parents=True, exist_ok=True)
     tensors = {n: tensor(n, s) for n, s in KINDS[kind].tensors(head).items() if n != "d2t"}
+    ids = torch.arange(head.vocab_size)
+    if n := head.draft_vocab:
+        ids = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
+        tensors["d2t"] = offsets(ids)
     if kind == "eagle3":
-        _choose(tensors, head, target, random)
+        _add_ends(tensors, head, target, ids)
     write_head(path, head, tensors)
     return path
 
 
-def _choose(
-    tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, random: torch.Generator
-) -> None:
-    """Add a draft vocabulary, the target's LM head and embedding to an EAGLE-3 head's tensors."""
-    ids = torch.arange(head.vocab_size)
-    if n := head.draft_vocab:
-        ids = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
-        tensors["d2t"] = ids - torch.arange(n)
-        assert torch.equal(target_ids(tensors["d2t"]), ids)
+def _add_ends(tensors: dict[str, torch.Tensor], head: HeadConfig, target: Path, ids: torch.Tensor) -> None:
+    """Add the target's LM head and embedding to an EAGLE-3 head's tensors."""
     names, weights = ("model.embed_tokens.weight", "lm_head.weight"), Checkpoint(target)
     embedding, *rest = (
         weights.take(name, torch.device("cpu"), torch.float32) for name in names if name in weights.shapes

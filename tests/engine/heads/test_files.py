@@ -120,7 +120,7 @@ Change = Callable[[dict[str, Tensor]], object]
             eagle(),
             CONFIG,
             lambda t: t.update({"fc.bias": torch.zeros(D, dtype=torch.int8)}),
-            "fc.bias is of type I8; supported are F64, F32, F16, BF16",
+            "fc.bias is of type I8, but there is no fc.bias.scale with its scales$",
         ),
         (
             eagle("fusion_fc", "transformer"),

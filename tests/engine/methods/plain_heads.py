@@ -66,13 +66,31 @@ class Plain:
         """Return the head's rows after a text of two tokens or more."""
         return getattr(self, "_" + self._config["kind"])(x, self.states(x))
 
+    def _drafted(self, state: Tensor) -> Tensor:
+        """Return the logits of a head without its own LM head; -inf for tokens it cannot draft."""
+        return self._over_all_tokens(self._logits(state))
+
+    def _over_all_tokens(self, drafted: Tensor) -> Tensor:
+        """Return logits with -inf for tokens that the head cannot draft, (V,).
+
+        Args:
+            drafted: Logits of the tokens that it drafts, (N,), or of all tokens, (V,).
+        """
+        if "d2t" not in self._t:
+            return drafted
+        logits = torch.full((len(self._embedding),), -torch.inf, dtype=drafted.dtype)
+        for i, offset in enumerate(self._t["d2t"].tolist()):
+            token = i + offset
+            logits[token] = drafted[i if len(drafted) < len(logits) else token]
+        return logits
+
     def _medusa(self, x: list[int], f: Tensor) -> Rows:
         def row(path: list[int]) -> Tensor:
             i, h, layers = len(path), f[len(x) - 2], self._config["layers"]
             for j in range(layers):
                 h = self._block(f"{i}.{j}.linear", h)
             own = self._t.get(f"{i}.{layers}.weight")
-            return self._logits(h) if own is None else own @ h
+            return self._drafted(h) if own is None else own @ h
 
         return row
 
@@ -92,7 +110,7 @@ class Plain:
             for j in range(1, self._config["layers"]):
                 y = self._block(f"hydra_mlp.{len(path)}.{2 * j + 1}.linear", y)
             own = self._t.get(f"hydra_lm_head.{len(path)}.1.weight")
-            return self._logits(y) if own is None else own @ y + self._t[f"hydra_lm_head.{len(path)}.1.bias"]
+            return self._drafted(y) if own is None else own @ y + self._t[f"hydra_lm_head.{len(path)}.1.bias"]
 
         return row
 
@@ -109,7 +127,7 @@ class Plain:
             exact = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
             return exact + [self._fc(self._embedding[t], state(path[:i])) for i, t in enumerate(path)]
 
-        return lambda path: self._logits(state(tuple(path)))
+        return lambda path: self._drafted(state(tuple(path)))
 
     def _eagle3(self, x: list[int], _: Tensor) -> Rows:
         """A row reads a token and the previous token's vector; its output is the token's vector."""
@@ -132,12 +150,7 @@ class Plain:
 
         def row(path: list[int]) -> Tensor:
             drafted = self._t["lm_head.weight"] @ self._norm(vector(tuple(path))[None], "norm.weight")[0]
-            if "d2t" not in self._t:
-                return drafted
-            logits = torch.full((len(embedding),), -torch.inf, dtype=drafted.dtype)
-            for i, value in enumerate(drafted.tolist()):
-                logits[i + int(self._t["d2t"][i])] = value
-            return logits
+            return self._over_all_tokens(drafted)
 
         return row
 
@@ -148,7 +161,7 @@ class Plain:
             inputs += [
                 self._fc(self._t["mask.embedding"][k], self._t["mask.feature"][k]) for k in range(masks)
             ]
-            return self._logits(self._layer(inputs)[-1])
+            return self._drafted(self._layer(inputs)[-1])
 
         return lambda path: row(len(path))
 
@@ -160,7 +173,7 @@ class Plain:
                 for j in range(1, len(x))
             ]
             inputs += [self._t["mask.embedding"][k] for k in range(masks)]
-            return self._logits(self._norm(self._layer(inputs), "norm.weight")[-1])
+            return self._drafted(self._norm(self._layer(inputs), "norm.weight")[-1])
 
         return lambda path: row(len(path))
 

@@ -11,7 +11,9 @@ import pytest
 
 import engine
 from engine.draws import Draws, Key
+from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
+from engine.heads.vocabulary import target_ids
 from engine.types import Limits, Sampling, Typical
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import (
@@ -92,6 +94,44 @@ def test_optional_parts_of_a_head_draft_as_the_reference(world, tmp_path, method
         levels = len(PROMPT) + 8 - len(x)
         assert nodes == expected(plain, method, trace.header.config | config, x, levels, Sampling(), None)
         x = PROMPT + trace.token_ids()[: len(x) - len(PROMPT) + r.emitted]
+
+
+WARM = Sampling(1.5, top_k=20, top_p=0.9, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("method", "sampling"),
+    [
+        *((key, Sampling()) for key in METHODS if "EAGLE-3" not in key),
+        ("medusa", WARM),
+        ("eagle", WARM),
+        ("parallelspec_eagle", WARM),
+    ],
+    ids=str,
+)
+def test_a_head_of_a_shortened_vocabulary_drafts_as_the_reference(world, tmp_path, method, sampling):
+    """Verified in a real run: its tokens, its drafts, and, at temperature 0, the target's text."""
+    cluster, model, _ = world
+    (kind, config), target = METHODS[method], cluster.pair.target_path
+    head = make_head(tmp_path / "head", kind, target, seed=9, scale=0.5, draft_vocab=40)
+    allowed = set(target_ids(read_head(head).tensors["d2t"]).tolist())
+    with engine.open(cluster.pair, runtime="local-thread", device="cpu", head=head) as mine:
+        trace = mine.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(14))
+    plain, x, done = Plain(copy.deepcopy(model), head), list(PROMPT), trace.token_ids()
+    draws = None if sampling.greedy or "drafts" not in trace.header.config else Draws(sampling.seed, 0)
+    for r, (step, nodes) in zip(trace.rounds, drafts(trace).items(), strict=True):
+        levels = len(PROMPT) + 14 - len(x)
+        config_of = trace.header.config | config
+        assert nodes == expected(plain, method, config_of, x, levels, sampling, draws), step
+        x = PROMPT + done[: len(x) - len(PROMPT) + r.emitted]
+    rows = [d for d in trace.decisions if d.node >= 0]
+    assert {d.token for d in rows} <= allowed
+    assert {token for d in rows for token, _ in d.top_q} <= allowed
+    assert set(done) - allowed, "the target writes tokens that the head cannot draft"
+    if sampling.greedy:
+        assert done == cluster.run("autoregressive", PROMPT, limits=Limits(14)).token_ids()
+    elif draws:
+        assert {d.rule for d in rows if d.outcome != "discarded"} == {"ratio"}
 
 
 @pytest.mark.parametrize(

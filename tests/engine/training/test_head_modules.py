@@ -14,7 +14,7 @@ from torch.nn import functional
 from engine.heads.kinds.eagle import TrainableEagle
 from engine.heads.kinds.hydra import TrainableHydra
 from engine.heads.packed import Packed, Texts, lay_out, pack
-from engine.heads.trainable import Frozen, Learned, TrainableHead, unchanged
+from engine.heads.trainable import Frozen, Learned, TrainableHead
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
@@ -124,7 +124,7 @@ def test_learned_states_give_the_drafts(kind: str, shape: ModelShape, texts: Tex
     with torch.no_grad():
         drafts = head.draft(texts, frozen, 3)
         for k, (states, labels) in enumerate(head.learn(texts)[:3]):
-            best, anchors = frozen.best(states), texts.anchors.tolist()
+            best, anchors = frozen.draft_best(states), texts.anchors.tolist()
             for label, token in zip(labels.tolist(), best.tolist(), strict=True):
                 anchor = label - 1 - k
                 if anchor in anchors and (k == 0 or kind not in ("hydra", "eagle")):
@@ -182,9 +182,7 @@ def test_saved_weights_include_the_scale_of_embeddings(kind: str, shape: ModelSh
 
 def stub(learned: list[Learned] = NOTHING, drafts: list[list[int]] = NOTHING) -> TrainableHead:
     """Return a head with these states and these drafts."""
-    return TrainableHead(
-        nn.Module(), lambda _: learned, lambda *_: torch.tensor(drafts), unchanged, unchanged
-    )
+    return TrainableHead(nn.Module(), lambda _: learned, lambda *_: torch.tensor(drafts))
 
 
 def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:

@@ -104,6 +104,7 @@ def test_batches_depend_on_seed_and_step_only() -> None:
     assert not edges & set(first.anchors.tolist())
     epoch = [t for step in range(117) for t in batches._chosen(step, 1, 0).tolist()]
     assert sorted(epoch) == batches.learned.tolist()
+    assert (batches.steps(0, 5), batches.steps(2, 5)) == (0, 47), "234 texts are 47 steps of 5"
     assert batches.tokens(117, 0) == sum(min(6, n) for n in np.diff(corpus.starts)[batches.learned])
 
 
@@ -192,6 +193,7 @@ def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: P
         ({"fade": 1.5}, "fade is 1.5; it must be at least 0.001 and at most 1"),
         ({"kind": "medusas"}, "kind is 'medusas'; choose one of medusa, hydra, eagle,"),
         ({"sequence": 129}, "sequence is 129; it must be at most 128: the target knows 128 positions"),
+        ({"vocabulary": 321}, "vocabulary is 321; it must be at least 0 and at most 320"),
         ({"answer": 128}, "answer is 128; it must be at most 127: the target knows 128 positions"),
         ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
     ],
@@ -215,6 +217,30 @@ def test_a_parallel_drafter_without_masks_drafts_one_token(kind: str, settings: 
     more = settings(kind, size=2, steps=4, out=out.with_name("more"), start=out, text=text)
     again = train_head(more)
     assert read_head(again).config.masks == 2
+    begun = json.loads((again / "training.json").read_text())["begun_from"]
+    assert {name.split(".")[0] for name in begun["random"]} == {"mask"}
+    assert (len(begun["copied"]), begun["left_out"]) == (len(head.tensors), [])
+
+
+def test_tensors_of_the_start_are_left_out_only_with_consent(settings: Options, text: Path) -> None:
+    first = train_head(settings("parallelspec_eagle", steps=1, text=text))
+    fewer = settings("parallelspec_eagle", out=first.with_name("fewer"), size=2, steps=1, text=text)
+    message = (
+        r"has tensors without a place in this head: mask\.embedding \(\[3, 32\] instead of \[2, 32\]\), "
+        r"mask\.feature \(\[3, 32\] instead of \[2, 32\]\); add --start-partial to leave them out$"
+    )
+    with pytest.raises(UsageError, match=message):
+        train_head(replace(fewer, start=first))
+    eagle = settings("eagle", steps=1, text=text)
+    message = r"head: mask\.embedding, mask\.feature; add --start-partial to leave them out$"
+    with pytest.raises(UsageError, match=message):
+        train_head(replace(eagle, start=first))
+    shutil.rmtree(eagle.out)
+    more = train_head(replace(eagle, start=first, start_partial=True, learning_rate=1e-8))
+    begun = json.loads((more / "training.json").read_text())["begun_from"]
+    assert (begun["left_out"], begun["random"]) == (["mask.embedding", "mask.feature"], [])
+    copied, original = (read_head(folder).tensors for folder in (more, first))
+    torch.testing.assert_close(copied["fc.weight"], original["fc.weight"], atol=1e-4, rtol=0.01)
 
 
 def test_a_text_too_short_to_learn_from_is_refused() -> None:

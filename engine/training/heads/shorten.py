@@ -1,0 +1,67 @@
+"""Shorten a trained head's vocabulary, or store it as int8, without training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError
+from engine.heads.files import read_head, write_head
+from engine.heads.vocabulary import offsets
+from engine.pairs.config import read_config
+from engine.training.card import read_facts
+from engine.training.heads.vocabulary import most_frequent
+from engine.training.steps import write_facts
+from engine.training.target_text import read_text
+
+
+def shorten_head(
+    head: Path,
+    target: Path,
+    out: Path,
+    *,
+    text: Path | None = None,
+    vocabulary: int = 0,
+    int8: bool = False,
+) -> dict[str, Any]:
+    """Write a head that drafts the most frequent tokens of its target's answers only.
+
+    Args:
+        head: The head's directory.
+        target: Directory of its target.
+        out: New folder for the result.
+        text: File of text that the target wrote; not read if all tokens stay.
+        vocabulary: N; 0 for all tokens of the target.
+        int8: Store matrices as int8.
+
+    Returns:
+        Number of tokens, of how many, and their share of the answers; empty if all tokens stay.
+
+    Raises:
+        UsageError: A setting is wrong, `out` is in use, the head is for another target, has its own
+            LM head, or the text is another target's.
+        ModelError: The head or the text is broken.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not empty; choose another --out")
+    config, tensors = read_head(head, target)
+    if config.own_lm_head or "lm_head.weight" in tensors:
+        raise UsageError(
+            f"{head} has an LM head of its own, which stays as it is; only heads with the target's can be shortened"
+        )
+    tensors.pop("d2t", None)
+    vocab, facts = read_config(target).vocab_size, dict[str, Any]()
+    if vocabulary:
+        if text is None:
+            raise UsageError("a shorter vocabulary needs --text, written.safetensors of an earlier training")
+        chosen = most_frequent(read_text(text, target), vocabulary, vocab)
+        tensors["d2t"], facts = offsets(chosen.tokens), chosen.facts(vocab)
+    out.mkdir(parents=True, exist_ok=True)
+    write_head(out, replace(config, vocab_size=vocab, draft_vocab=vocabulary), tensors, int8=int8)
+    before = {
+        name: fact for name, fact in read_facts(head).items() if name not in ("acceptance", "vocabulary")
+    }
+    if before or facts:
+        write_facts(out, before | ({"vocabulary": facts} if facts else {}))
+    return facts

@@ -1,0 +1,103 @@
+"""Heads of a shortened vocabulary: rows of the LM head, sizes for latency, refused files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import ModelError
+from engine.heads.config import HeadConfig
+from engine.heads.drafting import Columns, Work
+from engine.heads.files import check_head, write_head
+from engine.heads.find import load_head
+from engine.heads.kinds import KINDS
+from engine.heads.vocabulary import offsets, target_ids
+from engine.model.weights import PACKED_FROM, Linear
+from engine.pairs.load import load
+from tests.engine.heads.forms import D, V, drawn
+from tests.engine.heads.random_heads import make_head
+from tests.engine.methods.pairs import save_with_tokenizer
+from tests.engine.model import tiny
+
+LENT = ("medusa", "hydra", "eagle", "parallelspec_medusa", "parallelspec_eagle")
+"""Kinds whose heads use the target's LM head."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "target"
+    save_with_tokenizer(tiny.reference("llama"), path)
+    return path
+
+
+def works(head) -> list[Work]:
+    if head.layer is not None:
+        return [head.layer.exact, head.layer.guessed]
+    return [head.work(1), head.work(2)]
+
+
+@pytest.mark.parametrize("kind", LENT)
+def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, target, tmp_path):
+    model = load(target)
+    whole = load_head(str(make_head(tmp_path / "whole", kind, target)), model)
+    short = load_head(str(make_head(tmp_path / "short", kind, target, draft_vocab=40)), model)
+    for a, b in zip(works(whole), works(short), strict=True):
+        assert b == a._replace(heads=40 / tiny.VOCAB)
+        assert a.heads == 1
+    assert whole.columns.token(90) == 90
+
+
+@pytest.mark.parametrize("size", [8, 600])
+def test_the_rows_of_a_matrix_are_those_of_its_weight(size):
+    weight = torch.randn(size, 512)
+    matrix, ids = Linear(weight), torch.tensor([7, 2, size - 1])
+    assert (matrix.transposed.numel() == 0) == (weight.nbytes >= PACKED_FROM), "the larger one is packed"
+    assert torch.equal(matrix.rows(ids), weight[ids])
+
+
+def test_a_row_of_q_is_zero_for_tokens_without_a_column():
+    tokens = torch.tensor([1, 4, 5])
+    assert torch.equal(target_ids(offsets(tokens)), tokens)
+    q = torch.tensor([0.5, 0.2, 0.3])
+    assert Columns(tokens).spread(q, 7).tolist() == pytest.approx([0, 0.5, 0, 0, 0.2, 0.3, 0])
+    assert Columns().spread(q, 3) is q
+
+
+def store(folder: Path, ids: list[int] | None, **changes: object) -> Path:
+    """Write a Medusa head that drafts some tokens."""
+    size = 0 if ids is None else len(ids)
+    config = replace(HeadConfig("medusa", D, V, heads=1, draft_vocab=size), **changes)
+    tensors: dict[str, Tensor] = drawn(KINDS["medusa"].tensors(config))
+    tensors.pop("d2t", None)
+    if ids is not None:
+        tensors["d2t"] = offsets(torch.tensor(ids))
+    folder.mkdir()
+    write_head(folder, config, tensors)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "message"),
+    [
+        ([3, 2, V], {}, f"d2t maps draft token 2 to {V}; valid are 0 to {V - 1}$"),
+        ([-1, 2], {}, f"d2t maps draft token 0 to -1; valid are 0 to {V - 1}$"),
+        ([3, 2, 3], {}, "d2t maps 2 draft tokens to 3; at most one may$"),
+        (list(range(V + 1)), {}, rf"draft_vocab is {V + 1}; it must be .* at least 0 and at most {V}$"),
+        ([3, 2], {"draft_vocab": 4}, r"d2t has shape \[2\]; in a head of kind medusa .* it has \[4\]$"),
+        ([3, 2], {"draft_vocab": 0}, "tensors unknown to a head of kind medusa: d2t$"),
+        (None, {"draft_vocab": 4}, "tensors missing in a head of kind medusa: d2t$"),
+        (
+            [3, 2],
+            {"own_lm_head": True},
+            "draft_vocab is 2; it must be 0 for a head with an LM head of its own$",
+        ),
+    ],
+)
+def test_a_broken_vocabulary_is_refused_by_name(ids, changes, message, tmp_path):
+    with pytest.raises(ModelError, match=message) as error:
+        check_head(store(tmp_path / "head", ids, **changes))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,204 @@
+"""Heads of a shortened vocabulary: which tokens they draft, their losses, and shortening."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.errors import UsageError
+from engine.heads.files import read_head
+from engine.heads.packed import Texts
+from engine.heads.trainable import Frozen, Learned
+from engine.heads.vocabulary import target_ids
+from engine.training import cli
+from engine.training.data import Corpus
+from engine.training.heads.losses import acceptance, head_losses
+from engine.training.heads.shorten import shorten_head
+from engine.training.heads.train import train_head
+from engine.training.heads.vocabulary import most_frequent
+from engine.training.options import HeadOptions
+from engine.training.steps import read_log
+from tests.engine.heads.random_heads import make_head
+from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub
+
+FOLDERS = {"data": Path("data"), "out": Path("out")}
+
+
+@pytest.fixture(scope="module")
+def head(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a head for the toy pair that drafts 40 tokens, with its target's text beside it."""
+    options = HeadOptions.of(
+        "eagle",
+        data=corpus,
+        out=tmp_path_factory.mktemp("short") / "eagle",
+        target=trained / "target",
+        target_name="toy",
+        sequence=64,
+        batch=8,
+        steps=40,
+        written=1200,
+        answer=40,
+        warmup=2,
+        learning_rate=1e-2,
+        held_out=0.1,
+        checkpoint_every=20,
+        device="cpu",
+        vocabulary=40,
+        storage="int8",
+    )
+    return train_head(options)
+
+
+def test_the_most_frequent_tokens_of_the_answers_are_drafted() -> None:
+    ids = np.array([9, 9, 9, 3, 4, 9, 9, 4, 6, 6], dtype=np.uint16)
+    corpus = Corpus(ids, np.array([0, 5, 10]), np.ones(2, dtype=np.int64), np.array([3, 7]))
+    # The answers are 3 4 and 4 6 6; 9 is in prompts only.
+    assert most_frequent(corpus, 2, 12).tokens.tolist() == [4, 6]
+    assert most_frequent(corpus, 2, 12).coverage == pytest.approx(0.8)
+    assert most_frequent(corpus, 5, 12).tokens.tolist() == [0, 1, 3, 4, 6], "unused: lower ids first"
+    assert most_frequent(replace(corpus, answers=None), 1, 12).tokens.tolist() == [9]
+    with pytest.raises(UsageError, match="vocabulary is 13; it must be at least 1 and at most 12"):
+        most_frequent(corpus, 13, 12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_losses_are_those_over_the_drafted_tokens(share: float) -> None:
+    """Places whose token is not drafted do not count; p is renormalised."""
+    generator = torch.Generator().manual_seed(5)
+    lm_head, tokens = torch.randn(VOCABULARY, WIDTH, generator=generator), torch.tensor([2, 3, 5, 7])
+    ids = torch.tensor([1, 3, 8, 7, 2])
+    features = torch.randn(5, WIDTH, generator=generator)
+    texts = Texts(ids, lm_head[ids], features, np.array([0, 5]), np.array([1, 2, 3]))
+    states, labels = torch.randn(3, WIDTH, generator=generator), torch.tensor([2, 3, 4])
+    expected = list[float]()
+    for state, at in zip(states[1:], (3, 4), strict=True):  # token 8, at 2, is not drafted
+        p = (lm_head @ features[at - 1])[tokens].softmax(0)
+        q = (lm_head @ state)[tokens].softmax(0)
+        column = tokens.tolist().index(int(ids[at]))
+        divergence = float((p * (p / q).log()).sum())
+        expected.append(share * -float(q[column].log()) + (1 - share) * divergence)
+    options = HeadOptions.of("medusa", **FOLDERS, token_loss=share)
+    frozen = Frozen(lm_head, lm_head).shortened(tokens)
+    losses = head_losses(stub([Learned(states, labels)]), texts, frozen, options)
+    assert losses.total.item() == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_a_batch_without_drafted_tokens_has_a_loss_of_zero() -> None:
+    lm_head, ids = torch.eye(6), torch.tensor([1, 1, 1])
+    texts = Texts(ids, lm_head[ids], lm_head[ids], np.array([0, 3]), np.array([1]))
+    states = torch.ones(1, 6, requires_grad=True)
+    frozen = Frozen(lm_head, lm_head).shortened(torch.tensor([0, 4]))
+    options = HeadOptions.of("medusa", **FOLDERS)
+    losses = head_losses(stub([Learned(states, torch.tensor([2]))]), texts, frozen, options)
+    losses.total.backward()
+    assert losses.total.item() == 0
+    assert not states.grad.any()
+
+
+def test_acceptance_compares_drafts_with_the_whole_vocabulary() -> None:
+    """The target writes 1 2 5; a head that drafts 1 and 2 only is right, then wrong."""
+    lm_head, ids = torch.eye(6), torch.tensor([0, 1, 2, 5])
+    texts = Texts(ids, lm_head[ids], lm_head[[1, 2, 5, 0]], np.array([0, 4]), np.array([1, 2]))
+    frozen = Frozen(lm_head, lm_head).shortened(torch.tensor([1, 2]))
+
+    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        return torch.stack([frozen.draft_best(texts.features[texts.anchors])] * count, 1)
+
+    counts = acceptance(replace(stub(), draft=draft), texts, frozen, 1)
+    assert (counts.reached, counts.accepted) == ((2,), (1,))
+
+
+def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head: Path, trained: Path) -> None:
+    config, tensors = read_head(head, trained / "target")
+    assert (config.draft_vocab, len(tensors["d2t"])) == (40, 40)
+    ids = target_ids(tensors["d2t"])
+    assert bool((ids[1:] > ids[:-1]).all())
+    facts = json.loads((head / "training.json").read_text())["vocabulary"]
+    assert (facts["tokens"], facts["of"]) == (40, 320)
+    assert 0.5 < facts["coverage"] <= 1
+    assert load_file(head / "model.safetensors")["fc.weight"].dtype == torch.int8
+    log = read_log(head / "loss.jsonl")
+    assert np.mean([row["loss"] for row in log[-5:]]) < 0.9 * log[0]["loss"]
+    assert read_log(head / "acceptance.jsonl")[-1]["length"] > 1.2
+
+
+def test_a_head_is_shortened_and_restored_without_training(head: Path, trained: Path, tmp_path: Path) -> None:
+    target, text = trained / "target", head / "written.safetensors"
+    facts = shorten_head(head, target, tmp_path / "short", text=text, vocabulary=12)
+    assert (facts["tokens"], facts["of"]) == (12, 320)
+    config, tensors = read_head(tmp_path / "short", target)
+    assert config.draft_vocab == 12
+    assert set(target_ids(tensors["d2t"]).tolist()) < set(target_ids(read_head(head).tensors["d2t"]).tolist())
+    assert shorten_head(tmp_path / "short", target, tmp_path / "whole") == {}
+    whole = read_head(tmp_path / "whole", target)
+    assert (whole.config.draft_vocab, "d2t" in whole.tensors) == (0, False)
+    torch.testing.assert_close(
+        whole.tensors["fc.weight"], read_head(head).tensors["fc.weight"], rtol=0.01, atol=0
+    )
+    kept = json.loads((tmp_path / "whole" / "training.json").read_text())
+    assert kept["kind"] == "eagle"
+    assert not kept.keys() & {"acceptance", "vocabulary"}
+
+
+def test_a_head_with_its_own_lm_head_stays_as_it_is(trained: Path, tmp_path: Path, head: Path) -> None:
+    target, text = trained / "target", head / "written.safetensors"
+    for kind, own in (("medusa", True), ("eagle3", False)):
+        path = make_head(tmp_path / kind, kind, target, own=own)
+        with pytest.raises(UsageError, match="has an LM head of its own, which stays as it is"):
+            shorten_head(path, target, tmp_path / "out", text=text, vocabulary=12)
+    with pytest.raises(UsageError, match="a shorter vocabulary needs --text"):
+        shorten_head(head, target, tmp_path / "out", vocabulary=12)
+    with pytest.raises(UsageError, match="vocabulary is 321; it must be at least 1 and at most 320"):
+        shorten_head(head, target, tmp_path / "out", text=text, vocabulary=321)
+    with pytest.raises(UsageError, match="is not empty; choose another --out"):
+        shorten_head(head, target, head, text=text, vocabulary=12)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_shortens_a_head(
+    head: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser, out = argparse.ArgumentParser(), tmp_path / "out"
+    cli.add_arguments(parser)
+    words = f"shorten --head {head} --pair {trained} --text {head / 'written.safetensors'} --out {out}"
+    assert cli.run(parser.parse_args([*words.split(), "--vocabulary", "12", "--storage", "int8"])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("12 of 320 tokens, ")
+    assert lines[1] == f"wrote {out}"
+    assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.int8
+
+
+def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
+    columns = {
+        "parallelspec_medusa": {"learning_rate": 5e-4, "beta2": 0.999, "epochs": 20, "fade": 0.8},
+        "parallelspec_eagle": {"learning_rate": 5e-5, "beta2": 0.95, "epochs": 40, "fade": 1.0},
+    }
+    for kind, column in columns.items():
+        options = HeadOptions.of(kind, "paper", **FOLDERS)
+        shared = {"batch": 32, "optimizer": "adamw", "weight_decay": 0, "anchors": 1, "token_loss": 1}
+        assert {name: getattr(options, name) for name in column | shared} == column | shared
+        assert options.regression == (10 if kind == "parallelspec_eagle" else 0)
+        assert HeadOptions.of(kind, **FOLDERS).anchors == 1, "a mask after every token by default"
+    given = HeadOptions.of("eagle", "paper", **FOLDERS, steps=7, learning_rate=1e-3)
+    assert (given.steps, given.epochs, given.learning_rate, given.beta2) == (7, 0, 1e-3, 0.95)
+    with pytest.raises(UsageError, match="recipe is 'fast'; choose one of quick, paper"):
+        HeadOptions.of("eagle", "fast", **FOLDERS)
+
+
+def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = "parallelspec_medusa --data d --out o --recipe paper --batch 4"
+    options = HeadOptions.of(**cli._given(parser.parse_args(words.split()), HeadOptions))
+    assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
+    words = "parallelspec_medusa --data d --out o"
+    options = HeadOptions.of(**cli._given(parser.parse_args(words.split()), HeadOptions))
+    assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 6e-3, 0.95, 4)
