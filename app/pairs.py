@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.layout import Layout
 from engine.methods import BASELINE, METHODS
 from engine.pairs.catalog import CATALOG, Entry, installed
-from engine.pairs.pair import stored_drafters, stored_heads
+from engine.pairs.config import read_object
+from engine.pairs.pair import PAIRS, stored_drafters, stored_heads
 
 TOY = "bundled"
 """Name of the bundled pair."""
@@ -19,6 +20,18 @@ OPENING = 3
 def label(name: str) -> str:
     """Return the name of a pair for people."""
     return CATALOG[name].title if name in CATALOG else "The bundled pair (a toy)"
+
+
+def about(name: str) -> str:
+    """Return the size and the context of a pair, in a sentence."""
+    if name in CATALOG:
+        entry = CATALOG[name]
+        return f"A chat model: {entry.parameters} parameters, a context of {entry.context:,} tokens."
+    context = read_object(PAIRS / name / "target" / "config.json")["max_position_embeddings"]
+    return (
+        f"A toy for tests and for machines without a network: a context of {context:,} tokens; its answers are simple "
+        "and often wrong."
+    )
 
 
 def opening() -> str:

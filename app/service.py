@@ -127,9 +127,12 @@ class Service:
             UsageError: No model has this name, it is not downloaded, or a run uses it.
         """
         with self._changed:
-            if any(not run.ended and name in run.request.models for run in self._runs.values()):
+            users = [run for run in self._runs.values() if not run.ended and name in run.request.models]
+            if any(run.request.method for run in users):
                 raise UsageError(f"a run uses {name}; stop it first, or wait until it has ended")
             size = catalog.remove(name)
+        for run in users:  # they only load the model
+            run.cancel()
         self.start(RunRequest(method="", prompt=""))
         return size
 

