@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine traces app tests
 
-.PHONY: play test lint format unit browser bench clean
+.PHONY: play test lint format unit model browser bench clean
 .DEFAULT_GOAL := play
 
+# The first start downloads a chat model (93 MB; Ctrl-C skips it). Later starts do not try again.
 play: $(VENV)/.app  ## set up and open the playground (ARGS="--port 8000")
-	@$(BIN)/specscope $(ARGS)
+	@first=$$(test -e $(VENV)/.played || echo --get-model); touch $(VENV)/.played; exec $(BIN)/specscope play $$first $(ARGS)
 
 test: lint unit  ## set up (browser included), lint, type-check, run all tests
 
@@ -22,8 +23,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
 
 # Two files at a time, those with most tests first. Bytecode is kept: the tests start some hundred processes.
-unit: $(VENV)/.dev browser
+unit: $(VENV)/.dev browser model
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 2 --dist loadfile
+
+# Without it, the tests on a real model are skipped and say so.
+model: $(VENV)/.dev
+	-@$(BIN)/specscope models get smollm2 --patience 20
 
 browser: $(VENV)/.dev
 	@sh tests/browser/install.sh $(BIN)

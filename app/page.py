@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app.guard import report_failure
+from app.pairs import TOY
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
 from app.tabs.playground import Playground
@@ -94,17 +95,23 @@ def check_plain(value: Any) -> None:
             pending += [(part, depth + 1) for part in item]
 
 
-def build_page(service: Service) -> Page:
-    """Return the page of a service."""
+def build_page(service: Service, pair: str | None = TOY) -> Page:
+    """Return the page of a service.
+
+    Args:
+        service: Executes the runs and stores the traces.
+        pair: Name of the pair to open with; None for the best one on this machine.
+    """
     with Page(title="SpecScope", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(TITLE, js_on_load="SpecScopeApp.head(element);", apply_default_css=False, elem_id="head")
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Playground", id="playground"):
-                Playground(service)
+                playground = Playground(service, pair)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
             with gr.Tab("About", id="about"):
                 build_about()
+        playground.connect_load(page)
         history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         opened = [tabs, history.listing, history.detail, history.heading, history.viewer, history.message]
 

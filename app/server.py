@@ -25,6 +25,7 @@ from app.guard import Boundary, KnownRoutes, SameOrigin
 from app.limits import BoundedConnection, SmallBodies
 from app.login import Login
 from app.page import build_page
+from app.pairs import TOY, opening
 from app.render.theme import build_theme
 from app.routes import IMPORT, build_router, head
 from app.runs import RunRequest
@@ -49,19 +50,22 @@ PORTS = 100
 NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 
 
-def build_app(service: Service, *, host: str = "127.0.0.1", auth: str | None = None) -> ASGIApp:
+def build_app(
+    service: Service, *, host: str = "127.0.0.1", auth: str | None = None, pair: str | None = TOY
+) -> ASGIApp:
     """Return the web application.
 
     Args:
         service: Executes the runs and stores the traces.
         host: Address to listen on; requests with another `Host` are refused.
         auth: Login as `user:password`; None for no login.
+        pair: Name of the pair to open with; None for the best one on this machine.
     """
     app = FastAPI(title="SpecScope", **NO_DOCS)
     app.include_router(build_router(service))
     app = gr.mount_gradio_app(
         app,
-        build_page(service),
+        build_page(service, pair),
         path="/",
         server_name=host,
         app_kwargs=NO_DOCS,
@@ -105,6 +109,7 @@ def serve(
     auth: str | None = None,
     unsafe: bool = False,
     database: Path | None = None,
+    pair: str | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> int:
     """Serve the playground until it is stopped, and return the exit code.
@@ -115,6 +120,7 @@ def serve(
         auth: Login as `user:password`; None for no login.
         unsafe: Allow an address that others can reach without a login.
         database: Trace database; None for the user's own.
+        pair: Name of the pair to open with; None for the best one on this machine.
         announce: Called with the line that contains the address; None prints it.
 
     Raises:
@@ -127,8 +133,9 @@ def serve(
     try:
         with terminated_by_exit():
             service = Service(database or default_path())
-            app = build_app(service, host=host, auth=auth)
-            service.start(RunRequest(method="", prompt=""))  # load the models while the user types
+            app = build_app(service, host=host, auth=auth, pair=pair)
+            # Load the models while the user types.
+            service.start(RunRequest(method="", prompt="", pair=pair or opening()))
             _run(app, listener, host, announce or _print)
     finally:
         listener.close()

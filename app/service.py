@@ -17,6 +17,7 @@ import engine
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
+from engine.pairs import catalog
 from engine.pairs.sources import resolve
 from engine.trace.events import Event, Header
 from engine.trace.trace import Trace
@@ -98,6 +99,42 @@ class Service:
                     self._queue.append(run)
             self._number()
             self._changed.notify()
+
+    def download_of(self, name: str) -> LiveRun | None:
+        """Return a run that waits for the download of a model; None if there is none."""
+        with self._changed:
+            return next(iter(self._waiting_for(name)), None)
+
+    def stop_download(self, name: str) -> None:
+        """Cancel all runs that wait for the download of a model, and so the download."""
+        with self._changed:
+            runs = self._waiting_for(name)
+        for run in runs:
+            run.cancel()
+
+    def _waiting_for(self, name: str) -> list[LiveRun]:
+        return [
+            run for run in self._runs.values() if run.state == "downloading" and name in run.request.models
+        ]
+
+    def remove(self, name: str) -> int:
+        """Delete a model of the catalog; return its size in bytes.
+
+        The bundled pair takes its place on the workers, which would otherwise keep the deleted
+        files open.
+
+        Raises:
+            UsageError: No model has this name, it is not downloaded, or a run uses it.
+        """
+        with self._changed:
+            users = [run for run in self._runs.values() if not run.ended and name in run.request.models]
+            if any(run.request.method for run in users):
+                raise UsageError(f"a run uses {name}; stop it first, or wait until it has ended")
+            size = catalog.remove(name)
+        for run in users:  # they only load the model
+            run.cancel()
+        self.start(RunRequest(method="", prompt=""))
+        return size
 
     def find(self, ticket: str) -> LiveRun | None:
         """Return the run with this ticket or run id if it is in memory, else None."""

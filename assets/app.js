@@ -53,6 +53,22 @@ window.SpecScopeApp = (() => {
     }
   });
 
+  // -- the methods that the chosen models can run
+
+  const same = (one, other) => [...one].sort().join() === [...other].sort().join();
+
+  /** Return updates of the list of methods and of two notes. Models without an offer run any method. */
+  function offer(titles, offers, models, selected) {
+    const { able, usual, notes } = offers[models] ?? { able: Object.keys(titles), usual: selected, notes: ["", ""] };
+    const untouched = Object.values(offers).some((pair) => same(pair.usual, selected));
+    const keep = !untouched && selected.every((key) => able.includes(key));
+    const choices = Object.entries(titles).filter(([key]) => able.includes(key)).map(([key, title]) => [title, key]);
+    return [
+      { __type__: "update", choices, value: keep ? selected : usual },
+      ...notes.map((value) => ({ __type__: "update", value })),
+    ];
+  }
+
   // -- the viewer
 
   async function fetchModel(runs) {
@@ -178,5 +194,5 @@ window.SpecScopeApp = (() => {
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, viewer, history: history_ };
+  return { head, offer, viewer, history: history_ };
 })();

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument("--pair", metavar="NAME", help="a pair in assets/pairs (bundled)")
+    parser.add_argument(
+        "--pair", metavar="NAME", help="bundled, a toy, or a model of `specscope models` (bundled)"
+    )
     parser.add_argument(
         "--target", metavar="PATH", help="directory or hub id of a target, instead of the pair"
     )

@@ -132,7 +132,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--pair",
         default="bundled",
         metavar="NAME",
-        help="bundled, or a model of `specscope models` (bundled)",
+        help="bundled, a toy, or a model of `specscope models` (bundled)",
     )
     parser.add_argument(
         "--target",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
-from app.cli.common import DownloadBar, add_json, print_json
+from app.cli.common import add_json, print_json
+from app.cli.fetching import fetch
+from engine.types import check_range
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action", nargs="?", choices=("list", "get", "path", "remove"), default="list", help="(list)"
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="short name of a model")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="get: give up when no new byte arrives for this long",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
         size = catalog.remove(entry.name)
         return _answer(args, f"{entry.name} removed, {megabytes(size)}", {"name": entry.name, "bytes": size})
     if args.action == "get":
-        with DownloadBar() as bar:
-            folder = catalog.get(entry.name, bar.show)
+        check_range("--patience", args.patience, 0)
+        folder = fetch(entry.name, args.patience)
     elif (folder := catalog.installed(entry.name)) is None:
         raise catalog.missing(entry.name)
     return _answer(args, str(folder), {"name": entry.name, "path": str(folder)})
@@ -44,7 +54,8 @@ def _list(args: argparse.Namespace) -> int:
     for entry in catalog.CATALOG.values():
         folder = catalog.installed(entry.name)
         row = {"name": entry.name, "title": entry.title, "licence": entry.licence}
-        row |= {"download_bytes": entry.wheel.size, "path": str(folder) if folder else None}
+        row |= {"download_bytes": entry.wheel.size, "disk_bytes": entry.disk}
+        row |= {"path": str(folder) if folder else None}
         rows.append(row)
     if args.json:
         print_json({"models": rows})
@@ -54,6 +65,8 @@ def _list(args: argparse.Namespace) -> int:
             or f"not downloaded ({megabytes(row['download_bytes'])}): specscope models get {row['name']}"
         )
         print(f"{row['name']:12} {row['title']}, {row['licence']}: {where}")
+    if not args.json:
+        print(f"{'bundled':12} a toy pair for tests and machines without a network: part of SpecScope")
     return 0
 
 

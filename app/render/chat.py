@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from app.tabs.chat import Chat
 
 
+LONG = 300
+"""Characters from which on a prompt is shown small."""
+
+
 def conversation(chat: Chat) -> str:
     """Return the earlier turns, folded, and the message being answered."""
     if not chat.prompt:
@@ -22,4 +26,6 @@ def conversation(chat: Chat) -> str:
     if past:
         turns = f"{len(chat.past)} earlier turn{'s' if len(chat.past) > 1 else ''}"
         past = f"<details class='app-past'><summary>{turns} in the context</summary>{past}</details>"
-    return f'{past}<h2 class="app-prompt">{text(chat.prompt)}</h2>'
+    # A long prompt scrolls, also by keys.
+    look = 'class="app-prompt app-long" tabindex="0"' if len(chat.prompt) > LONG else 'class="app-prompt"'
+    return f"{past}<h2 {look}>{text(chat.prompt)}</h2>"

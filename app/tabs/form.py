@@ -9,8 +9,10 @@ from typing import Any
 
 import gradio as gr
 
+from app import pairs
+from app.render.html import note
 from app.tabs.further import build_further
-from app.tabs.plan import CHOSEN, MAX_METHODS, VIRTUAL, WHERE, listed
+from app.tabs.plan import MAX_METHODS, OWN, VIRTUAL, WHERE, listed
 from app.tabs.wiring import QUIET
 from engine.errors import UsageError
 from engine.methods import METHODS, Setting
@@ -33,6 +35,15 @@ class Form:
     controls: dict[str, gr.components.Component] = field(default_factory=dict)
     alerts: dict[str, gr.HTML] = field(default_factory=dict)
     """The message line of each part of the form."""
+    unlisted: gr.HTML | None = None
+    """The note on methods that the chosen models cannot run."""
+    about: gr.HTML | None = None
+    """The note on the chosen models."""
+
+    @property
+    def offered(self) -> list[gr.components.Component | None]:
+        """The components that depend on the chosen models."""
+        return [self.controls["methods"], self.unlisted, self.about]
 
     @property
     def inputs(self) -> list[gr.components.Component]:
@@ -54,37 +65,56 @@ class Form:
         self.alerts[where] = gr.HTML(elem_id=f"alert-{where}")
 
 
-def build_settings(form: Form) -> None:
-    """Build the settings below the prompt: methods, sampling, devices and models."""
+def build_settings(form: Form, pair: str) -> gr.Column:
+    """Build the settings below the prompt: methods, sampling, models and devices.
+
+    Args:
+        form: Takes the controls.
+        pair: Name of the pair that is chosen at first.
+
+    Returns:
+        The card of the models, for more about them.
+    """
     with gr.Row(elem_id="settings", equal_height=False):
         with gr.Column(elem_classes="app-card", min_width=300):
-            _build_methods(form)
-        with gr.Column(elem_classes="app-card", min_width=260):
-            _build_sampling(form)
-        with gr.Column(elem_classes="app-card", min_width=300):
-            _build_place(form)
-            _build_models(form)
+            _build_methods(form, pair)
+        with gr.Column(elem_classes="app-card", min_width=300) as models:
+            _build_models(form, pair)
+        with gr.Column(elem_classes="app-plain", min_width=300):
+            with gr.Column(elem_classes="app-card", scale=0):
+                _build_sampling(form)
+            with gr.Column(elem_classes="app-card"):
+                _build_place(form)
+    return models
 
 
-def _build_methods(form: Form) -> None:
+def _build_methods(form: Form, pair: str) -> None:
     gr.HTML("<h2>Methods</h2>")
-    chosen = form.add(
+    # All methods, which the server accepts; the browser shows those that the chosen pair can run.
+    form.add(
         "methods",
         gr.CheckboxGroup(
             [(METHODS[key].title, key) for key in listed()],
-            value=listed()[: len(CHOSEN)],
+            value=pairs.usual(pair),
             label=f"Compare 2 to {MAX_METHODS}",
             elem_id="methods",
         ),
     )
+    form.unlisted = gr.HTML(elem_id="unlisted")
     form.alert("methods")
+    _build_folds(form, pairs.usual(pair))
+
+
+def _build_folds(form: Form, shown: Sequence[str]) -> None:
+    """Build the settings of every method, visible for those that are selected."""
+    chosen = form.controls["methods"]
     folds: dict[str, gr.Accordion] = {}
     for key in listed():
         method = METHODS[key]
         settings = [s for s in method.settings() if len(s.choices) != 1]
         if settings:
             folds[key] = gr.Accordion(
-                f"{method.title}: settings", open=False, visible=key in CHOSEN, elem_classes="app-fold"
+                f"{method.title}: settings", open=False, visible=key in shown, elem_classes="app-fold"
             )
             with folds[key]:
                 for setting in settings:
@@ -142,9 +172,8 @@ def _build_sampling(form: Form) -> None:
             min_width=150,
         )
         form.add("temperature", temperature)
-        _number(
-            form, "max_new_tokens", Limits().max_new_tokens, "New tokens", "Maximum length of the answer."
-        )
+        longest = "Longest answer; it shares the context with the prompt."
+        _number(form, "max_new_tokens", Limits().max_new_tokens, "New tokens", longest)
     form.alert("sampling")
     with gr.Accordion("Seed, top-k, top-p, stop strings", open=False, elem_classes="app-fold"):
         _build_more_sampling(form, usual)
@@ -202,9 +231,13 @@ def _build_place(form: Form) -> None:
     profile.change(lambda name: gr.update(**_pairs(name)), profile, pair, **QUIET)
 
 
-def _build_models(form: Form) -> None:
-    choices = [("The bundled pair (a toy)", "bundled"), ("My own", "own")]
-    models = form.add("models", gr.Radio(choices, value="bundled", label="Models", elem_id="models"))
+def _build_models(form: Form, pair: str) -> None:
+    gr.HTML("<h2>Models</h2>")
+    choices = [*((pairs.label(name), name) for name in pairs.NAMES), ("My own", OWN)]
+    models = form.add(
+        "models", gr.Radio(choices, value=pair, label="Models", show_label=False, elem_id="models")
+    )
+    form.about = gr.HTML(note(pairs.about(pair)), elem_id="about-models")
     with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
         where = "A name such as smollm2, a folder with safetensors files, a .gguf file, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
@@ -215,7 +248,24 @@ def _build_models(form: Form) -> None:
         head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
         form.add("head", head)
     form.alert("models")
-    _show_when(models, "own", own)
+    _show_when(models, OWN, own)
+    models.change(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
+
+
+def offer_script() -> str:
+    """Return the JavaScript that lists the methods of the chosen models, and selects some of them.
+
+    It keeps a selection that the user made, if the models can run it.
+    """
+    titles = {key: METHODS[key].title for key in listed()}
+    offers = {name: _offer(name) for name in pairs.NAMES}
+    return f"(models, selected) => SpecScopeApp.offer({json.dumps(titles)}, {json.dumps(offers)}, models, selected)"
+
+
+def _offer(name: str) -> dict[str, Any]:
+    """Return the methods that a pair can run, those selected at first, and two notes."""
+    notes = [note(pairs.shortage(name)), note(pairs.about(name))]
+    return {"able": pairs.able(name), "usual": pairs.usual(name), "notes": notes}
 
 
 def _show_when(control: gr.components.Component, value: str, part: gr.Column) -> None:

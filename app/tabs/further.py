@@ -40,7 +40,5 @@ def build_further(key: str) -> gr.Textbox:
 
 
 def sample_prompts() -> list[str]:
-    """Return the sample prompts: the playground's examples, then the bench's prompts."""
-    examples = json.loads((PROMPTS / "samples.json").read_text(encoding="utf-8"))
-    bench = json.loads((PROMPTS / "bench.json").read_text(encoding="utf-8"))["prompts"]
-    return list(dict.fromkeys([*(row["prompt"] for row in examples), *bench]))
+    """Return the sample prompts: those of the bench."""
+    return json.loads((PROMPTS / "bench.json").read_text(encoding="utf-8"))["prompts"]

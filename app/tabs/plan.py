@@ -6,18 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app import pairs
 from app.runs import RunRequest
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
 from engine.errors import UsageError
 from engine.layout import Layout
-from engine.methods import BASELINE, METHODS
+from engine.methods import METHODS
 from engine.simulate.profile import Profile
 from engine.types import Limits, Sampling
 
 MIN_METHODS, MAX_METHODS = 2, 4
 """Fewest and most methods in a comparison."""
-CHOSEN = (BASELINE, "speculative", "pearl")
-"""Methods that are selected when the page opens."""
+OWN = "own"
+"""Value of `models` for models that the user names."""
 VIRTUAL = "virtual"
 WHERE = ("prompt", "methods", "sampling", "place", "models")
 """The parts of the form that can show a message."""
@@ -32,8 +33,8 @@ class FormError(UsageError):
 
 
 def listed() -> list[str]:
-    """Return the methods in the order of the list: CHOSEN first, then the others."""
-    return [key for key in CHOSEN if key in METHODS] + [key for key in METHODS if key not in CHOSEN]
+    """Return the methods in the order of the list: the usual ones first, then the others."""
+    return [key for key in pairs.USUAL if key in METHODS] + [key for key in METHODS if key not in pairs.USUAL]
 
 
 def make_requests(
@@ -44,7 +45,7 @@ def make_requests(
     Args:
         values: By control: methods, `<method>.<setting>`, `<method>.prompts` (for batches),
             temperature, top_k, top_p, seed, max_new_tokens, stop, runtime, profile, profile_pair,
-            models (`bundled` or `own`), target, drafter, head.
+            models (a pair's name, or `own`), target, drafter, head.
         messages: The conversation to answer.
         group: Id of the comparison.
 
@@ -172,9 +173,9 @@ def _place(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _models(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return target, drafters and heads; nothing for the bundled pair."""
-    if values["models"] == "bundled":
-        return {}
+    """Return the pair, or the user's target, drafters and heads."""
+    if values["models"] != OWN:
+        return _pair(values)
     target, drafters, heads = (
         str(values["target"] or "").strip(),
         _lines(values["drafter"]),
@@ -183,7 +184,7 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
     if not target:
         raise FormError(
             "models",
-            "the target is empty; give a model's name, folder, .gguf file or hub id, or choose the bundled pair",
+            "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list",
         )
     if not drafters and any(_layout(key, values).needs_drafter for key in values["methods"]):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
@@ -192,6 +193,21 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
     ):
         raise FormError("models", f"the drafting head is empty; {users[0]} needs one")
     return {"target": target, "drafter": drafters, "head": heads}
+
+
+def _pair(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name of the chosen pair."""
+    name = values["models"]
+    if name not in pairs.NAMES:
+        raise FormError("models", "no models are chosen; choose a pair from the list")
+    for key in values["methods"]:
+        if lacking := pairs.lacks(name, _layout(key, values)):
+            message = (
+                f"{METHODS[key].title} needs {lacking} with these settings, and {pairs.label(name)} has none; "
+                "choose another method or other models"
+            )
+            raise FormError("methods", message)
+    return {"pair": name}
 
 
 def _lines(typed: str | None) -> tuple[str, ...]:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from app.pairs import TOY, opening
 from app.render.chat import conversation
 from app.render.html import alert
+from app.render.models import absent_note
 from app.render.turn import turn_line
 from app.tabs.chat import Chat
-from app.tabs.form import Form, build_settings
+from app.tabs.form import Form, build_settings, offer_script
+from app.tabs.library import Library
 from app.tabs.plan import MAX_METHODS, FormError, make_requests
 from app.tabs.streaming import Frame, frames
 from app.tabs.viewer import build_viewer, viewed
@@ -30,14 +33,21 @@ SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
 
 
 class Playground:
-    """The tab's components and their event handlers."""
+    """The tab's components and their event handlers.
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    Args:
+        service: Executes the runs.
+        pair: Name of the pair to open with; None for the best one on this machine.
+    """
+
+    def __init__(self, service: Service, pair: str | None = TOY) -> None:
+        self.service, self.pair = service, pair
         self.form = Form()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
         self._build_composer()
-        build_settings(self.form)
+        card = build_settings(self.form, pair or opening())
+        with card:
+            self.library = Library(lambda: self.service, self.form.controls["models"], self.notice)
         with gr.Column(elem_id="results", elem_classes="app-plain"):
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
             self.talk = gr.HTML(elem_id="conversation")
@@ -66,6 +76,7 @@ class Playground:
             )
             with gr.Row(elem_id="actions"):
                 self._build_actions()
+            self.notice = gr.HTML("" if self.pair else absent_note(), elem_id="notice")
             with gr.Accordion("System prompt", open=False, elem_classes="app-fold"):
                 self.system = gr.Textbox(
                     "",
@@ -110,7 +121,21 @@ class Playground:
         pick = f"(number) => {json.dumps([s['prompt'] for s in _samples()])}[number]"
         self.samples.click(None, self.samples, self.prompt, js=pick, **QUIET)
 
+    def connect_load(self, page: gr.Blocks) -> None:
+        """Bring the parts that change between two visits up to date when the page opens."""
+        form, models = self.form, self.form.controls["models"]
+        page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
+        page.load(self.reopen, None, [models, self.notice], **QUIET)
+        for shelf in self.library.shelves:
+            page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
+
     # -- event handlers
+
+    def reopen(self) -> Any:
+        """Choose the pair to open with; a model may have come or gone since the server started."""
+        if self.pair is not None:
+            return gr.skip()
+        return {self.form.controls["models"]: opening(), self.notice: absent_note()}
 
     async def ask(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any

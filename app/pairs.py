@@ -1,0 +1,77 @@
+"""The pairs that can be chosen by name: their labels, and the methods that each can run."""
+
+from __future__ import annotations
+
+from engine.layout import Layout
+from engine.methods import BASELINE, METHODS
+from engine.pairs.catalog import CATALOG, Entry, installed
+from engine.pairs.config import read_object
+from engine.pairs.pair import PAIRS, stored_drafters, stored_heads
+
+TOY = "bundled"
+"""Name of the bundled pair."""
+NAMES = (*CATALOG, TOY)
+"""Names of all pairs."""
+USUAL = (BASELINE, "speculative", "pearl", "llma", "prompt_lookup")
+"""Methods in the order of preference; a pair opens with the first `OPENING` that it can run."""
+OPENING = 3
+
+
+def label(name: str) -> str:
+    """Return the name of a pair for people."""
+    return CATALOG[name].title if name in CATALOG else "The bundled pair (a toy)"
+
+
+def about(name: str) -> str:
+    """Return the size and the context of a pair, in a sentence."""
+    if name in CATALOG:
+        entry = CATALOG[name]
+        return f"A chat model: {entry.parameters} parameters, a context of {entry.context:,} tokens."
+    context = read_object(PAIRS / name / "target" / "config.json")["max_position_embeddings"]
+    return (
+        f"A toy for tests and for machines without a network: a context of {context:,} tokens; its answers are simple "
+        "and often wrong."
+    )
+
+
+def opening() -> str:
+    """Return the pair to open with: the first catalog model on this machine, else the toy."""
+    return next((name for name in CATALOG if installed(name) is not None), TOY)
+
+
+def absent() -> Entry | None:
+    """Return the model to get if the toy is the pair to open with; None if it is not."""
+    return next(iter(CATALOG.values())) if opening() == TOY else None
+
+
+def able(name: str) -> list[str]:
+    """Return the methods that a pair can run with their default settings."""
+    return [key for key, method in METHODS.items() if not lacks(name, method.layout(method.Config()))]
+
+
+def lacks(name: str, layout: Layout) -> str:
+    """Return what a layout needs and a pair has not, with its article; empty for nothing."""
+    if layout.needs_drafter and not stored_drafters(name):
+        return "a drafter"
+    if layout.head and layout.head not in stored_heads(name):
+        return f"a drafting head of kind {layout.head}"
+    return ""
+
+
+def usual(name: str) -> list[str]:
+    """Return the methods that are selected when a pair is chosen."""
+    can = able(name)
+    return [key for key in USUAL if key in can][:OPENING]
+
+
+def shortage(name: str) -> str:
+    """Return why some methods cannot run with a pair; empty if all can."""
+    out = len(METHODS) - len(able(name))
+    if not out:
+        return ""
+    missing = [
+        word
+        for word, here in (("drafter", stored_drafters(name)), ("drafting heads", stored_heads(name)))
+        if not here
+    ]
+    return f"{label(name)} has no {' and no '.join(missing) or 'head for them'}: {out} methods that need one are not listed."

@@ -1,0 +1,151 @@
+"""The list of the catalog's models, with buttons that download and remove each of them.
+
+Every button belongs to one model, so no handler takes a name or a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import gradio as gr
+
+from app.pairs import TOY
+from app.render.html import alert, note
+from app.render.models import absent_note, model_line
+from app.runs import RunRequest
+from app.tabs.wiring import QUIET, Update
+from engine.errors import SpecScopeError
+from engine.pairs.catalog import CATALOG, installed
+from engine.pairs.progress import megabytes
+
+if TYPE_CHECKING:
+    from app.runs import LiveRun
+    from app.service import Service
+    from engine.pairs.catalog import Entry
+
+TICK = 0.25
+"""Seconds between two looks at a download."""
+
+
+class Library:
+    """A row per model of the catalog.
+
+    Args:
+        service: Returns the service, which downloads and removes the models.
+        models: The control with the chosen pair; it changes when a model comes or goes.
+        notice: The line at the prompt about a model that is not on this machine.
+    """
+
+    def __init__(
+        self, service: Callable[[], Service], models: gr.components.Component, notice: gr.HTML
+    ) -> None:
+        here = any(installed(name) is not None for name in CATALOG)
+        with gr.Accordion("Get or remove models", open=not here, elem_id="library", elem_classes="app-fold"):
+            self.shelves = [Shelf(entry, service, models, notice) for entry in CATALOG.values()]
+
+
+class Shelf:
+    """One model: its state, its buttons and their handlers."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        service: Callable[[], Service],
+        models: gr.components.Component,
+        notice: gr.HTML,
+    ) -> None:
+        self.entry, self._service = entry, service
+        self._models, self._notice = models, notice
+        here = installed(entry.name) is not None
+        small = {"size": "sm", "min_width": 0}
+        with gr.Row(elem_classes="app-model"):
+            self.line = gr.HTML(model_line(entry, here=here), elem_id=f"model-{entry.name}")
+            self.get = gr.Button("Get", visible=not here, elem_id=f"get-{entry.name}", **small)
+            self.cancel = gr.Button("Cancel", visible=False, elem_id=f"cancel-{entry.name}", **small)
+            self.remove = gr.Button("Remove", visible=here, elem_id=f"remove-{entry.name}", **small)
+        with gr.Row(visible=False, elem_classes="app-confirm") as self.confirm:
+            gr.HTML(
+                f"<p>Delete {entry.title} from this machine? To use it again, it must be downloaded again.</p>"
+            )
+            self.really = gr.Button("Delete", variant="stop", elem_id=f"really-{entry.name}", **small)
+            self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **small)
+        self.message = gr.HTML(elem_id=f"message-{entry.name}")
+        self.shown = [self.line, self.get, self.cancel, self.remove, self.confirm, self.message]
+        """Components that show the state of the model."""
+        self._connect()
+
+    def _connect(self) -> None:
+        once = {"concurrency_limit": None, "trigger_mode": "once", **QUIET}
+        changed = [*self.shown, self._models, self._notice]
+        self.get.click(self.download, None, changed, **once)
+        self.cancel.click(self.stop, None, None, **QUIET)
+        self.remove.click(lambda: gr.update(visible=True), None, self.confirm, **QUIET)
+        self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
+        self.really.click(self.delete, None, changed, **once)
+
+    async def download(self) -> AsyncIterator[Update]:
+        """Download the model, show the progress, and choose the model when it is here."""
+        try:
+            run = self._service().start(RunRequest(method="", prompt="", pair=self.entry.name))
+        except SpecScopeError as error:
+            yield self.state(alert(str(error)))
+            return
+        async for update in self._watch(run):
+            yield update
+        if run.state not in ("failed", "cancelled"):
+            yield {self._models: self.entry.name, self._notice: ""}
+
+    async def follow(self) -> AsyncIterator[Update]:
+        """Show the state of the model, and the progress of a download that began earlier."""
+        if (run := self._service().download_of(self.entry.name)) is None:
+            yield self.state()
+            return
+        async for update in self._watch(run):
+            yield update
+
+    async def _watch(self, run: LiveRun) -> AsyncIterator[Update]:
+        """Show the progress of a download, and its result."""
+        before = ""
+        while run.state == "downloading" or (run.state == "queued" and not run.position):
+            line = model_line(self.entry, run.progress, busy=True)
+            if line != before:
+                before = line
+                yield {
+                    self.line: line,
+                    self.get: gr.update(visible=False),
+                    self.cancel: gr.update(visible=True),
+                    self.message: "",
+                }
+            await asyncio.sleep(TICK)
+        results = {"failed": alert(run.error), "cancelled": note("The download was stopped.")}
+        yield self.state(results.get(run.state, note("Downloaded.")))
+
+    def stop(self) -> None:
+        """Stop the download; `_watch` then shows that it has ended."""
+        self._service().stop_download(self.entry.name)
+
+    def delete(self) -> Update:
+        """Delete the model and choose the toy."""
+        try:
+            size = self._service().remove(self.entry.name)
+        except SpecScopeError as error:
+            return self.state(alert(str(error)))
+        return {
+            **self.state(note(f"Removed, {megabytes(size)} are free again.")),
+            self._models: TOY,
+            self._notice: absent_note(),
+        }
+
+    def state(self, message: str = "") -> Update:
+        """Show whether the model is on this machine."""
+        here = installed(self.entry.name) is not None
+        return {
+            self.line: model_line(self.entry, here=here),
+            self.get: gr.update(visible=not here),
+            self.cancel: gr.update(visible=False),
+            self.remove: gr.update(visible=here),
+            self.confirm: gr.update(visible=False),
+            self.message: message,
+        }

@@ -1,0 +1,58 @@
+"""The pairs that can be chosen: which one opens, and the methods that each can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app import pairs
+from engine.methods import METHODS
+from engine.pairs import pair as stored
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The models on this machine: none at first."""
+    names: set[str] = set()
+    monkeypatch.setattr(pairs, "installed", lambda name: Path(name) if name in names else None)
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory of stored pairs."""
+    monkeypatch.setattr(stored, "PAIRS", tmp_path)
+    return tmp_path
+
+
+def test_a_model_of_the_catalog_opens_and_the_toy_without_one(here: set[str]) -> None:
+    assert pairs.opening() == "bundled"
+    assert pairs.absent().name == "smollm2"
+    here.add("smollm2")
+    assert (pairs.opening(), pairs.absent()) == ("smollm2", None)
+
+
+def test_the_bundled_pair_is_called_a_toy_and_runs_every_method() -> None:
+    assert "a toy" in pairs.label("bundled")
+    assert pairs.able("bundled") == list(METHODS)
+    assert pairs.usual("bundled") == ["autoregressive", "speculative", "pearl"]
+    assert pairs.shortage("bundled") == ""
+    assert "2,304 tokens" in pairs.about("bundled")
+
+
+def test_a_target_alone_runs_the_methods_that_copy(folder: Path) -> None:
+    assert pairs.able("smollm2") == ["autoregressive", "ems", "llma", "lookahead", "prompt_lookup"]
+    assert pairs.usual("smollm2") == ["autoregressive", "llma", "prompt_lookup"]
+    assert "no drafter and no drafting heads: 13 methods" in pairs.shortage("smollm2")
+    assert "8,192 tokens" in pairs.about("smollm2")
+
+
+def test_a_stored_drafter_and_a_head_bring_their_methods(folder: Path) -> None:
+    (folder / "smollm2" / "drafter").mkdir(parents=True)
+    (folder / "smollm2" / "heads" / "eagle").mkdir(parents=True)
+    able = pairs.able("smollm2")
+    assert {"speculative", "pearl", "eagle", "eagle2"} <= set(able)
+    assert not {"medusa", "hydra"} & set(able)
+    assert pairs.usual("smollm2") == ["autoregressive", "speculative", "pearl"]
+    assert "no head for them" in pairs.shortage("smollm2")

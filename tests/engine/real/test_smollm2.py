@@ -1,0 +1,68 @@
+"""Every method that SmolLM2 can run gives the text of transformers' greedy `generate`.
+
+The methods are those that need no drafter and no head, and those for which the pair stores one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import engine
+from engine.cluster.session import Cluster
+from engine.methods import METHODS
+from engine.pairs.catalog import installed
+from engine.pairs.pair import stored_drafters, stored_heads
+
+NAME, TOKENS = "smollm2", 24
+FOLDER = installed(NAME)
+PROMPT = "Repeat this sentence: the old library by the harbour opens at nine in the morning."
+"""A prompt whose answer copies from it, so that copied drafts are accepted."""
+
+if FOLDER is None:
+    pytest.skip(
+        f"{NAME} is not on this machine; `specscope models get {NAME}` downloads it (93 MB)",
+        allow_module_level=True,
+    )
+
+
+def offered(key: str) -> bool:
+    """Return whether the pair has the models that a method needs."""
+    layout = METHODS[key].layout(METHODS[key].Config())
+    has_drafter = bool(stored_drafters(NAME)) or not layout.needs_drafter
+    return has_drafter and (not layout.head or layout.head in stored_heads(NAME))
+
+
+OFFERED = [key for key in METHODS if offered(key)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with engine.open(NAME, runtime="local-thread", device="cpu", download=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster) -> list[int]:
+    """Return the token ids of transformers' greedy answer."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    ids = torch.tensor([cluster.pair.encode(PROMPT)])
+    answer = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, pad_token_id=2)
+    return answer[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("key", OFFERED)
+def test_a_method_writes_the_greedy_text_of_transformers(
+    cluster: Cluster, expected: list[int], key: str
+) -> None:
+    trace = cluster.run(key, PROMPT, limits=engine.Limits(max_new_tokens=TOKENS))
+    assert trace.token_ids() == expected
+
+
+def test_copied_drafts_save_target_forwards(cluster: Cluster) -> None:
+    trace = cluster.run("prompt_lookup", PROMPT, limits=engine.Limits(max_new_tokens=TOKENS))
+    assert len(trace.rounds) < TOKENS / 2
