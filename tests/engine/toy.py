@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 
 import numpy as np
 import torch
@@ -92,10 +93,10 @@ def always_wrong(target: Table) -> Logits:
 
 def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
     """Warp one row token by token, as a second opinion on `engine.draws.warp`."""
-    x = [float(v) / sampling.temperature for v in logits]
+    x = [v / sampling.temperature for v in logits.tolist()]
     order = sorted(range(len(x)), key=lambda i: -x[i])
     kept = order[: sampling.top_k] if sampling.top_k else order
-    weight = {i: float(np.exp(x[i] - x[order[0]])) for i in kept}
+    weight = {i: exp(x[i] - x[order[0]]) for i in kept}
     total, mass, p = sum(weight.values()), 0.0, np.zeros(len(x))
     for i in kept:
         if mass >= sampling.top_p:
