@@ -67,7 +67,11 @@ def test_every_method_has_the_targets_distribution(name, pair):
     key, config = METHODS[name]
     p, q = (PAIRS_OF_3_TOKENS if name in LARGE else PAIRS)[pair]
     sampling = SAMPLINGS[(list(METHODS).index(name) + list(PAIRS).index(pair)) % len(SAMPLINGS)]
-    assert distance(joint(method(key, **config), p, q, sampling), target_joint(p, sampling)) < EXACT
+    outcomes = set[str]()
+    texts = joint(method(key, **config), p, q, sampling, outcomes=outcomes)
+    assert distance(texts, target_joint(p, sampling)) < EXACT
+    if pair == "q-zeros" and name != "autoregressive":
+        assert outcomes >= {"accepted", "rejected", "corrected"}
 
 
 @pytest.mark.parametrize(

@@ -354,8 +354,12 @@ def joint(
     tokens: int = 3,
     draws: type[Enumerated] = Enumerated,
     further: Sequence[Logits] = (),
+    outcomes: set[str] | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact probability of each text of this length that the method can emit."""
+    """Return the exact probability of each text of this length that the method can emit.
+
+    The outcomes of all decisions are added to `outcomes`.
+    """
     texts: dict[tuple[int, ...], float] = defaultdict(float)
     branches = Branches()
     loop = asyncio.new_event_loop()
@@ -364,6 +368,8 @@ def joint(
         run = ToyRun(p, q, numbers, sampling, tokens, further=further)
         loop.run_until_complete(decode(run))
         texts[run.text] += numbers.probability
+        if outcomes is not None:
+            outcomes |= {j.outcome for verdict in run.verdicts for j in verdict.judged}
         if not branches.advance():
             break
     loop.close()
