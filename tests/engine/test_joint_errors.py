@@ -99,6 +99,12 @@ def test_shared_random_numbers_bias_the_joint_distribution(name):
     assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
 
 
+@pytest.mark.parametrize("draws", [AdjacentShare, ResidualShares, DraftDecides])
+def test_a_vocabulary_of_three_tokens_shows_the_errors_of_chains(draws):
+    decode, (p, q) = method("speculative", gamma=2), (Table(1, 3), Table(2, 3, banned=1))
+    assert distance(joint(decode, p, q, ONE, 3, draws), target_joint(p, ONE, 3)) > BIASED
+
+
 def test_a_number_shared_by_adjacent_tests_of_pearl_does_not_bias_the_first_token():
     p, q = Table(41), Table(42, banned=2)
     texts = joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare)

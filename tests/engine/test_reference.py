@@ -37,6 +37,8 @@ async def finished(decoding) -> None:
     await decoding
 
 
+SEEDS = (0, 1)
+"""Seeds of the tables and of the draws."""
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.6, top_k=4), Sampling(1.4, top_p=0.85)]
 CASES: dict[str, tuple[str, dict, Callable, bool]] = {
     "speculative": ("speculative", {}, speculative, True),
@@ -47,12 +49,12 @@ CASES: dict[str, tuple[str, dict, Callable, bool]] = {
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("gamma", [1, 2, 3, 5])
+@pytest.mark.parametrize("gamma", [1, 2, 5])
 @pytest.mark.parametrize("case", CASES)
 def test_every_round_equals_the_reference(case, gamma, sampling):
     key, config, reference, sampled = CASES[case]
     lengths = set()
-    for seed in range(2):
+    for seed in SEEDS:
         p = Table(seed, 6, sharpness=2.0)
         noise = Table(seed + 50, 6)
 
@@ -72,7 +74,7 @@ def test_every_round_equals_the_reference(case, gamma, sampling):
 @pytest.mark.parametrize(("width", "depth"), [(1, 4), (2, 3), (4, 5), (8, 2)])
 def test_every_round_of_a_tree_equals_the_reference(width, depth, drafts, sampling):
     lengths, branches = set(), 0
-    for seed in range(3):
+    for seed in SEEDS:
         p, noise = Table(seed, 6, sharpness=2.0), Table(seed + 50, 6, banned=1)
 
         def q(context, p=p, noise=noise) -> torch.Tensor:
@@ -95,7 +97,7 @@ def test_every_round_of_a_tree_equals_the_reference(width, depth, drafts, sampli
 )
 def test_every_round_of_llma_equals_the_reference(match, copy, document, sampling):
     lengths = set()
-    for seed in range(4):
+    for seed in SEEDS:
         p = Table(seed, 6, sharpness=3.0)
         run = ToyRun(p, p, Draws(seed, 0), sampling, 40)
         rounds = rounds_of("llma", {"match": match, "copy": copy, "reference": document}, run)
@@ -113,7 +115,7 @@ def test_every_round_of_llma_equals_the_reference(match, copy, document, samplin
 @pytest.mark.parametrize(("ngram", "copy"), [(1, 4), (3, 10), (5, 1)])
 def test_every_round_of_prompt_lookup_equals_the_reference(ngram, copy, which, sampling):
     lengths = set()
-    for seed in range(4):
+    for seed in SEEDS:
         p = Table(seed, 6, sharpness=3.0)
         run = ToyRun(p, p, Draws(seed, 0), sampling, 40)
         rounds = rounds_of("prompt_lookup", {"ngram": ngram, "copy": copy, "which": which}, run)
@@ -135,13 +137,13 @@ def noisy(seed: int, noise: float) -> tuple[Table, Logits]:
 @pytest.mark.parametrize(("start", "confidence"), [(1, 0.0), (5, 0.4), (3, 0.7)])
 def test_every_round_of_assisted_generation_equals_the_reference(start, confidence, drafts, sampling):
     lengths = set()
-    for seed in range(3):
+    for seed in SEEDS:
         p, q = noisy(seed, 0.7)
-        run = ToyRun(p, q, Draws(seed, 0), sampling, 60)
+        run = ToyRun(p, q, Draws(seed, 0), sampling, 45)
         config = {"start": start, "confidence": confidence, "drafts": drafts}
         rounds = rounds_of("assisted", config, run)
         world = Reference(p, q, sampling, Draws(seed, 0), drafts == "sampled")
-        assert rounds == assisted(world, list(PROMPT), start, confidence, len(PROMPT) + 60)
+        assert rounds == assisted(world, list(PROMPT), start, confidence, len(PROMPT) + 45)
         lengths |= {len(v.draft) for v in run.verdicts}
     assert len(lengths) > 1, "the draft length changes"
 
@@ -150,12 +152,12 @@ def test_every_round_of_assisted_generation_equals_the_reference(start, confiden
 @pytest.mark.parametrize(("level", "window", "guesses"), [(2, 5, 3), (3, 4, 2), (5, 7, 7), (4, 1, 1)])
 def test_every_round_of_lookahead_equals_the_reference(level, window, guesses, sampling):
     lengths = set()
-    for seed in range(4):
+    for seed in SEEDS:
         p = Table(seed, 6, sharpness=3.0)
-        run = ToyRun(p, p, Draws(seed, 0), sampling, 60)
+        run = ToyRun(p, p, Draws(seed, 0), sampling, 45)
         rounds = rounds_of("lookahead", {"level": level, "window": window, "guesses": guesses}, run)
         world = Reference(p, p, sampling, Draws(seed, 0), sampled=False)
-        assert rounds == lookahead(world, list(PROMPT), level, window, guesses, len(PROMPT) + 60)
+        assert rounds == lookahead(world, list(PROMPT), level, window, guesses, len(PROMPT) + 45)
         lengths |= {r.accepted for r in rounds}
     assert {0, level - 1} <= lengths, "nothing, and a whole n-gram to its last token, is accepted"
 
@@ -167,13 +169,13 @@ def test_every_round_of_lookahead_equals_the_reference(level, window, guesses, s
 )
 def test_every_round_of_ouroboros_equals_the_reference(gamma, phrases, level, window, guesses, sampling):
     lengths, appended = set(), 0
-    for seed in range(4):
+    for seed in SEEDS:
         p, q = noisy(seed, 0.5)
-        run = ToyRun(p, q, Draws(seed, 0), sampling, 60)
+        run = ToyRun(p, q, Draws(seed, 0), sampling, 45)
         config = {"gamma": gamma, "phrases": phrases, "level": level, "window": window, "guesses": guesses}
         rounds = rounds_of("ouroboros", config, run)
         world = Reference(p, q, sampling, Draws(seed, 0), sampled=False)
-        expected = ouroboros(world, list(PROMPT), gamma, phrases, level, window, guesses, len(PROMPT) + 60)
+        expected = ouroboros(world, list(PROMPT), gamma, phrases, level, window, guesses, len(PROMPT) + 45)
         assert rounds == expected
         lengths |= {r.accepted for r in rounds}
         appended += sum(len(v.draft.grams) for v in run.verdicts)

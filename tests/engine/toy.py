@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 
 import numpy as np
 import torch
@@ -101,10 +102,10 @@ def always_wrong(target: Table) -> Logits:
 
 def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
     """Warp one row token by token, as a second opinion on `engine.draws.warp`."""
-    x = [float(v) / sampling.temperature for v in logits]
+    x = [v / sampling.temperature for v in logits.tolist()]
     order = sorted(range(len(x)), key=lambda i: -x[i])
     kept = order[: sampling.top_k] if sampling.top_k else order
-    weight = {i: float(np.exp(x[i] - x[order[0]])) for i in kept}
+    weight = {i: exp(x[i] - x[order[0]]) for i in kept}
     total, mass, p = sum(weight.values()), 0.0, np.zeros(len(x))
     for i in kept:
         if mass >= sampling.top_p:
@@ -364,8 +365,12 @@ def joint(
     tokens: int = 3,
     draws: type[Enumerated] = Enumerated,
     further: Sequence[Logits] = (),
+    outcomes: set[str] | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact probability of each text of this length that the method can emit."""
+    """Return the exact probability of each text of this length that the method can emit.
+
+    The outcomes of all decisions are added to `outcomes`.
+    """
     texts: dict[tuple[int, ...], float] = defaultdict(float)
     branches = Branches()
     loop = asyncio.new_event_loop()
@@ -374,6 +379,8 @@ def joint(
         run = ToyRun(p, q, numbers, sampling, tokens, further=further)
         loop.run_until_complete(decode(run))
         texts[run.text] += numbers.probability
+        if outcomes is not None:
+            outcomes |= {j.outcome for verdict in run.verdicts for j in verdict.judged}
         if not branches.advance():
             break
     loop.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from bisect import bisect_right
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 import torch
@@ -66,7 +68,7 @@ class Enumerated(Draws):
     @property
     def probability(self) -> float:
         """The probability of the execution so far."""
-        return float(np.prod([high - low for low, high in self._intervals.values()]))
+        return prod(high - low for low, high in self._intervals.values())
 
     def number(self, key: Key) -> Key:
         """Return the key whose number is used; known errors override this."""
@@ -79,16 +81,19 @@ class Enumerated(Draws):
         return self._split(key, [0.0, min(t, 1.0), 1.0]) == 0
 
     def choose(self, key: Key, weights: torch.Tensor | np.ndarray) -> int:
-        total = np.cumsum(np.asarray(weights, dtype=np.float64))
-        return self._split(key, [0.0, *(total / total[-1])])
+        total = list(accumulate(weights.tolist()))
+        return self._split(key, [0.0, *(mass / total[-1] for mass in total)])
 
     def _split(self, key: Key, edges: list[float]) -> int:
         if key.position >= self._horizon:
-            return int(np.searchsorted(edges, 0.5, side="right")) - 1
+            return bisect_right(edges, 0.5) - 1
         key = self.number(key)
         low, high = self._intervals.get(key, (0.0, 1.0))
-        parts = [(max(low, a), min(high, b), i) for i, (a, b) in enumerate(pairwise(edges))]
-        parts = [part for part in parts if part[1] - part[0] > 1e-14]  # the rest is rounding
+        parts = list[tuple[float, float, int]]()
+        for i in range(len(edges) - 1):
+            first, last = max(low, edges[i]), min(high, edges[i + 1])
+            if last - first > 1e-14:  # the rest is rounding
+                parts.append((first, last, i))
         low, high, index = parts[self._branches.take(len(parts)) if len(parts) > 1 else 0]
         self._intervals[key] = (low, high)
         return index

@@ -61,8 +61,25 @@ CONFIGS = {
 }
 """Configs of each method; other methods run with their defaults."""
 CASES = [(key, config) for key in METHODS for config in CONFIGS.get(key, [{}])]
+TWO_EACH = [(key, config) for key in METHODS for config in CONFIGS.get(key, [{}])[:2]]
 FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3")
-lossless = pytest.mark.parametrize(("method", "config"), CASES, ids=str)
+two_each = pytest.mark.parametrize(("method", "config"), TWO_EACH, ids=str)
+
+
+def rule_2() -> pytest.MarkDecorator:
+    """Run a test on the cases of `two_each` that rule 2 judges above temperature 0.
+
+    Their drafts are greedy.
+    """
+    always_sampled = {"acceptance": "rejection"}, {"base": "speculative"}
+    cases = list[tuple[str, dict[str, object]]]()
+    for method, config in TWO_EACH:
+        drafts = next((s.choices for s in METHODS[method].settings() if s.name == "drafts"), ())
+        if "greedy" in drafts:
+            cases.append((method, {**config, "drafts": "greedy"}))
+        elif method != "pearl" and not any(choice.items() <= config.items() for choice in always_sampled):
+            cases.append((method, config))
+    return pytest.mark.parametrize(("method", "config"), cases, ids=str)
 
 
 def runs_a_drafter(method: str, config: dict[str, object]) -> bool:
@@ -83,7 +100,7 @@ def on(*pairs: tuple[str, str]) -> pytest.MarkDecorator:
         for method, config in CASES
         if pair == OTHER
         or (pair[0] == FAMILIES[0] and runs_a_drafter(method, config))
-        or (pair[0] != FAMILIES[0] and config in CONFIGS.get(method, [{}])[:2])
+        or (pair[0] != FAMILIES[0] and (method, config) in TWO_EACH)
     ]
     return pytest.mark.parametrize(("pair", "method", "config"), cases, ids=str)
 

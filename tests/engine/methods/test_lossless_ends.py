@@ -19,13 +19,14 @@ def test_eos_inside_a_draft_ends_the_text(clusters, pair, method, config):
     cluster, model = clusters(pair)
     prompt = list(range(40, 45))
     unlimited = generate(model, prompt, 24)
-    for eos in list(dict.fromkeys(unlimited))[:5:2]:
+    last = (4,) if pair == WRONG else (0, 2, 4)  # without accepted tokens all ends are alike
+    for eos in (list(dict.fromkeys(unlimited))[i] for i in last):
         trace = cluster.run(method, prompt, config=config, limits=Limits(24, eos=(eos,)))
         assert_same(model, prompt, trace.token_ids(), generate(model, prompt, 24, eos))
-        if trace.token_ids()[-1] == eos:
-            assert trace.footer.reasons == ("eos",)
-            printable = [token for token in trace.token_ids()[:-1] if 0 < token < 96]
-            assert trace.text == "".join(chr(33 + token) for token in printable)
+        assert trace.token_ids()[-1] == eos
+        assert trace.footer.reasons == ("eos",)
+        printable = [token for token in trace.token_ids()[:-1] if 0 < token < 96]
+        assert trace.text == "".join(chr(33 + token) for token in printable)
 
 
 STOPPED = [50, 51, 52]
@@ -41,7 +42,8 @@ def unlimited(clusters):
 @on(OTHER, RIGHT, WRONG)
 def test_a_stop_string_inside_a_draft_is_cut(clusters, unlimited, pair, method, config):
     cluster, _ = clusters(pair)
-    for stop in (unlimited[:1], unlimited[4:9], "absent"):
+    stops = (unlimited[:1], unlimited[4:9], "absent") if pair == OTHER else (unlimited[4:9],)
+    for stop in stops:
         trace = cluster.run(method, STOPPED, config=config, limits=Limits(16, stop=(stop,)))
         assert trace.text == unlimited.partition(stop)[0]
         assert "".join(c.text for c in trace.commits) == trace.text
