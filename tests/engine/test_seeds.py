@@ -26,7 +26,7 @@ def text(decode: Method, seed: int, sampling: Sampling) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.3), Sampling(1.0), Sampling(2.0, top_k=5, top_p=0.9)])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_methods_of_rule_2_give_the_text_of_autoregressive_decoding(seed, sampling):
     plain = text(method("autoregressive"), seed, sampling)
     drafted = [method("speculative", gamma=g, drafts="greedy") for g in (1, 2, 5)]

@@ -225,9 +225,9 @@ def test_texts_equal_the_targets_and_drafts_are_in_the_draft_vocabulary(case, kn
     warm, prompt = Sampling(1.2, top_k=30, seed=5), list(TEXT)
     with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
         for sampling in (Sampling(), warm):
-            alone = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(20)).token_ids()
+            alone = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(12)).token_ids()
             for method, settings in (("eagle", {}), ("eagle", {"drafts": "greedy"}), ("eagle2", {})):
-                trace = cluster.run(method, prompt, config=settings, sampling=sampling, limits=Limits(20))
+                trace = cluster.run(method, prompt, config=settings, sampling=sampling, limits=Limits(12))
                 nodes = [d for d in trace.decisions if d.node >= 0]
                 assert nodes
                 assert {d.token for d in nodes} <= allowed

@@ -18,7 +18,7 @@ from engine.errors import ModelError, UsageError
 from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import make_head
-from tests.engine.methods.head_runs import METHODS, NEW, PROMPT, drafts, drifting, expected, walk
+from tests.engine.methods.head_runs import METHODS, PROMPT, drafts, drifting, expected, walk
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Plain
 
@@ -34,6 +34,8 @@ PUBLISHED = {
     "EAGLE-3 of speculators": "eagle2",
 }
 """The method that runs each form."""
+NEW = 22
+"""Tokens after the prompt: so many that every head has accepted drafts."""
 Tensors = dict[str, Tensor]
 
 

@@ -31,7 +31,7 @@ METHODS = {
     "eagle2 with EAGLE-3": ("eagle3", {"top": 4, "depth": 4, "total": 12}),
 }
 """The kind of head of each method, and its settings."""
-PROMPT, NEW = [5, 9, 23, 4], 22
+PROMPT, NEW = [5, 9, 23, 4], 14
 
 
 def drifting(family: str) -> torch.nn.Module:

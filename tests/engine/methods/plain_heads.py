@@ -42,6 +42,7 @@ class Plain:
             for name, tensor in load_file(path / "model.safetensors").items()
         }
         self._embedding = model.get_input_embeddings().weight.detach()
+        self._states: dict[tuple[int, ...], Tensor] = {}
 
     @torch.no_grad()
     def own(self, x: list[int]) -> int:
@@ -55,8 +56,10 @@ class Plain:
 
     @torch.no_grad()
     def states(self, x: list[int]) -> Tensor:
-        """Return the target's final normed states, (L, D)."""
-        return self._model.model(torch.tensor([x])).last_hidden_state[0]
+        """Return the target's final normed states, (L, D); each text is computed once."""
+        if tuple(x) not in self._states:
+            self._states[tuple(x)] = self._model.model(torch.tensor([x])).last_hidden_state[0]
+        return self._states[tuple(x)]
 
     def _logits(self, state: Tensor) -> Tensor:
         return self._model.get_output_embeddings()(state)
@@ -123,8 +126,9 @@ class Plain:
             """The state predicted for the last token of a path."""
             return self._layer(inputs(path))[-1]
 
+        exact = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
+
         def inputs(path: tuple[int, ...]) -> list[Tensor]:
-            exact = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
             return exact + [self._fc(self._embedding[t], state(path[:i])) for i, t in enumerate(path)]
 
         return lambda path: self._drafted(state(tuple(path)))

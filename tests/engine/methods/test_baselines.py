@@ -105,12 +105,12 @@ def test_the_draft_shrinks_by_one_down_to_one_token():
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
 def test_a_draft_ends_after_its_first_uncertain_token(bundled, sampling):
     config = {"start": 12, "confidence": 0.5}
-    trace = bundled.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(64))
+    trace = bundled.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(40))
     length, lengths = 12, set[int]()
     for r in trace.rounds:
         drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
         assert all(d.q >= 0.5 for d in drafted[:-1]), "an earlier uncertain token ends the draft"
-        room = 64 - sum(other.emitted for other in trace.rounds[: r.step - 1])
+        room = 40 - sum(other.emitted for other in trace.rounds[: r.step - 1])
         assert len(drafted) == min(length, room) or drafted[-1].q < 0.5
         lengths.add(len(drafted) - min(length, room))
         length = length + 2 if r.accepted == r.drafted else max(1, length - 1)
@@ -175,8 +175,10 @@ def tiny_cluster(tmp_path_factory):
         yield cluster, model
 
 
-@pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
-@pytest.mark.parametrize("new", [1, 3, tiny.CONTEXT - 1])
+@pytest.mark.parametrize(
+    ("method", "new"),
+    [(m, n) for m, most in (("lookahead", tiny.CONTEXT - 1), ("ouroboros", 30)) for n in (1, 3, most)],
+)
 def test_no_row_lies_beyond_the_context_whatever_the_window(tiny_cluster, method, new):
     cluster, model = tiny_cluster
     prompt = list(range(20, 20 + tiny.CONTEXT - new))
@@ -230,12 +232,12 @@ def test_without_phrases_the_pool_still_learns_from_rejected_drafts():
 @pytest.fixture(scope="module")
 def plain(bundled):
     """Return the token ids of autoregressive decoding."""
-    return bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(48)).token_ids()
+    return bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(32)).token_ids()
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "ouroboros"])
 def test_drafts_change_no_token_above_temperature_0(bundled, plain, method):
-    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(48))
+    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(32))
     assert trace.token_ids() == plain
     assert sum(r.accepted for r in trace.rounds) > 0
 

@@ -264,7 +264,7 @@ def test_bernoulli_drafters_err_independently():
     def rate(tokens: str, **config: int) -> tuple[float, list[int]]:
         place = {"runtime": "virtual", "profile": "8xA100", "profile_pair": "starcoder-15b-humaneval"}
         with engine.open(**place, tokens=tokens) as cluster:
-            trace = cluster.run("dsi", "Hello", config=config, limits=Limits(150))
+            trace = cluster.run("dsi", "Hello", config=config, limits=Limits(100))
         return times(trace)[-1], trace.token_ids()
 
     alone, text = rate("bernoulli:0.6")

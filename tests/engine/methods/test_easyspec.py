@@ -64,7 +64,7 @@ def test_every_round_equals_the_references(calibrate, sampling):
 
 
 def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
-    p, q = Table(21), Blurred(22)
+    p, q = Table(21, 3), Blurred(22, 3)
 
     async def wrong(run: ToyRun) -> None:
         while not run.done:
@@ -120,7 +120,7 @@ def bundled():
 def test_size_1_gives_the_trace_rows_of_speculative(bundled, sampling):
     def rows(method: str, **config: object):
         trace = bundled.run(
-            method, "Tell me a story.", config={"gamma": 4, **config}, sampling=sampling, limits=Limits(40)
+            method, "Tell me a story.", config={"gamma": 4, **config}, sampling=sampling, limits=Limits(28)
         )
         times = {"time": 0, "span": 0, "draft_span": 0, "verify_span": 0}
         return [
@@ -140,7 +140,7 @@ def test_text_of_deep_models_equals_the_targets(tmp_path, family, devices):
     with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
         for size, width, calibrate in ((4, 1, False), (5, 4, True)):
             config = {"size": size, "width": width, "calibrate": calibrate, "devices": devices, "gamma": 4}
-            for prompt, new in (([5], 20), (list(range(20, 31)), 33)):
+            for prompt, new in (([5], 9), (list(range(20, 31)), 20)):
                 trace = cluster.run("easyspec", prompt, config=config, limits=Limits(new))
                 assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
                 assert trace.parts

@@ -16,13 +16,13 @@ from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
 BASES = ("llma", "speculative")
+TREES = {"base": "speculative", "width": 3, "gamma": 4}
 VARIANTS = {
     "vanilla": {"unpad_inputs": False, "unpad_kv": False},
     "inputs": {"unpad_inputs": True, "unpad_kv": False},
     "kv": {"unpad_inputs": False, "unpad_kv": True},
     "both": {},
 }
-RUNTIMES = ("local-thread", "local-process", "virtual")
 PROMPTS = (
     "Tell me a story about a dragon.",
     "Hi",
@@ -52,24 +52,25 @@ def verifies(trace: Trace):
         *itertools.product(["local-thread"], BASES, SAMPLINGS),
         *(
             (runtime, *both)
-            for runtime in RUNTIMES
-            if runtime != "local-thread"
+            for runtime in ("local-process", "virtual")
             for both in zip(BASES, SAMPLINGS, strict=True)
         ),
+        ("local-process", "trees", SAMPLINGS[1]),
     ],
     ids=lambda x: f"T={x.temperature}" if isinstance(x, Sampling) else x,
     indirect=["cluster"],
     scope="module",
 )
 def test_a_sequence_has_the_same_text_as_alone(cluster, base, sampling):
-    singles = alone(cluster, sampling, Limits(16), base=base)
+    """Trees on threads and in virtual time are in `test_ems_trees.py`."""
+    settings = TREES if base == "trees" else {"base": base}
+    singles = alone(cluster, sampling, Limits(10), **settings)
     cases = [(3, True, "both"), (24, False, "vanilla")]
     if cluster.placement.runtime == "local-thread" and sampling == SAMPLINGS[base == "speculative"]:
-        cases += [(2, True, "vanilla"), (3, False, "both"), (4, False, "inputs"), (3, True, "kv")]
-        cases += [(1, True, "vanilla")]
+        cases += [(2, True, "vanilla"), (4, False, "inputs"), (3, True, "kv"), (1, True, "vanilla")]
     for batch, dynamic, variant in cases:
-        config = {"base": base, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
-        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
+        config = {**settings, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
+        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
         assert trace.status == "done"
         for i, single in enumerate(singles):
             assert trace.token_ids(i) == single.token_ids(), (batch, dynamic, variant, i)
@@ -82,8 +83,8 @@ def test_a_sequence_has_the_same_text_as_alone(cluster, base, sampling):
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
 def test_one_prompt_has_the_rounds_of_the_base_method(cluster, base, sampling):
     config = {"gamma": 4} if base == "speculative" else {}
-    plain = cluster.run(base, PROMPTS[2], config=config, sampling=sampling, limits=Limits(24))
-    trace = cluster.run("ems", PROMPTS[2], config={"base": base}, sampling=sampling, limits=Limits(24))
+    plain = cluster.run(base, PROMPTS[2], config=config, sampling=sampling, limits=Limits(16))
+    trace = cluster.run("ems", PROMPTS[2], config={"base": base}, sampling=sampling, limits=Limits(16))
     assert trace.token_ids() == plain.token_ids()
     mine, theirs = ([(r.step, r.drafted, r.accepted, r.emitted) for r in t.rounds] for t in (trace, plain))
     assert mine == theirs
@@ -102,14 +103,14 @@ TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
 @pytest.fixture(scope="module")
 def tiny_singles(tiny):
     """Return several limits, each with the prompts' runs alone."""
-    free = [tiny.run("autoregressive", p, limits=Limits(24)) for p in TINY]
+    free = [tiny.run("autoregressive", p, limits=Limits(16)) for p in TINY]
     ends = [
-        Limits(24),
+        Limits(16),
         Limits(1),
         Limits(5, stop=(free[0].text[3:5],)),
-        Limits(24, stop=(free[2].text[5:7],)),
+        Limits(16, stop=(free[2].text[5:7],)),
     ]
-    ends += [Limits(24, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[1:6:2])]
+    ends += [Limits(16, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[1:6:2])]
     return [(limits, [tiny.run("autoregressive", p, limits=limits) for p in TINY]) for limits in ends]
 
 
@@ -141,7 +142,7 @@ def own(trace: Trace) -> list[list[tuple[int, int]]]:
 @pytest.mark.parametrize("base", BASES)
 def test_the_attention_computes_exactly_the_cells_of_the_packing(cluster, base):
     traces = {
-        name: cluster.run("ems", *PROMPTS, config={"base": base, **variant}, limits=Limits(24))
+        name: cluster.run("ems", *PROMPTS, config={"base": base, **variant}, limits=Limits(16))
         for name, variant in VARIANTS.items()
     }
     for name, trace in traces.items():
@@ -202,7 +203,7 @@ def test_virtual_time_counts_the_padding():
     config = {"base": "speculative", "batch": len(PROMPTS)}
     with engine.open(runtime="virtual", **opened) as cluster:
         traces = {
-            name: cluster.run("ems", *PROMPTS, config={**config, **variant}, limits=Limits(200))
+            name: cluster.run("ems", *PROMPTS, config={**config, **variant}, limits=Limits(100))
             for name, variant in VARIANTS.items()
         }
     assert len({t.footer.texts for t in traces.values()}) == 1

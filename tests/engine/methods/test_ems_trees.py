@@ -15,12 +15,11 @@ from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from engine.workers.transports.virtual import VirtualLoop
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.test_ems import PROMPTS, RUNTIMES, SAMPLINGS, VARIANTS, own, verifies
+from tests.engine.methods.test_ems import PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.workers.harness import Racks, TestCluster
 from traces.view.trees import trees
 
-TREE = {"base": "speculative", "width": 3, "gamma": 4}
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
 """Often allows fewer tokens than a level's width: the trees of a round differ in size."""
 
@@ -32,7 +31,7 @@ def threads(bundled):
 
 def alone(cluster, prompts, sampling: Sampling, new: int) -> list[Trace]:
     """Run `tree` for each prompt, with the draws of its sequence in a batch."""
-    shape = {"width": TREE["width"], "depth": TREE["gamma"]}
+    shape = {"width": TREES["width"], "depth": TREES["gamma"]}
     seeds = [replace(sampling, seed=sampling.seed + i) for i in range(len(prompts))]
     return [
         cluster.run("tree", p, config=shape, sampling=s, limits=Limits(new))
@@ -50,20 +49,20 @@ def story(trace: Trace, sequence: int = 0) -> tuple:
 
 @pytest.mark.parametrize(
     ("cluster", "sampling"),
-    [(name, s) for name in RUNTIMES for s in (*SAMPLINGS, NARROW) if name == "local-thread" or s is NARROW],
+    [*(("local-thread", s) for s in (*SAMPLINGS, NARROW)), ("virtual", NARROW)],
     ids=lambda x: f"T={x.temperature}-{x.top_k}" if isinstance(x, Sampling) else x,
     indirect=["cluster"],
     scope="module",
 )
 def test_a_sequence_has_the_same_trees_and_text_as_with_tree_alone(cluster, sampling):
-    singles = [story(trace) for trace in alone(cluster, PROMPTS, sampling, 12)]
+    singles = [story(trace) for trace in alone(cluster, PROMPTS, sampling, 9)]
     assert any(accepted for _, rounds, *_ in singles for _, accepted, _ in rounds)
     cases = [(3, True, "both"), (24, False, "vanilla")]
     if cluster.placement.runtime == "local-thread" and sampling is NARROW:
         cases += [(2, True, "vanilla"), (4, False, "inputs"), (3, True, "kv")]
     for batch, dynamic, variant in cases:
-        config = {**TREE, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
-        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(12))
+        config = {**TREES, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
+        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(9))
         assert trace.status == "done"
         for i, single in enumerate(singles):
             assert story(trace, i) == single, (batch, dynamic, variant, i)
@@ -71,8 +70,8 @@ def test_a_sequence_has_the_same_trees_and_text_as_with_tree_alone(cluster, samp
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
 def test_one_prompt_has_the_events_of_tree(threads, sampling):
-    (plain,) = alone(threads, PROMPTS[2:3], sampling, 24)
-    trace = threads.run("ems", PROMPTS[2], config=TREE, sampling=sampling, limits=Limits(24))
+    (plain,) = alone(threads, PROMPTS[2:3], sampling, 16)
+    trace = threads.run("ems", PROMPTS[2], config=TREES, sampling=sampling, limits=Limits(16))
 
     def timeless(t: Trace) -> list:
         rows = [*t.decisions, *t.rounds, *t.commits]
@@ -123,11 +122,11 @@ def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_both_models_compute_exactly_the_cells_of_the_packing(threads, variant):
-    config = {**TREE, **VARIANTS[variant]}
-    trace = threads.run("ems", *PROMPTS, config=config, sampling=NARROW, limits=Limits(24))
+    config = {**TREES, **VARIANTS[variant]}
+    trace = threads.run("ems", *PROMPTS, config=config, sampling=NARROW, limits=Limits(16))
     pads_kv, pads_inputs = variant in ("vanilla", "inputs"), variant in ("vanilla", "kv")
     padding, sizes = [0] * len(PROMPTS), set[int]()
-    drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 25)}
+    drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 17)}
     grown = levels(trace)
     for span, (step, counts) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
         present = [r.sequence for r in trace.rounds if r.step == step]

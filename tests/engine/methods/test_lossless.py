@@ -22,7 +22,7 @@ from tests.engine.methods.lossless import (
 
 LONG = list(range(20, 31))
 """A prompt longer than the sliding window."""
-LENGTHS = {OTHER: 24, RIGHT: 33, WRONG: 12}
+LENGTHS = {OTHER: 20, RIGHT: 33, WRONG: 12}
 """Tokens after it; 33 are a draft of 32 and the target's own."""
 
 

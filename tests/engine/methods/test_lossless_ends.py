@@ -36,7 +36,7 @@ STOPPED = [50, 51, 52]
 def unlimited(clusters):
     """Return the target's text of the prompt without stop strings."""
     cluster, _ = clusters(OTHER)
-    return cluster.run("autoregressive", STOPPED, limits=Limits(16)).text
+    return cluster.run("autoregressive", STOPPED, limits=Limits(12)).text
 
 
 @on(OTHER, RIGHT, WRONG)
@@ -44,7 +44,7 @@ def test_a_stop_string_inside_a_draft_is_cut(clusters, unlimited, pair, method, 
     cluster, _ = clusters(pair)
     stops = (unlimited[:1], unlimited[4:9], "absent") if pair == OTHER else (unlimited[4:9],)
     for stop in stops:
-        trace = cluster.run(method, STOPPED, config=config, limits=Limits(16, stop=(stop,)))
+        trace = cluster.run(method, STOPPED, config=config, limits=Limits(12, stop=(stop,)))
         assert trace.text == unlimited.partition(stop)[0]
         assert "".join(c.text for c in trace.commits) == trace.text
         assert trace.footer.reasons == (("stop",) if stop in unlimited else ("length",))

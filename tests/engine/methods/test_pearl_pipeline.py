@@ -143,7 +143,7 @@ def test_a_draft_that_ends_with_the_output_is_not_copied_to_the_first_device():
 )
 def test_a_pipeline_gives_the_trace_rows_of_separate_devices(config, drafter):
     def rows(placement: str):
-        trace = run(APPENDIX_G, drafter, placement=placement, **config)
+        trace = run(APPENDIX_G, drafter, 26, placement=placement, **config)
         rounds = [(r.step, r.mode, r.drafted, r.accepted, r.emitted) for r in trace.rounds]
         return rounds, [(d.position, d.token, d.node, d.outcome) for d in trace.decisions], trace.token_ids()
 

@@ -5,7 +5,7 @@ import pytest
 import engine
 from engine.types import Limits
 
-PROMPTS = [[1 + i] * 16 for i in range(4)]
+PROMPTS = [[1 + i] * 16 for i in range(3)]
 """The prompt determines the text and the positions where the drafter agrees."""
 
 
