@@ -20,7 +20,7 @@ class TrainableNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
-        return functional.rms_norm(x, x.shape[-1:], self.weight, self._eps)
+        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
 
 
 class TrainableAttention(nn.Module):
