@@ -23,19 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import UsageError
 from engine.files import replacing
 from engine.heads.config import HeadConfig, layer_fields
-from engine.heads.files import read_head, tokenizer_digest, write_head
+from engine.heads.files import tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.heads.vocabulary import offsets
 from engine.model.shape import ModelShape
-from engine.pairs.checkpoint import Checkpoint, some
+from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus
 from engine.training.fit import Losses, Phase
@@ -43,6 +41,7 @@ from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
+from engine.training.heads.start import compare, copy
 from engine.training.heads.vocabulary import most_frequent
 from engine.training.options import HeadOptions
 from engine.training.steps import (
@@ -105,7 +104,8 @@ def train_head(
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build_head(options.kind, shape, options.size, options.seed, scale, level)
     head.module.to(training.device)
-    begun = {} if options.start is None else {"begun_from": _copy_tensors(head, options, target)}
+    start = compare(options, head_config(options, shape, scale))
+    begun = {"begun_from": copy(head, options, start)} if start else {}
     phase = Phase(options.kind, "head", steps, options.batch, 0, options.learning_rate, 0)
     if training.is_main:
         for name in (LOG, ACCEPTANCE):
@@ -139,12 +139,13 @@ def check(options: HeadOptions) -> ModelShape:
     """Check the settings against the target; return the target's shape.
 
     Raises:
-        UsageError: A setting exceeds the target's context or vocabulary.
-        ModelError: The target is missing or broken.
+        UsageError: A setting exceeds the target's context or vocabulary, or `start` does not fit.
+        ModelError: The target or `start` is missing or broken.
     """
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     check_lengths(options, shape.context, "the target")
     check_range("vocabulary", options.vocabulary, 0, shape.vocab)
+    compare(options, head_config(options, shape, 1.0))
     return shape
 
 
@@ -174,45 +175,6 @@ def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen
     embedding = weights.take("model.embed_tokens.weight", device, torch.float32)
     tied = shape.tied
     return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
-
-
-def _copy_tensors(head: TrainableHead, options: HeadOptions, target: Path) -> dict[str, Any]:
-    """Copy the tensors of a trained head, `options.start`, into a head.
-
-    The tokens that the trained head drafts are not copied: they are a setting.
-
-    Returns:
-        The facts of that head's training, and the names of the tensors that were copied, that were
-        left out, and that this head has besides, which stay random.
-
-    Raises:
-        UsageError: The trained head is for another target, none of its tensors fits, or some do not
-            and `options.start_partial` is false.
-    """
-    start = options.start
-    assert start is not None, "the caller checks"
-    trained = read_head(start, target).tensors
-    trained.pop("d2t", None)
-    tensors, own = head.from_file(trained), head.module.state_dict()
-    fitting = {name: t for name, t in tensors.items() if name in own and own[name].shape == t.shape}
-    if not fitting:
-        raise UsageError(f"start is {start}, but no tensor of that head fits this one; leave out --start")
-    unfit = {name: t for name, t in tensors.items() if name not in fitting}
-    if unfit and not options.start_partial:
-        shown = [
-            f"{name} ({list(t.shape)} instead of {list(own[name].shape)})" if name in own else name
-            for name, t in unfit.items()
-        ]
-        raise UsageError(
-            f"{start} has tensors without a place in this head: {some(shown)}; add --start-partial to leave them out"
-        )
-    head.module.load_state_dict(fitting, strict=False)
-    before = read_facts(start)
-    return {name: before.get(name) for name in ("kind", "phase", "begun_from")} | {
-        "copied": list(fitting),
-        "left_out": list(unfit),
-        "random": [name for name in own if name not in fitting],
-    }
 
 
 def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadConfig:
