@@ -15,7 +15,7 @@ LIMITS = (
     "Methods that share devices run one after another, so other load on the machine may slow only one of them.",
     "Virtual times are computed from published figures of the named devices. They show which device waits for "
     "which on such a cluster; they are not measurements.",
-    "The bundled pair is small so that it runs on any machine. Its answers are simple and often wrong.",
+    "The bundled pair is a toy, so that it runs on any machine. Its answers are simple and often wrong.",
     "GPUs round differently for different numbers of rows: at temperature 0 two methods may differ where two "
     "tokens tie.",
 )
