@@ -157,6 +157,7 @@ def _summary(runs: dict[int, Trace], base: dict[int, Trace], rows: list[common.P
         **figures(None),
         "runs": [t.header.run_id for t in traces],
         "config": traces[0].header.config,
+        "planned": traces[0].header.environment.get("planned"),
         "lossless": traces[0].header.lossless,
     }
     if categories := dict.fromkeys(r.category for r in rows if r.category):

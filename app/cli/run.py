@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the method on the prompts and store each run."""
+    from traces.view.settings import planned_text
+
     config, method = parse_fields(args.fields), find(args.method)
     cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
@@ -54,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
             seeded = common.seeded(sampling, i)
             options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
             traces.append(recorded(store, cluster, args.method, part, options))
-    results = [result_of(t) for t in traces]
+    results, plans = [result_of(t) for t in traces], [planned_text(t.header) for t in traces]
     if args.json:
         common.print_json(results[0] if len(results) == 1 else {**results[0], "sequences": results})
     else:
-        for result in results:
+        for result, plan in zip(results, plans, strict=True):
             for sequence in result.get("sequences", [result]):
                 print(sequence["text"])
-            print(_line(result))
+            print(*filter(None, [plan, _line(result)]), sep="\n")
     return 0
 
 
@@ -120,6 +122,7 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "run_id": header.run_id,
         "method": header.method,
         "config": header.config,
+        "planned": header.environment.get("planned"),
         "lossless": header.lossless,
         **sequences[0],
         "target_path": header.target_path,

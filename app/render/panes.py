@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.render.html import badge, clock, lossy, text
 from engine.methods import METHODS
 from engine.trace.events import Commit, Header
-from traces.view.settings import config_text
+from traces.view.settings import config_text, planned_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class LivePane:
         self._cursor = 0
         self._name = METHODS[run.request.method].title
         self._badge = clock(run.request.runtime, run.request.profile)
-        self._lossy = ""
+        self._lossy = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
 
@@ -63,6 +63,7 @@ class LivePane:
                 self._name = f"{event.title} · {config}" if config else event.title
                 self._badge = event.clock
                 self._lossy = lossy(event)
+                self._planned = planned_text(event)
 
     def _render(self, state: str, position: int) -> str:
         shown, progress = WORDS[state], self.run.progress
@@ -73,13 +74,14 @@ class LivePane:
         message = self._message(state)
         kind = " ss-bad" if state == "failed" else ""
         line = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
+        plan = f'<p class="ss-note ss-planned">{text(self._planned)}</p>' if self._planned else ""
         begun = "yes" if self.run.run_id else "no"
         # The text is last and its elements stay open, so that the page can append to it.
         return (
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
             f'<div class="ss-marks">{badge(self._badge, title="Source of the times")}'
-            f"{badge(shown, KINDS.get(state, ''))}{self._lossy}</div>{line}"
+            f"{badge(shown, KINDS.get(state, ''))}{self._lossy}</div>{plan}{line}"
             f'<div class="ss-text">{self._sequences()}'
         )
 
@@ -98,7 +100,9 @@ class LivePane:
             "downloading": str(self.run.progress or ""),
             "queued": "Waiting for the devices, which runs use one at a time.",
             "loading": "Starting the workers and loading the models.",
-            "running": "Waiting for the first token.",
+            "running": "Waiting for the first token."
+            if self.run.run_id
+            else "Preparing the run: new models are measured first, to plan the drafts.",
             "cancelled": "Stopped before the first token.",
         }.get(state, "")
 

@@ -24,7 +24,7 @@ RUNTIMES = (
     ("This machine, threads", "local-thread"),
     ("Virtual cluster", VIRTUAL),
 )
-_ONE_LINE = 400
+_ONE_LINE = 900
 """A text setting of at most this many characters (a name, a path) gets a one-line control."""
 
 

@@ -23,12 +23,13 @@ class Pane {
     this.title = el("h3", { class: "ss-pane-title" });
     this.speed = el("span", { class: "ss-num" });
     this.marks = el("div", { class: "ss-marks" });
+    this.planned = el("p", { class: "ss-note ss-planned", hidden: true });
     this.message = el("p", { class: "ss-message", hidden: true });
     this.sources = new Sources();
     this.text = el("div", { class: "ss-text" });
     this.tree = new TreeInset(bus);
     this.root = el("section", { class: "ss-card ss-pane" },
-      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.message, this.sources.root, this.text, this.tree.root);
+      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.planned, this.message, this.sources.root, this.text, this.tree.root);
     this.listen();
   }
 
@@ -74,6 +75,8 @@ class Pane {
     this.title.textContent = runName(run);
     this.speed.replaceChildren(...speedOf(run));
     this.marks.replaceChildren(...marksOf(run, clocks), ...sequenceChoice(run, (sequence) => this.bus.follow(run, sequence)));
+    this.planned.textContent = run.planned;
+    this.planned.hidden = !run.planned;
     this.root.setAttribute("data-status", run.status);
     this.say(run);
     this.append(run.tokens.slice(this.nodes.size));

@@ -11,6 +11,7 @@ from typing import Any
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, sampler
+from engine.drafters.plan import Plan
 from engine.errors import RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
@@ -44,6 +45,8 @@ class Request:
     sampling: Sampling
     limits: Limits
     group: str
+    plan: Plan | None = None
+    """The plan of its draft, if it was planned."""
 
     @property
     def longest(self) -> int:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from engine.cluster.probing import is_toy
 from engine.cluster.runtimes import place
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
@@ -41,6 +42,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     progress: Report | None = None,
     cancel: threading.Event | None = None,
     download: bool = True,
+    plans: bool | None = None,
 ) -> Cluster:
     """Load a pair of models and return the cluster that runs methods on it.
 
@@ -61,6 +63,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         progress: Takes the state of a download or conversion of a model that is not in the cache.
         cancel: Stops a download or conversion when set.
         download: Whether to download or convert a model that is not in the cache.
+        plans: Whether `auto` settings of drafts are planned from measured cost, in runtimes that
+            measure; by default unless the target is a toy (`engine.cluster.probing.SMALLEST`).
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.
@@ -87,6 +91,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             threads=threads,
         ),
         tuple(map(Path, _several(head))),
+        plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 from engine.cluster.execution import Execution, Request
 from engine.cluster.placement import Placement, RunWorkers
+from engine.cluster.probing import CONTEXT, NEW_TOKENS, measure_probe, probe_path, read_probe, write_probe
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.recording import Listener, Recording
+from engine.drafters.plan import Best, Plan, Probe
 from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
@@ -30,7 +33,9 @@ from engine.workers.jobs import Measure
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
 
-    def __init__(self, pair: Pair, placement: Placement, heads: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self, pair: Pair, placement: Placement, heads: tuple[Path, ...] = (), *, plans: bool = False
+    ) -> None:
         self.pair = pair
         self.placement = placement
         self._heads = Heads(pair, heads)
@@ -39,6 +44,8 @@ class Cluster:
         self._busy = threading.Lock()
         self._numbers = count(1)
         self._c = placement.c
+        self._plans = plans
+        self._probes: dict[Path, Probe] = {}
 
     def __enter__(self) -> Cluster:
         return self
@@ -72,7 +79,7 @@ class Cluster:
 
     @property
     def situation(self) -> Situation:
-        """The facts about this cluster that the methods' plans use."""
+        """The facts about this cluster that the methods' plans use; it plans no drafts."""
         site = self.placement.site
         drafters = site.drafters()
         return Situation(
@@ -84,6 +91,7 @@ class Cluster:
             c=lambda: self.c,
             stages=self.stages,
             head_levels=lambda kind: self.head(kind).levels,
+            planned=lambda settings, best: None,  # noqa: ARG005 - `_planned` replaces it
         )
 
     def head(self, kind: str) -> HeadFile:
@@ -136,21 +144,26 @@ class Cluster:
             UsageError: A setting or the prompt is wrong; no job was started.
             SpecScopeError: The run failed; the listener got its events and a footer with the error.
         """
-        request = self._request(
-            method, prompts, config or {}, sampling or Sampling(), limits or Limits(), group
-        )
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
-            workers = self.placement.workers_for(request.layout, request.head)
-            recording = Recording(self._header(request, workers), listener)
-            begin = request.begin(self.placement.vocab_size, next(self._numbers))
-            cancel = cancel or threading.Event()
-            execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
-            execution.execute(self.placement)
-            return recording.trace
+            entry, cancel = find(method), cancel or threading.Event()
+            cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
+            ids = self._encode(entry, prompts, limits)
+            cfg, plan = self._planned(entry, cfg, cancel)
+            asked = {"prompts": prompts, "ids": ids, "limits": limits, "group": group, "plan": plan}
+            request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
+            return self._execute(request, listener, cancel)
         finally:
             self._busy.release()
+
+    def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
+        workers = self.placement.workers_for(request.layout, request.head)
+        recording = Recording(self._header(request, workers), listener)
+        begin = request.begin(self.placement.vocab_size, next(self._numbers))
+        execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
+        execution.execute(self.placement)
+        return recording.trace
 
     def count(self, prompt: Prompt) -> int:
         """Return the number of a prompt's tokens, including the chat template's."""
@@ -165,29 +178,72 @@ class Cluster:
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
 
-    def _request(
-        self,
-        method: str,
-        prompts: tuple[Prompt, ...],
-        config: Mapping[str, Any],
-        sampling: Sampling,
-        limits: Limits,
-        group: str,
-    ) -> Request:
-        """Return the checked request, with all `auto` settings filled in."""
-        entry = find(method)
-        cfg = entry.plan(entry.configure(config), self.situation)
-        limits = self._with_eos(limits)
+    def _encode(
+        self, entry: Method, prompts: tuple[Prompt, ...], limits: Limits
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the checked token ids of each prompt."""
         if not prompts:
-            raise UsageError(f"{method} was given no prompt; give it at least one")
+            raise UsageError(f"{entry.key} was given no prompt; give it at least one")
         if len(prompts) != 1 and not entry.batched:
             raise UsageError(
-                f"{method} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
+                f"{entry.key} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
             )
-        ids = encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
-        layout = self._layout(entry, cfg)
+        return encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
+
+    def _planned(self, entry: Method, cfg: Any, cancel: threading.Event) -> tuple[Any, Plan | None]:
+        """Return the Config without `auto` values, and the plan of its draft if it was planned."""
+        if not self._plans:
+            return entry.plan(cfg, self.situation), None
+        plans = list[Plan]()
+
+        def planned(settings: Mapping[str, Any], best: Best) -> Plan | None:
+            probe = self._probe(entry, settings, cancel)
+            plans.extend([best(probe)] if probe else [])
+            return plans[-1] if probe else None
+
+        cfg = entry.plan(cfg, replace(self.situation, planned=planned))
+        return cfg, plans[-1] if plans else None
+
+    def _probe(self, entry: Method, settings: Mapping[str, Any], cancel: threading.Event) -> Probe | None:
+        """Return the stored measurement of a method, or measure it."""
+        cfg = entry.plan(entry.configure(settings), self.situation)
+        kind = self._layout(entry, cfg).head
+        path = self._probe_path(entry.key, settings, kind)
+        probe = self._probes.get(path) or read_probe(path)
+        if probe is None:
+            context = min(self.context, self.head(kind).context if kind else self.context)
+
+            def run(prompt: str, listener: Listener, over: threading.Event) -> Trace:
+                ids = tuple(ids_of(self.pair, prompt)[-min(CONTEXT, int(context) - NEW_TOKENS) :])
+                limits = self._with_eos(Limits(NEW_TOKENS))
+                asked = {"prompts": (ids,), "ids": (ids,), "limits": limits, "group": ""}
+                return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
+
+            probe = measure_probe(self.placement, run, cancel)
+            if probe is None:
+                return None
+            write_probe(path, probe)
+        self._probes[path] = probe
+        return probe
+
+    def _probe_path(self, method: str, settings: Mapping[str, Any], head: str) -> Path:
+        """Return the file of a measurement; all that it depends on is in its name."""
+        placement = self.placement
+        facts = {
+            "method": method,
+            "settings": dict(settings),
+            "runtime": placement.runtime,
+            "devices": sorted({device.kind for worker in placement.workers for device in worker.devices}),
+            "environment": environment() | dict(placement.details),
+        }
+        heads = [self.head(head).path] if head else []
+        return probe_path(facts, [*self.pair.models.values(), *heads])
+
+    def _request(self, method: Method, cfg: Any, **asked: Any) -> Request:
+        """Return the checked request of a planned Config; `asked` are its other fields."""
+        layout = self._layout(method, cfg)
         head = self.head(layout.head) if layout.head else None
-        request = Request(entry, cfg, layout, head, prompts, ids, sampling, limits, group)
+        request = Request(method=method, cfg=cfg, layout=layout, head=head, **asked)
         if head is not None:
             head.check_length(request.longest)
         return request
@@ -221,6 +277,8 @@ class Cluster:
             facts["further_drafters"] = [str(path) for path in paths]
         if request.head is not None:
             facts["head"] = str(request.head.path)
+        if request.plan is not None:
+            facts["planned"] = request.plan.facts()
         return facts
 
     async def _measure_c(self) -> float:
@@ -229,6 +287,6 @@ class Cluster:
         best: dict[str, float] = {}
         for _ in range(5):
             for model, (worker, *_) in workers.items():
-                seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value
+                seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value[0]
                 best[model] = min(seconds, best.get(model, seconds))
         return best["target"] / best["drafter"] if "drafter" in best else 1.0

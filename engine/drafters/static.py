@@ -1,15 +1,16 @@
-"""Static token trees from files: `assets/trees/*.toml`, or a user's file."""
+"""Static token trees from files (`assets/trees/*.toml`, or a user's), or written as paths."""
 
 from __future__ import annotations
 
 import reprlib
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.drafters.tree import Static
 from engine.errors import UsageError, one_line
-from engine.files import read_text
+from engine.files import parse_json, read_text
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
 """The bundled trees; each file is a tree."""
@@ -25,18 +26,30 @@ def trees() -> list[str]:
 
 
 def tree(name: str) -> Static:
-    """Return the tree with this name, or of this path if it ends in `.toml`.
+    """Return the tree with this name, of a file, or of a list of paths.
+
+    Args:
+        name: A name of `trees`, a file that ends in `.toml`, or paths such as `[[0],[1],[0,0]]`.
 
     Raises:
-        UsageError: The name is unknown (the message lists the known ones), or the file is wrong.
+        UsageError: The name is unknown (the message lists the known ones), or the file or the list
+            is wrong.
     """
     if name.endswith(".toml"):
         return _read(Path(name))
+    if name.startswith("["):
+        return _inline(name)
     if name not in trees():
         raise UsageError(
-            f"there is no tree {reprlib.repr(name)}; choose one of {', '.join(trees())}, or a path that ends in .toml"
+            f"there is no tree {reprlib.repr(name)}; choose one of {', '.join(trees())}, a list such as "
+            "[[0],[1],[0,0]], or a path that ends in .toml"
         )
     return _read(FOLDER / f"{name}.toml")
+
+
+def spelled(paths: Sequence[Sequence[int]]) -> str:
+    """Return the text of a tree's paths that `tree` reads."""
+    return "[" + ",".join(f"[{','.join(map(str, path))}]" for path in paths) + "]"
 
 
 def within(name: str, levels: int, asked: int, what: str) -> Static:
@@ -54,9 +67,13 @@ def within(name: str, levels: int, asked: int, what: str) -> Static:
     whole = tree(name)
     if not asked and whole.depth > levels:
         raise UsageError(
-            f"the tree {name} has {whole.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
+            f"the tree {_brief(name)} has {whole.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
         )
     return whole.cut(asked or levels)
+
+
+def _brief(name: str) -> str:
+    return reprlib.repr(name) if name.startswith("[") else name
 
 
 def _read(path: Path) -> Static:
@@ -68,6 +85,13 @@ def _read(path: Path) -> Static:
         return parse(document.get("paths"))
     except UsageError as error:
         raise UsageError(f"the tree {path} is wrong: {error}") from None
+
+
+def _inline(text: str) -> Static:
+    try:
+        return parse(parse_json(text))
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"the tree {reprlib.repr(text)} is wrong: {one_line(error)}") from None
 
 
 def parse(paths: Any) -> Static:

@@ -25,12 +25,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from engine.types import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Ranks: TypeAlias = tuple[int, ...]
+"""A node's ranks from the first level on: (0, 2) is the third child of the first child."""
 
 
 class Node(NamedTuple):
@@ -42,7 +45,7 @@ class Node(NamedTuple):
     path: float
     """Larger is better. In a tree that is a function of the prefix: the drafter's probability of
     the path to this node. In a sampled tree: minus the rejections before it is tested."""
-    ranks: tuple[int, ...] = ()
+    ranks: Ranks = ()
     """Its place in the tree: (0, 2) is the third child of the first child."""
 
 
@@ -142,7 +145,7 @@ class Wide:
 class Static:
     """Always the same tree, without the nodes for which q has too few tokens."""
 
-    paths: tuple[tuple[int, ...], ...]
+    paths: tuple[Ranks, ...]
     """The ranks of every node: (0, 2) is the third child of the first child."""
 
     @property
@@ -179,7 +182,7 @@ class Static:
 
 
 @lru_cache
-def _children(paths: tuple[tuple[int, ...], ...]) -> Mapping[tuple[int, ...], int]:
+def _children(paths: tuple[Ranks, ...]) -> Mapping[Ranks, int]:
     """Map each node with children to their number; () is the prefix's last token."""
     return Counter(path[:-1] for path in paths)
 

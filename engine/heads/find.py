@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,16 +37,21 @@ class HeadFile:
         """The kind that methods ask for."""
         return KINDS[self.config.kind].serves or self.config.kind
 
+    @property
+    def context(self) -> float:
+        """Positions that its layer supports; infinite without a layer."""
+        return self.config.layer().context if KINDS[self.config.kind].layered else inf
+
     def check_length(self, positions: int) -> None:
         """Check that its layer's context holds a number of positions.
 
         Raises:
             UsageError: The context is shorter.
         """
-        if KINDS[self.config.kind].layered and positions > (context := self.config.layer().context):
+        if positions > self.context:
             raise UsageError(
                 f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
-                f"{context}: shorten the prompt or lower max_new_tokens"
+                f"{self.context}: shorten the prompt or lower max_new_tokens"
             )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.drafters.static import MOST_NODES, within
+from engine.drafters.plan import best_tree
+from engine.drafters.static import MOST_NODES, spelled, within
+from engine.drafters.tree import Static
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods.registry import setting
@@ -13,10 +15,21 @@ from engine.types import check_range
 if TYPE_CHECKING:
     from engine.drafters.copy import Copier
     from engine.drafters.tree import TreeShape
+    from engine.methods.registry import Situation
     from engine.run.run import Run
 
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""
+AUTO = "auto"
+PROBE = Static(
+    (
+        *((0,), (1,), (2,), (3,), (4,), (5,)),
+        *((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (2, 0)),
+        *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (1, 0, 0)),
+        *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 0, 0)),
+    )
+)
+"""The tree of runs that measure acceptance rates: wide where accepted tokens are frequent."""
 
 
 # Settings.
@@ -41,9 +54,19 @@ def tree_drafts() -> Any:
     )
 
 
-def static_tree(default: str) -> Any:
-    """Declare the setting `tree`: a name in assets/trees or a file."""
-    return setting(default, "Static tree: eagle, medusa, or the path of a file that ends in .toml.", high=400)
+def static_tree(paper: str) -> Any:
+    """Declare the setting `tree`: a name, a file, paths, or `auto`, which `planned_tree` replaces.
+
+    Args:
+        paper: The method's usual tree, a name in assets/trees.
+    """
+    return setting(
+        AUTO,
+        "Static tree: eagle, medusa, the path of a file that ends in .toml, paths such as "
+        f"[[0],[1],[0,0]], or auto: planned from measured cost, {paper} where nothing is planned.",
+        high=900,
+        paper=paper,
+    )
 
 
 def tree_heads() -> Any:
@@ -92,6 +115,22 @@ def check_window(level: int, window: int, context: int) -> None:
 def head_layout(kind: str) -> Layout:
     """Return the layout of a method whose head drafts on the target's device."""
     return Layout(Separate(drafters=0), head=kind)
+
+
+def planned_tree(tree: str, paper: str, levels: int, situation: Situation) -> str:
+    """Return the setting `tree`, with `auto` replaced by the fastest tree, or by the paper's.
+
+    Args:
+        tree: Setting `tree`.
+        paper: The tree where nothing is planned.
+        levels: Most levels of a planned tree; 0 for any number.
+        situation: Facts about the cluster.
+    """
+    if tree != AUTO:
+        return tree
+    probe = PROBE.cut(levels or PROBE.depth)
+    plan = situation.planned({"tree": spelled(probe.paths)}, best_tree)
+    return paper if plan is None else spelled(plan.paths)
 
 
 def planned_heads(tree: str, heads: int, levels: int) -> int:

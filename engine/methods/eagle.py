@@ -11,34 +11,35 @@ replacement (rule 1), or are the most probable ones (rule 2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
-from engine.methods.common import decode_trees, head_layout, static_tree, tree_drafts
+from engine.methods.common import decode_trees, head_layout, planned_tree, static_tree, tree_drafts
 from engine.methods.registry import Situation, method
 
 if TYPE_CHECKING:
     from engine.run.run import Run
 
 HEAD = "eagle"
+TREE = "eagle"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of EAGLE."""
 
-    tree: str = static_tree("eagle")
+    tree: str = static_tree(TREE)
     drafts: str = tree_drafts()
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check the head and the tree; EAGLE drafts trees of any depth.
+    """Plan the tree (see `planned_tree`), and check the head; EAGLE drafts trees of any depth.
 
     Raises:
         UsageError: The head is missing, or the tree is wrong.
     """
-    situation.head_levels(HEAD)
+    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, situation.head_levels(HEAD), situation))
     tree(cfg.tree)
     return cfg
 

@@ -10,9 +10,11 @@ rule 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.drafters.plan import best_dynamic
 from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Dynamic
 from engine.errors import UsageError
@@ -25,16 +27,42 @@ if TYPE_CHECKING:
 HEAD = "eagle"
 MOST_ROWS = 80
 """Most expanded nodes of a tree: KV rows of the layer in addition to the text's."""
+PAPER = {"top": 10, "depth": 6, "total": 59}
+"""The tree where nothing is planned."""
+PLANNED = {"top": 4, "depth": 5, "total": 24}
+"""The tree of runs that measure acceptance, and the largest planned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of EAGLE-2."""
 
-    top: int = setting(10, "Children per expanded node, and expanded nodes per level.", low=1, high=16)
-    depth: int = setting(6, "Levels: forwards of the layer per round.", low=1, high=16)
+    top: int = setting(
+        0,
+        f"Children per expanded node, and expanded nodes per level; 0 is {PLANNED['top']} in a planned "
+        f"tree and {PAPER['top']} where nothing is planned.",
+        low=1,
+        high=16,
+        auto="planned",
+        paper=PAPER["top"],
+    )
+    depth: int = setting(
+        0,
+        "Levels: forwards of the layer per round; 0 plans them from measured cost, and is "
+        f"{PAPER['depth']} where nothing is planned.",
+        low=1,
+        high=16,
+        auto="planned",
+        paper=PAPER["depth"],
+    )
     total: int = setting(
-        59, "Nodes to verify: those with the largest path probability.", low=1, high=MOST_NODES
+        0,
+        "Nodes to verify: those with the largest path probability; 0 plans them, and is "
+        f"{PAPER['total']} where nothing is planned.",
+        low=1,
+        high=MOST_NODES,
+        auto="planned",
+        paper=PAPER["total"],
     )
 
     def __post_init__(self) -> None:
@@ -47,13 +75,21 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check that the pair has the head.
+    """Check the head, and choose the settings that are 0.
 
     Raises:
         UsageError: The head is missing, or does not fit the target.
     """
     situation.head_levels(HEAD)
-    return cfg
+    asked = {name: getattr(cfg, name) for name in PAPER}
+    if all(asked.values()):
+        return cfg
+    probe = {name: value or PLANNED[name] for name, value in asked.items()}
+    best = partial(best_dynamic, top=probe["top"], levels=cfg.depth, nodes=cfg.total)
+    chosen = situation.planned(probe, best)
+    if chosen is None:
+        return replace(cfg, **{name: value or PAPER[name] for name, value in asked.items()})
+    return replace(cfg, top=probe["top"], depth=chosen.levels, total=chosen.nodes)
 
 
 @method(

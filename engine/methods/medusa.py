@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
-from engine.methods.common import head_layout, planned_heads, static_tree, tree_heads
+from engine.methods.common import head_layout, planned_heads, planned_tree, static_tree, tree_heads
 from engine.methods.registry import Situation, method, setting
 from engine.types import Typical
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from engine.run.run import Run
 
 HEAD = "medusa"
+TREE = "medusa"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of Medusa."""
 
-    tree: str = static_tree("medusa")
+    tree: str = static_tree(TREE)
     heads: int = tree_heads()
     acceptance: str = setting(
         "exact",
@@ -45,8 +46,10 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose the number of heads (see `planned_heads`)."""
-    return replace(cfg, heads=planned_heads(cfg.tree, cfg.heads, situation.head_levels(HEAD)))
+    """Choose the tree and the number of heads (see `planned_tree` and `planned_heads`)."""
+    levels = situation.head_levels(HEAD)
+    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min(cfg.heads or levels, levels), situation))
+    return replace(cfg, heads=planned_heads(cfg.tree, cfg.heads, levels))
 
 
 @method(

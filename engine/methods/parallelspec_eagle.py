@@ -20,6 +20,7 @@ from engine.methods.common import (
     decode_trees,
     head_layout,
     planned_masks,
+    planned_tree,
     static_tree,
     tree_drafts,
     tree_masks,
@@ -30,20 +31,23 @@ if TYPE_CHECKING:
     from engine.run.run import Run
 
 HEAD = "parallelspec_eagle"
+TREE = "eagle"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of ParallelSpec with EAGLE."""
 
-    tree: str = static_tree("eagle")
+    tree: str = static_tree(TREE)
     masks: int = tree_masks()
     drafts: str = tree_drafts()
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose K (see `planned_masks`)."""
-    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, situation.head_levels(HEAD)))
+    """Choose the tree and K (see `planned_tree` and `planned_masks`)."""
+    levels = situation.head_levels(HEAD)
+    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min((cfg.masks or levels) + 1, levels), situation))
+    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels))
 
 
 @method(

@@ -14,26 +14,36 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
-from engine.methods.common import decode_trees, head_layout, planned_masks, static_tree, tree_masks
+from engine.methods.common import (
+    decode_trees,
+    head_layout,
+    planned_masks,
+    planned_tree,
+    static_tree,
+    tree_masks,
+)
 from engine.methods.registry import Situation, method
 
 if TYPE_CHECKING:
     from engine.run.run import Run
 
 HEAD = "parallelspec_medusa"
+TREE = "medusa"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of ParallelSpec with Medusa."""
 
-    tree: str = static_tree("medusa")
+    tree: str = static_tree(TREE)
     masks: int = tree_masks()
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose K (see `planned_masks`)."""
-    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, situation.head_levels(HEAD)))
+    """Choose the tree and K (see `planned_tree` and `planned_masks`)."""
+    levels = situation.head_levels(HEAD)
+    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min((cfg.masks or levels) + 1, levels), situation))
+    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels))
 
 
 @method(

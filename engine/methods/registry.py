@@ -16,6 +16,7 @@ from engine.layout import Layout, Separate
 from engine.types import check_range, check_text, number
 
 if TYPE_CHECKING:
+    from engine.drafters.plan import Best, Plan
     from engine.run.run import Run
 
 
@@ -41,6 +42,9 @@ class Situation:
     head_levels: Callable[[str], int]
     """Head kind -> levels that the pair's head of this kind can draft, 0 for any number; raises
     UsageError without such a head."""
+    planned: Callable[[Mapping[str, Any], Best], Plan | None]
+    """(settings of runs that measure the method, the choice) -> the chosen draft; None if drafts
+    are not planned here: in virtual time, with a toy target, or after a cancellation."""
 
 
 Decode = Callable[["Run", Any], Awaitable[None]]
@@ -56,6 +60,7 @@ def setting(
     choices: tuple[str, ...] = (),
     auto: str = "",
     lossy: tuple[str, ...] = (),
+    paper: Any = None,
 ) -> Any:
     """Declare one field of a Config; the playground shows it as a control.
 
@@ -67,9 +72,10 @@ def setting(
         choices: Allowed texts.
         auto: Meaning of the value 0, in a word or two; the method's `plan` replaces 0.
         lossy: Choices that change the output distribution; runs with such a choice are marked.
+        paper: The value that replaces a planned default where nothing is planned.
     """
     metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto, "lossy": lossy}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={**metadata, "paper": paper})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Setting:
     choices: tuple[str, ...]
     auto: str
     lossy: tuple[str, ...] = ()
+    paper: Any = None
 
     @property
     def free_text(self) -> bool:

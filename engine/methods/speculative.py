@@ -8,29 +8,52 @@ gamma, else the bonus.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.drafters.plan import best_tree
 from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
-from engine.methods.registry import method, setting
+from engine.methods.registry import Situation, method, setting
 
 if TYPE_CHECKING:
     from engine.run.run import Run
+
+GAMMA = 5
+"""Draft length where nothing is planned."""
+LONGEST = 8
+"""Draft length of runs that measure acceptance rates, and the longest planned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of speculative decoding."""
 
-    gamma: int = setting(5, "Draft length: tokens drafted before each verification.", low=1, high=32)
+    gamma: int = setting(
+        0,
+        "Draft length: tokens drafted before each verification; 0 plans it from measured cost, and is "
+        f"{GAMMA} where nothing is planned.",
+        low=1,
+        high=32,
+        auto="planned",
+        paper=GAMMA,
+    )
     drafts: str = chain_drafts()
+
+
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Choose gamma where it is 0: the chain with the most predicted tokens per second."""
+    if cfg.gamma:
+        return cfg
+    chosen = situation.planned({"gamma": LONGEST}, best_tree)
+    return replace(cfg, gamma=GAMMA if chosen is None else chosen.levels)
 
 
 @method(
     title="Speculative decoding",
     source="Leviathan et al. 2023, algorithm 1",
     config=Config,
+    plan=plan,
     layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:

@@ -6,7 +6,6 @@ devices.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from engine.draws import Draws, argmax, facts, propose_token, softmax
 from engine.heads.drafting import Head
 from engine.model.fuzzy import SingleDevice
 from engine.model.language import LanguageModel
-from engine.model.slots import Rows
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.workers.exchange import Exchange
@@ -47,6 +45,7 @@ from engine.workers.jobs import (
     Score,
     Stamp,
 )
+from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
@@ -124,7 +123,7 @@ class Host:
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
-                value = self._measure(job)
+                value = measure(self.forwards.models[job.model], job, stopped)
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
@@ -260,19 +259,3 @@ class Host:
             bonus=job.bonus,
             typical=job.typical,
         )
-
-    def _measure(self, job: Measure) -> float:
-        model = self.forwards.models[job.model]
-        context = min(job.context, model.context - 2)
-        cache = model.new_cache(1, context + 2)
-        model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
-        path, times = np.arange(context), list[float]()
-        for _ in range(job.repeats):
-            start = time.perf_counter()
-            cache.keep(0, path)
-            out = model.forward(
-                cache, Rows.chain(0, np.ones(1, dtype=np.int64), context), np.zeros(1, np.int64)
-            )
-            out.logits.argmax().item()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.drafters.tree import TreeShape
@@ -208,11 +209,18 @@ class Drop:
 
 @dataclass(frozen=True)
 class Measure:
-    """Time one-row forwards. Value: median seconds."""
+    """Time forwards of several numbers of rows in turn.
+
+    Value: the median seconds of each number; a number that was not measured in time is left out.
+    """
 
     model: str
     context: int
     repeats: int
+    rows: tuple[int, ...] = (1,)
+    """The numbers, in the order in which they are measured."""
+    seconds: float = inf
+    """Time after which no forward starts; the first one always does."""
 
 
 Job: TypeAlias = (

@@ -35,7 +35,7 @@ def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
     for wrong, message in (
         ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
         ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
-        ("speculative.gamma=0", "gamma is 0; it must be at least 1"),
+        ("speculative.gamma=-1", "gamma is -1; it must be at least 1"),
     ):
         code, _, err = call(capsys, *words, "--set", wrong)
         assert (code, message in err) == (2, True), err

@@ -236,11 +236,42 @@ def test_a_redacted_prompt_is_nowhere_in_the_document():
         ("speculative", {"gamma": 5, "drafts": "sampled"}, "γ 5"),
         ("speculative", {"gamma": 5, "drafts": "greedy"}, "γ 5 · drafts greedy"),
         ("pearl", {"gamma": 4, "pre_verify": False, "post_verify": True}, "γ 4 · pre_verify off"),
+        ("eagle", {"tree": "eagle", "drafts": "sampled"}, ""),
+        ("eagle", {"tree": "[[0],[1],[0,0]]", "drafts": "sampled"}, "tree 3 nodes in 2 levels"),
+        ("eagle", {"tree": "[[0],[9]]", "drafts": "sampled"}, "tree [[0],[9]]"),
+        ("eagle2", {"top": 4, "depth": 6, "total": 7}, "top 4 · total 7"),
+        ("llma", {"reference": "[[0],[1]]"}, "reference [[0],[1]]"),
         ("not known here", {"width": 3}, "width 3"),
     ],
 )
 def test_headings_show_gamma_and_settings_that_are_not_the_default(method, config, text):
     assert config_text(method, config) == text
+
+
+PLAN = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.93, "speedup": 1.6}
+
+
+@pytest.mark.parametrize(
+    ("planned", "text"),
+    [
+        (PLAN, "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×"),
+        (
+            {**PLAN, "nodes": 1, "levels": 1, "speedup": 0.91},
+            "planned: 1 node in 1 level, predicted 1.9 tokens per forward, 0.91×: plain decoding is faster",
+        ),
+        (None, ""),
+        ([1], ""),
+        ({**PLAN, "nodes": "<b>"}, ""),
+        ({**PLAN, "levels": float("inf")}, ""),
+    ],
+)
+def test_a_planned_draft_is_shown_with_its_prediction(planned, text):
+    trace = sample_trace("tree")
+    environment = trace.header.environment | {"planned": planned}
+    (run,) = view_model([replace(trace, header=replace(trace.header, environment=environment))])["runs"]
+    assert run["planned"] == text
+    (without,) = view_model([trace])["runs"]
+    assert without["planned"] == ""
 
 
 def test_a_run_without_drafts_has_a_note_with_the_reason():

@@ -125,6 +125,7 @@ def _section(trace: Trace, run: RunView) -> str:
         "speculation": run["note"],
         "lossy": run["lossy"],
         "method": f"{header.method} {_settings(shown_config(header, run['redacted']))}",
+        "draft": run["planned"],
         "sampling": _settings(header.sampling),
         "limits": _settings(header.limits),
         "devices": ", ".join(f"{d.name} ({d.label})" for d in header.devices),

@@ -18,7 +18,7 @@ from traces.view.pace import slowness
 from traces.view.packings import PackingView, packings
 from traces.view.rounds import RoundView, rounds
 from traces.view.servers import ServersView, server_pool
-from traces.view.settings import config_text, shown_config
+from traces.view.settings import config_text, planned_text, shown_config
 from traces.view.sources import CopyView, SourceView, copies, sources
 from traces.view.tokens import TokenView, committed
 from traces.view.tracks import TrackView, tracks
@@ -50,6 +50,8 @@ class Heading(TypedDict):
     title: str
     config: str
     """See `config_text`."""
+    planned: str
+    """See `planned_text`."""
     badge: str
     """The clock: measured or virtual, and where."""
     virtual: bool
@@ -179,6 +181,7 @@ def _heading(trace: Trace, redact_prompt: bool) -> Heading:
         "id": header.run_id,
         "title": header.title,
         "config": config_text(header.method, shown_config(header, redact_prompt)),
+        "planned": planned_text(header),
         "badge": header.clock,
         "virtual": header.virtual,
         "lossy": "" if header.lossless else LOSSY,

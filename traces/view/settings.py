@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from engine.drafters.static import tree
 from engine.errors import UsageError
 from engine.methods import METHODS
 
@@ -28,12 +30,35 @@ def shown_config(header: Header, redact_prompt: bool) -> dict[str, Any]:
 
 
 def config_text(method: str, config: Mapping[str, Any]) -> str:
-    """Return the settings that differ from their default, and gamma if a drafter drafts."""
+    """Return the settings that differ from their usual value, and gamma if a drafter drafts."""
     known = METHODS[method].settings() if method in METHODS else ()
     always = "gamma" if _uses_drafter(method, config) else ""
-    defaults = {s.name: s.default for s in known if s.name != always}
-    shown = {k: v for k, v in config.items() if k not in defaults or defaults[k] != v}
-    return " · ".join(f"{'γ' if k == 'gamma' else k} {_text(v)}" for k, v in shown.items())
+    usual = {
+        s.name: (s.default, s.default if s.paper is None else s.paper) for s in known if s.name != always
+    }
+    shown = {k: v for k, v in config.items() if v not in usual.get(k, ())}
+    trees = {s.name for s in known if s.paper is not None}
+    texts = {k: _tree_text(v) if k in trees else _text(v) for k, v in shown.items()}
+    return " · ".join(f"{'γ' if k == 'gamma' else k} {text}" for k, text in texts.items())
+
+
+def planned_text(header: Header) -> str:
+    """Return the prediction of a planned draft as a line; empty if the draft was not planned."""
+    plan = header.environment.get("planned", {})
+    try:
+        size = _size(int(plan["nodes"]), int(plan["levels"]))
+        tokens, speedup = float(plan["tokens_per_forward"]), float(plan["speedup"])
+    except (KeyError, TypeError, ValueError, OverflowError):  # not planned, or a trace of another origin
+        return ""
+    slower = "" if speedup >= 1 else ": plain decoding is faster"
+    return f"planned: {size}, predicted {tokens:.1f} tokens per forward, {speedup:.2f}×{slower}"
+
+
+def _size(nodes: int, levels: int) -> str:
+    def plural(n: int, noun: str) -> str:
+        return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+    return f"{plural(nodes, 'node')} in {plural(levels, 'level')}"
 
 
 def _uses_drafter(method: str, config: Mapping[str, Any]) -> bool:
@@ -43,6 +68,15 @@ def _uses_drafter(method: str, config: Mapping[str, Any]) -> bool:
         return known.layout(known.configure(config)).needs_drafter
     except (KeyError, UsageError):
         return True
+
+
+def _tree_text(value: Any) -> str:
+    """Return the name or file of a tree, or the size of a tree given by its paths."""
+    if str(value).startswith("["):
+        with suppress(UsageError):
+            shape = tree(str(value))
+            return _size(len(shape.paths), shape.depth)
+    return _text(value)
 
 
 def _text(value: Any) -> str:

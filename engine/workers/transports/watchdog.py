@@ -102,7 +102,7 @@ def rows_of(job: Job) -> int:
     elif isinstance(job, Score):
         rows += sum(len(ids) for ids, _ in job.drafts)
     elif isinstance(job, Measure):
-        rows += job.context + job.repeats
+        rows += job.context + job.repeats * sum(job.rows)
     return rows
 
 

@@ -15,5 +15,6 @@ def situation(*, c: float = 4.0, **facts: object) -> Situation:
         "servers": tuple(4 - drafters for drafters in range(5)),
         "stages": lambda asked: asked or 3,
         "head_levels": lambda kind: 0,
+        "planned": lambda settings, best: None,
     }
     return Situation(**{**defaults, **facts, "c": lambda: c})  # type: ignore[arg-type]

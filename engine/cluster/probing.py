@@ -1,0 +1,284 @@
+"""Measures what `engine/drafters/plan.py` plans drafts from, with ordinary runs of the cluster.
+
+The result is kept in a file of the user's cache folder, because it depends only on the models, the
+method and the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from engine.drafters.plan import Curve, Probe, best_dynamic, best_tree
+from engine.errors import UsageError
+from engine.files import cache_folder, parse_json, read_text, replacing
+from engine.trace.events import Decision, Round, Span
+from engine.trace.trace import Trace
+from engine.workers.jobs import Measure
+
+if TYPE_CHECKING:
+    from engine.cluster.placement import Placement
+    from engine.cluster.recording import Listener
+    from engine.trace.events import Event
+
+SMALLEST = 64 * 2**20
+"""Bytes of the weights of the smallest target whose drafts are planned: those of a smaller one fit
+into a processor's caches, and its runs end before the measurement would."""
+BUDGET_S = 6.0
+"""Seconds of a measurement; it ends with the round that is running then."""
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of the target's forwards that are timed."""
+FEWEST = 8
+"""Rounds that are measured in any case."""
+ENOUGH = 16
+"""Rounds of a measurement that is stored; a shorter one serves one cluster only."""
+NEW_TOKENS = 24
+"""Tokens of each run."""
+CONTEXT = 64
+"""Most tokens of a prompt, and cached rows of the timed forwards."""
+PRIOR = 4.0
+"""Observations that the rate over all levels counts as, in the rate of one level."""
+PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
+LONGEST = 1 << 20
+"""Bytes of a file with prompts or measurements."""
+
+RunProbe: TypeAlias = "Callable[[str, Listener, threading.Event], Trace]"
+"""(prompt, listener, cancel) -> the trace of a greedy run of `NEW_TOKENS` tokens."""
+
+
+def is_toy(target: Path) -> bool:
+    """Return whether a target's weights have fewer than `SMALLEST` bytes."""
+    return sum(file.stat().st_size for file in target.glob("*.safetensors")) < SMALLEST
+
+
+def measure_probe(placement: Placement, run: RunProbe, cancel: threading.Event) -> Probe | None:
+    """Measure a method in about `BUDGET_S`; None if `cancel` is set.
+
+    Args:
+        placement: Its target is timed.
+        run: Runs the method on a prompt.
+        cancel: Set by the user.
+    """
+    end = time.monotonic() + BUDGET_S
+    verify = placement.on_loop(_verify_times(placement, cancel))
+    traces, rounds = list[Trace](), 0
+    for prompt in parse_json(read_text(PROMPTS, LONGEST))["prompts"]:
+        over = threading.Event()
+
+        def listen(event: Event, over: threading.Event = over) -> None:
+            nonlocal rounds
+            rounds += isinstance(event, Round)
+            if cancel.is_set() or (rounds >= FEWEST and time.monotonic() > end):
+                over.set()
+
+        if not cancel.is_set():
+            traces.append(run(prompt, listen, over))
+        if cancel.is_set():
+            return None
+        if over.is_set():
+            break
+    return probe_of(verify, traces)
+
+
+async def _verify_times(placement: Placement, cancel: threading.Event) -> Curve:
+    """Return the target's seconds for each number of rows, within a third of the budget."""
+    target = placement.workers_for(placement.base).by_model["target"][0]
+    job = Measure("target", context=CONTEXT, repeats=5, rows=ROWS, seconds=BUDGET_S / 3)
+    ticket = target.submit(job)
+    while not ticket.reply.done():
+        await asyncio.wait([ticket.reply], timeout=0.05)
+        if cancel.is_set():
+            ticket.stop()
+    return tuple(zip(ROWS, ticket.reply.result().value, strict=False))
+
+
+def probe_of(verify: Curve, traces: Sequence[Trace]) -> Probe | None:
+    """Return the facts that runs of a method show; None if they drafted nothing.
+
+    Args:
+        verify: Rows -> seconds of the target's forward.
+        traces: Greedy runs of one sequence; a run that was stopped counts as far as it went.
+    """
+    drafts = [draft for trace in traces for draft in _drafts(trace)]
+    first, later = _draft_times(traces)
+    if not first:
+        return None
+    most = max(levels for levels, _ in first)
+    whole = [nodes for trace in traces for nodes in _drafts(trace) if _room(trace, nodes) >= most]
+    rests = [rest for trace in traces for rest in _rests(trace)]
+    rest = max(0.0, statistics.median(rests)) if rests else 0.0
+    return Probe(verify, first, later, rest, rates_of(drafts), orders_of(whole or drafts), len(drafts))
+
+
+def _room(trace: Trace, nodes: Sequence[Decision]) -> int:
+    """Return the tokens that the run may still emit when it drafts these nodes."""
+    header = trace.header
+    return len(header.prompt_ids[0]) + header.limits["max_new_tokens"] - nodes[0].position
+
+
+def _drafts(trace: Trace) -> list[list[Decision]]:
+    """Return the drafted nodes of each round that drafted, in order."""
+    steps = defaultdict[int, list[Decision]](list)
+    for decision in trace.decisions:
+        if decision.node >= 0:
+            steps[decision.step].append(decision)
+    return [sorted(nodes, key=lambda d: d.node) for nodes in steps.values()]
+
+
+def rates_of(drafts: Iterable[Sequence[Decision]]) -> tuple[tuple[float, ...], ...]:
+    """Return how often the accepted child has each rank, [level][rank], as in `Probe.rates`.
+
+    A rate of few observations is drawn towards the rate of its rank over all levels (`PRIOR`).
+
+    Args:
+        drafts: The nodes of each draft in order; siblings are ordered by rank.
+    """
+    hits, offers = defaultdict[tuple[int, int], int](int), defaultdict[tuple[int, int], int](int)
+    for nodes in drafts:
+        at, level = -1, 0
+        while children := [d for d in nodes if d.parent == at]:
+            for rank, child in enumerate(children):
+                offers[level, rank] += 1
+                hits[level, rank] += child.outcome == "accepted"
+            accepted = next((d.node for d in children if d.outcome == "accepted"), None)
+            if accepted is None:
+                break
+            at, level = accepted, level + 1
+    pooled = {
+        rank: sum(n for (_, r), n in hits.items() if r == rank)
+        / sum(n for (_, r), n in offers.items() if r == rank)
+        for rank in {rank for _, rank in offers}
+    }
+
+    def rate(level: int, rank: int) -> float:
+        return (hits[level, rank] + PRIOR * pooled[rank]) / (offers[level, rank] + PRIOR)
+
+    widths = [
+        1 + max(r for at, r in offers if at == level) for level in range(1 + max(at for at, _ in offers))
+    ]
+    return tuple(
+        tuple(sorted((rate(level, rank) for rank in range(width)), reverse=True))
+        for level, width in enumerate(widths)
+    )
+
+
+def orders_of(drafts: Sequence[Sequence[Decision]]) -> tuple[tuple[float, ...], ...]:
+    """Return how often each of a draft's most probable nodes is accepted, as `Probe.orders`."""
+    counts = list[defaultdict[int, int]]()
+    for nodes in drafts:
+        levels, paths = _levels(nodes), {-1: 1.0}
+        for d in nodes:
+            paths[d.node] = paths[d.parent] * (d.q or 0.0)
+        for depth in range(1, 1 + max(levels.values())):
+            if len(counts) < depth:
+                counts.append(defaultdict(int))
+            shallow = [d for d in nodes if levels[d.node] <= depth]
+            for i, d in enumerate(sorted(shallow, key=lambda d: -paths[d.node])):
+                counts[depth - 1][i] += d.outcome == "accepted"
+    return tuple(tuple(n / len(drafts) for _, n in sorted(row.items())) for row in counts)
+
+
+def _levels(nodes: Sequence[Decision]) -> dict[int, int]:
+    """Return the level of each node, from 1; 0 for -1, the last token before the draft."""
+    levels = {-1: 0}
+    for d in nodes:
+        levels[d.node] = levels[d.parent] + 1
+    return levels
+
+
+def _draft_times(traces: Sequence[Trace]) -> tuple[Curve, Curve]:
+    """Return the curves `first` and `later` of `Probe`."""
+    first, later = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    for trace in traces:
+        forwards = _forwards(trace, "draft")
+        for nodes in _drafts(trace):
+            if spans := forwards[nodes[0].step]:
+                first[max(_levels(nodes).values())].append(_seconds(spans[0]))
+            for span in spans[1:]:
+                later[span.rows].append(_seconds(span))
+    return _medians(first), _medians(later)
+
+
+def _rests(trace: Trace) -> list[float]:
+    """Return the seconds outside of a round's forwards per drafted node, from round 2 on."""
+    forwards = _forwards(trace, "draft", "verify")
+    return [
+        ((late.time - early.time) / 1e9 - sum(map(_seconds, forwards[late.step]))) / late.drafted
+        for early, late in pairwise(trace.rounds)
+        if late.drafted
+    ]
+
+
+def _forwards(trace: Trace, *kinds: str) -> dict[int, list[Span]]:
+    """Return each round's finished forwards of these kinds, in order of time."""
+    spans = defaultdict[int, list[Span]](list)
+    for span in sorted(trace.spans, key=lambda span: span.start):
+        if span.kind in kinds and span.outcome == "done":
+            spans[span.step].append(span)
+    return spans
+
+
+def _seconds(span: Span) -> float:
+    return (span.end - span.start) / 1e9
+
+
+def _medians(times: Mapping[int, Sequence[float]]) -> Curve:
+    return tuple((number, statistics.median(seconds)) for number, seconds in sorted(times.items()))
+
+
+# The file of a measurement.
+
+
+def probe_path(facts: Mapping[str, Any], models: Iterable[Path]) -> Path:
+    """Return the file of a measurement.
+
+    Args:
+        facts: JSON values that the measurement depends on: method, settings, machine, versions.
+        models: Directories of the models and of the head; sizes and times of their files count.
+    """
+    files = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+        for folder in models
+        for file in sorted(folder.resolve().glob("*"))
+        if file.is_file()
+    ]
+    key = json.dumps([facts, files], sort_keys=True)
+    return cache_folder() / "measured" / f"{sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def read_probe(path: Path) -> Probe | None:
+    """Return a stored measurement; None if the file is missing or broken, to measure again."""
+    try:
+        stored = parse_json(read_text(path, LONGEST))
+        probe = Probe(**{name: _frozen(value) for name, value in stored.items()})
+        plans = best_tree(probe), best_dynamic(probe, 1)  # wrong values fail here
+    except (UsageError, ValueError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError):
+        return None
+    return probe if all(isfinite(plan.speedup) for plan in plans) else None
+
+
+def write_probe(path: Path, probe: Probe) -> None:
+    """Store a measurement of `ENOUGH` rounds; one that is not stored is made again next time."""
+    if probe.rounds < ENOUGH:
+        return
+    with contextlib.suppress(OSError):  # the run does not need the file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            json.dump(asdict(probe), file)
+
+
+def _frozen(value: Any) -> Any:
+    """Return a JSON value with tuples instead of lists."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

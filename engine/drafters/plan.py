@@ -1,0 +1,176 @@
+"""The draft that brings the most tokens per second, from measured costs and acceptance rates.
+
+Source: Sequoia (Chen et al. 2024, arXiv:2402.12374), the choice of a tree from acceptance rates by
+rank and from the time of a verification; here the rates depend on the level, too, and the time of
+drafting counts. With independent rates the best tree of n nodes holds the n most probable paths.
+
+A round drafts, verifies and emits the accepted tokens and one token of the target. Plain decoding
+emits one token per one-row forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from engine.drafters.static import MOST_NODES
+from engine.drafters.tree import Ranks
+
+Curve: TypeAlias = tuple[tuple[int, float], ...]
+"""Measured (number, seconds) pairs, the number rising; times between them are interpolated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Measured facts about one method with one pair on one machine."""
+
+    verify: Curve
+    """Rows -> seconds of one forward of the target."""
+    first: Curve
+    """Levels of a draft -> seconds of its first forward."""
+    later: Curve
+    """Rows -> seconds of each further forward of a draft, one per level; empty if the first forward
+    drafts all levels."""
+    rest: float
+    """Seconds of a round outside of these forwards, per drafted node."""
+    rates: tuple[tuple[float, ...], ...]
+    """[level][rank]: how often the accepted child is the child of this rank, falling, given that
+    the node above was accepted and had children."""
+    orders: tuple[tuple[float, ...], ...]
+    """[levels - 1][i]: share of rounds that accept the drafter's i-th most probable node of the
+    first `levels` levels."""
+    rounds: int
+    """Rounds that were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A draft and its prediction."""
+
+    levels: int
+    nodes: int
+    tokens: float
+    """Predicted tokens per target forward."""
+    speedup: float
+    """Predicted tokens per second over those of plain decoding."""
+    paths: tuple[Ranks, ...] = ()
+    """The nodes of a static tree; empty if the drafter's probabilities choose them."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the plan for a run's header, without the paths."""
+        return {
+            "levels": self.levels,
+            "nodes": self.nodes,
+            "tokens_per_forward": round(self.tokens, 3),
+            "speedup": round(self.speedup, 3),
+        }
+
+
+Best: TypeAlias = Callable[[Probe], Plan]
+"""Chooses a draft."""
+
+
+def best_tree(probe: Probe) -> Plan:
+    """Return the static tree with the most predicted tokens per second.
+
+    A chain if the rates have one rank. If plain decoding is faster than every draft, the plan's
+    speed-up is below 1.
+    """
+    return _fastest(probe, _trees(probe))
+
+
+def best_dynamic(probe: Probe, top: int, levels: int = 0, nodes: int = 0) -> Plan:
+    """Return the dynamic tree with the most predicted tokens per second.
+
+    Args:
+        probe: Measured with the same `top`.
+        top: Nodes per level that get children.
+        levels: Levels of the tree; 0 chooses them.
+        nodes: Nodes that are verified; 0 chooses them.
+    """
+    return _fastest(probe, _dynamic_trees(probe, top, levels, nodes))
+
+
+Candidate: TypeAlias = tuple[Plan, Sequence[int]]
+"""A draft without its speed-up, and the number of nodes with children of each level."""
+
+
+def _fastest(probe: Probe, candidates: Iterable[Candidate]) -> Plan:
+    plain = _seconds(probe.verify, 1)
+    plans = [
+        Plan(p.levels, p.nodes, p.tokens, p.tokens * plain / _round_seconds(probe, p.nodes, parents), p.paths)
+        for p, parents in candidates
+    ]
+    return max(plans, key=lambda plan: plan.speedup)  # among equals the first, which is the smallest
+
+
+def _round_seconds(probe: Probe, nodes: int, parents: Sequence[int]) -> float:
+    draft = _seconds(probe.first, len(parents))
+    if probe.later:
+        draft += sum(_seconds(probe.later, rows) for rows in parents[1:])
+    return draft + _seconds(probe.verify, nodes + 1) + probe.rest * nodes
+
+
+def _trees(probe: Probe) -> Iterable[Candidate]:
+    for levels in range(1, len(probe.rates) + 1):
+        nodes = likeliest(probe.rates[:levels], _most_nodes(probe))
+        sums = accumulate((probability for _, probability in nodes), initial=1.0)
+        for count, tokens in enumerate(sums):
+            paths = tuple(sorted((path for path, _ in nodes[:count]), key=lambda path: (len(path), path)))
+            if paths:
+                depth = len(paths[-1])
+                parents = Counter(map(len, {path[:-1] for path in paths}))
+                yield Plan(depth, count, tokens, 0.0, paths), [parents[i] for i in range(depth)]
+
+
+def _dynamic_trees(probe: Probe, top: int, levels: int, nodes: int) -> Iterable[Candidate]:
+    depths = [levels] if levels else range(1, len(probe.orders) + 1)
+    for depth in depths:
+        shares = probe.orders[min(depth, len(probe.orders)) - 1][: _most_nodes(probe)]
+        counts = [min(nodes, len(shares))] if nodes else range(1, len(shares) + 1)
+        for count in counts:
+            yield Plan(depth, count, 1 + sum(shares[:count]), 0.0), [1] + [top] * (depth - 1)
+
+
+def _most_nodes(probe: Probe) -> int:
+    """Return the nodes of the largest draft whose verification was measured, at least 1."""
+    return max(1, min(MOST_NODES, probe.verify[-1][0] - 1))
+
+
+def likeliest(rates: Sequence[Sequence[float]], most: int) -> list[tuple[Ranks, float]]:
+    """Return up to `most` paths with the largest probabilities, the product of their rates.
+
+    A path's parent and elder sibling are before it, so the first n paths are a tree.
+
+    Args:
+        rates: [level][rank], falling in each level.
+        most: Number of paths.
+    """
+    heap: list[tuple[float, int, Ranks]] = []
+    found = list[tuple[Ranks, float]]()
+
+    def push(above: float, path: Ranks) -> None:
+        level, rank = len(path) - 1, path[-1]
+        if level < len(rates) and rank < len(rates[level]):
+            heappush(heap, (-above * rates[level][rank], len(path), path))
+
+    push(1.0, (0,))
+    above = dict[Ranks, float]({(): 1.0})
+    while heap and len(found) < most:
+        negative, _, path = heappop(heap)
+        above[path] = -negative
+        found.append((path, -negative))
+        push(above[path[:-1]], (*path[:-1], path[-1] + 1))
+        push(-negative, (*path, 0))
+    return found
+
+
+def _seconds(curve: Curve, number: int) -> float:
+    numbers, seconds = zip(*curve, strict=True)
+    return float(np.interp(number, numbers, seconds))

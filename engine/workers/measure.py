@@ -1,0 +1,44 @@
+"""Time a model's forwards on its worker."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.model.language import LanguageModel
+from engine.model.slots import Rows, Slots
+from engine.workers.jobs import Measure
+
+
+def measure(model: LanguageModel, job: Measure, stopped: Callable[[], bool]) -> tuple[float, ...]:
+    """Return the median seconds of forwards of each number of rows, as far as the time allows.
+
+    Args:
+        model: Gets a cache of its own; no sequence is touched.
+        job: Numbers of rows and limits; numbers that do not fit into the context are left out.
+        stopped: Returns whether the job was stopped; called between forwards.
+    """
+    counts = [rows for rows in job.rows if rows + 1 < model.context]
+    context = min(job.context, model.context - 1 - max(counts))
+    cache = model.new_cache(1, context + max(counts))
+    model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
+    times: list[list[float]] = [[] for _ in counts]
+    begun = time.perf_counter()
+    for _ in range(job.repeats):
+        for count, seconds in zip(counts, times, strict=True):
+            if times[0] and (stopped() or time.perf_counter() - begun > job.seconds):
+                break
+            seconds.append(_forward(model, cache, context, count))
+    return tuple(statistics.median(seconds) for seconds in times if seconds)
+
+
+def _forward(model: LanguageModel, cache: Slots, context: int, rows: int) -> float:
+    """Return the seconds of one forward of `rows` rows after `context` cached ones."""
+    job = Rows.chain(0, np.ones(rows, dtype=np.int64), context)
+    begun = time.perf_counter()
+    cache.keep(0, np.arange(context))
+    model.forward(cache, job, np.arange(rows)).logits.argmax(-1).tolist()
+    return time.perf_counter() - begun

@@ -1,0 +1,275 @@
+"""Drafts planned from measurements: the facts in a trace, the stored file, and real runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import engine
+from engine.cluster import probing, session
+from engine.cluster.probing import orders_of, probe_of, probe_path, rates_of, read_probe, write_probe
+from engine.drafters.plan import Probe
+from engine.drafters.static import tree
+from engine.model.language import LanguageModel
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
+from engine.trace.events import Decision, Header, Round, Span
+from engine.trace.trace import Trace
+from engine.types import Limits
+from engine.workers.jobs import Measure
+from engine.workers.measure import measure
+from tests.engine.heads.random_heads import make_heads
+from tests.engine.methods.head_runs import drifting
+from tests.engine.methods.pairs import save_with_tokenizer
+
+PROBE = Probe(
+    verify=((1, 0.1), (2, 0.1)),
+    first=((2, 0.01),),
+    later=((1, 0.02),),
+    rest=0.001,
+    rates=((0.5, 0.25), (0.125,)),
+    orders=((0.5,), (0.5, 0.25)),
+    rounds=probing.ENOUGH,
+)
+PROMPT, LIMITS = [5, 9, 23, 4], Limits(16)
+
+
+def draft(
+    *nodes: tuple[int, str], step: int = 1, position: int = 4, q: tuple[float, ...] = ()
+) -> list[Decision]:
+    """Return the rows of a draft of (parent, outcome) nodes."""
+    levels = {-1: -1}
+    rows = list[Decision]()
+    for node, (parent, outcome) in enumerate(nodes):
+        levels[node] = levels[parent] + 1
+        chance = q[node] if q else 0.5
+        place = (step, 0, node, parent, position + levels[node], 7)
+        rows.append(Decision(*place, None, chance, None, "match", outcome, 1, 2))
+    return rows
+
+
+FIRST = draft((-1, "rejected"), (-1, "accepted"), (0, "discarded"), (1, "accepted"))
+SECOND = draft((-1, "accepted"), (-1, "discarded"), (0, "rejected"), (0, "rejected"))
+
+
+def test_rates_count_a_rank_when_the_node_above_was_accepted(monkeypatch):
+    monkeypatch.setattr(probing, "PRIOR", 0.0)
+    # level 1: ranks 0 and 1 were accepted once each in two drafts; level 2 was reached in both:
+    # rank 0 was accepted once in two, rank 1 was offered once and rejected
+    assert rates_of([FIRST, SECOND]) == ((0.5, 0.5), (0.5, 0.0))
+
+
+def test_a_rate_of_few_observations_is_drawn_towards_its_rank_over_all_levels():
+    ((first, _), (second, _)) = rates_of([FIRST, SECOND])
+    assert first == second == pytest.approx((1 + probing.PRIOR * 0.5) / (2 + probing.PRIOR))
+
+
+def test_orders_count_the_most_probable_nodes_of_the_first_levels():
+    likely = draft((-1, "accepted"), (-1, "discarded"), (0, "accepted"), q=(0.6, 0.5, 0.5))
+    other = draft((-1, "rejected"), (-1, "accepted"), (0, "discarded"), q=(0.6, 0.1, 0.9))
+    # by probability of the path: 0, 1, 2 (0.6, 0.5, 0.3) and 0, 2, 1 (0.6, 0.54, 0.1)
+    assert orders_of([likely, other]) == ((0.5, 0.5), (0.5, 0.0, 1.0))
+
+
+def trace_of(*drafts: list[Decision]) -> Trace:
+    """Return a trace in which the draft of step s takes 10 s and 20 s, its verification 50 s."""
+    header = Header(
+        "id", "", "eagle", "EAGLE", {}, ("",), ((1, 2, 3, 4),), {}, {"max_new_tokens": 9}, "", "", (), "", ""
+    )
+    trace, second = Trace(header), 1_000_000_000
+    for step, nodes in enumerate(drafts, 1):
+        start = 100 * step * second
+        times = [("draft", 0, 10, 3), ("draft", 10, 30, 2), ("verify", 30, 80, 5), ("sample", 80, 81, 4)]
+        for number, (kind, begun, ended, rows) in enumerate(times):
+            work = (start + begun * second, start + ended * second)
+            trace.add(Span(10 * step + number, "cpu", kind, *work, "", step, 0, rows, 9, "done"))  # type: ignore[arg-type]
+        for row in nodes:
+            trace.add(replace(row, step=step))
+        trace.add(Round(step, 0, "verify", len(nodes), 0, 1, start + 100 * second, 0))
+    return trace
+
+
+def test_a_trace_gives_the_times_of_drafting_by_forward():
+    probe = probe_of(((1, 1.0),), [trace_of(FIRST, SECOND)])
+    assert probe is not None
+    assert (probe.first, probe.later) == (((2, 10.0),), ((2, 20.0),))
+    assert probe.rest == pytest.approx((100 - 80) / 4), "20 s outside of the forwards, for 4 nodes"
+    assert probe.rounds == 2
+
+
+def test_drafts_that_the_end_of_the_output_cut_do_not_count_as_shallow_trees():
+    cut = draft((-1, "accepted"), position=4 + 8)
+    probe = probe_of(((1, 1.0),), [trace_of(FIRST, cut)])
+    assert probe is not None
+    assert probe.orders == orders_of([FIRST])
+    assert probe_of(((1, 1.0),), [trace_of()]) is None, "nothing was drafted"
+
+
+def test_a_stored_measurement_is_read_again_and_a_broken_one_is_not(tmp_path):
+    path = tmp_path / "new" / "probe.json"
+    assert read_probe(path) is None
+    write_probe(path, PROBE)
+    assert read_probe(path) == PROBE
+    for broken in (
+        "",
+        "[]",
+        '{"verify": 3}',
+        "nonsense",
+        path.read_text()[:-20],
+        json.dumps({**json.loads(path.read_text()), "verify": [[1, "a"]]}),
+        json.dumps({**json.loads(path.read_text()), "verify": [[1, float("nan")]]}),
+        json.dumps({**json.loads(path.read_text()), "rates": []}),
+    ):
+        path.write_text(broken)
+        assert read_probe(path) is None, broken
+
+
+def test_a_short_measurement_is_not_stored(tmp_path):
+    write_probe(tmp_path / "probe.json", replace(PROBE, rounds=probing.ENOUGH - 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").write_text("a")
+    path = probe_path({"method": "eagle"}, [model])
+    assert path == probe_path({"method": "eagle"}, [model])
+    assert path.is_relative_to(tmp_path / "cache")
+    assert path != probe_path({"method": "hydra"}, [model])
+    (model / "weights").write_text("ab")
+    assert path != probe_path({"method": "eagle"}, [model])
+
+
+# Real runs.
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Pair:
+    """A tiny target that is its own drafter, with random heads."""
+    folder = tmp_path_factory.mktemp("planned")
+    save_with_tokenizer(drifting("llama"), folder / "target")
+    heads = make_heads(folder / "heads", folder / "target", scale=0.5)
+    return replace(Pair.of(folder / "target", folder / "target"), heads_path=heads)
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch) -> None:
+    """Measure a few rounds and store them in a folder of the test."""
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
+    monkeypatch.setattr(probing, "BUDGET_S", 0.0)
+    monkeypatch.setattr(probing, "FEWEST", probing.ENOUGH)
+
+
+@pytest.fixture
+def cluster(pair, quick) -> Iterator[engine.Cluster]:
+    with engine.open(pair, runtime="local-thread", device="cpu", plans=True) as opened:
+        yield opened
+
+
+def planned(cluster: engine.Cluster, method: str, **config: object) -> Trace:
+    return cluster.run(method, PROMPT, config=config, limits=LIMITS)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle2", "parallelspec_eagle", "speculative"])
+def test_a_planned_run_writes_the_greedy_text_and_is_repeated_by_its_config(method, cluster):
+    expected = planned(cluster, "autoregressive").token_ids()
+    trace = planned(cluster, method)
+    header, plan = trace.header, trace.header.environment["planned"]
+    assert trace.token_ids() == expected
+    assert plan["nodes"] >= plan["levels"] >= 1
+    if "tree" in header.config:
+        assert len(tree(header.config["tree"]).paths) == plan["nodes"]
+    again = planned(cluster, method, **header.config)
+    assert again.header.config == header.config
+    assert "planned" not in again.header.environment, "an explicit draft is not a prediction's"
+    assert [(r.drafted, r.accepted) for r in again.rounds] == [(r.drafted, r.accepted) for r in trace.rounds]
+
+
+@pytest.mark.parametrize("method", ["medusa", "parallelspec_medusa"])
+def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, cluster, monkeypatch):
+    likely = replace(PROBE, verify=((1, 0.1), (5, 0.1)), later=(), rates=((0.9, 0.5), (0.8,)))
+    monkeypatch.setattr(session, "measure_probe", lambda *_: likely)
+    trace = planned(cluster, method)
+    config = trace.header.config
+    assert config["tree"] == "[[0],[1],[0,0],[1,0]]"
+    assert config["heads" if method == "medusa" else "masks"] == (2 if method == "medusa" else 1)
+    assert trace.header.environment["planned"]["nodes"] == max(r.drafted for r in trace.rounds) == 4
+    assert trace.token_ids() == planned(cluster, "autoregressive").token_ids()
+
+
+def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, monkeypatch):
+    plan = planned(cluster, "hydra").header.environment["planned"]
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(session, "measure_probe", forbidden)
+    assert planned(cluster, "hydra").header.environment["planned"] == plan
+    with engine.open(pair, runtime="local-thread", device="cpu", plans=True) as other:
+        assert planned(other, "hydra").header.environment["planned"] == plan
+        with pytest.raises(AssertionError, match="measured again"):
+            planned(other, "hydra", heads=1)
+
+
+def test_stop_during_the_measurement_ends_the_run_and_stores_nothing(cluster, tmp_path):
+    cancel = threading.Event()
+    cancel.set()
+    trace = cluster.run("eagle", PROMPT, limits=LIMITS, cancel=cancel)
+    assert trace.status == "cancelled"
+    assert "planned" not in trace.header.environment
+    assert not list(tmp_path.rglob("*.json"))
+    assert planned(cluster, "eagle").status == "done"
+
+
+def test_toys_and_virtual_clusters_use_the_papers_values(pair, monkeypatch):
+    monkeypatch.setattr(session, "measure_probe", None)
+    papers = {
+        "eagle": {"tree": "eagle"},
+        "eagle2": {"top": 10, "depth": 6, "total": 59},
+        "speculative": {"gamma": 5},
+    }
+    with engine.open(pair, runtime="local-thread", device="cpu") as toy:
+        for method, values in papers.items():
+            trace = toy.run(method, PROMPT, limits=Limits(2))
+            assert values.items() <= trace.header.config.items()
+            assert "planned" not in trace.header.environment
+    with engine.open(profile="8xA100", runtime="virtual") as virtual:
+        assert virtual.run("speculative", "Hi", limits=Limits(2)).header.config["gamma"] == 5
+
+
+def test_a_method_without_a_drafter_is_refused_before_anything_is_measured(pair, quick, monkeypatch):
+    monkeypatch.setattr(session, "measure_probe", None)
+    alone = replace(pair, drafter_path=None)
+    with engine.open(alone, runtime="local-thread", device="cpu", plans=True) as cluster:
+        with pytest.raises(engine.UsageError, match="needs a drafter"):
+            planned(cluster, "speculative")
+        with pytest.raises(engine.UsageError, match="prompt is empty"):
+            cluster.run("eagle", "")
+
+
+@pytest.fixture(scope="module")
+def model(pair) -> LanguageModel:
+    return load(pair.target_path)
+
+
+def test_forwards_of_several_numbers_of_rows_are_timed_in_turn(model):
+    seconds = measure(model, Measure("target", context=8, repeats=3, rows=(1, 2, 4)), lambda: False)
+    assert len(seconds) == 3
+    assert min(seconds) > 0
+
+
+def test_a_measurement_that_is_stopped_or_out_of_time_has_the_first_number_of_rows(model):
+    job = Measure("target", context=8, repeats=100, rows=(1, 2, 4))
+    assert len(measure(model, job, lambda: True)) == 1
+    assert len(measure(model, replace(job, seconds=-1.0), lambda: False)) == 1
+
+
+def test_numbers_of_rows_beyond_the_context_are_left_out(model):
+    job = Measure("target", context=10_000, repeats=1, rows=(1, model.context - 2, 10 * model.context))
+    assert len(measure(model, job, lambda: False)) == 2
