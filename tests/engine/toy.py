@@ -357,6 +357,7 @@ def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE
 Method = Callable[[ToyRun], Coroutine[None, None, None]]
 
 
+@torch.inference_mode()
 def joint(
     decode: Method,
     p: Logits,
