@@ -239,10 +239,10 @@ class HeadOptions(Recipe):
         """
         if recipe not in RECIPES:
             raise UsageError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
-        named = RECIPES[recipe].get(kind, {})
+        settings = HEAD_DEFAULTS.get(kind, {}) | RECIPES[recipe].get(kind, {})
         if "steps" in given:
-            named = named | {"epochs": 0}
-        return cls(kind=kind, recipe=recipe, **HEAD_DEFAULTS.get(kind, {}) | named | given)
+            settings["epochs"] = 0
+        return cls(kind=kind, recipe=recipe, **settings | given)
 
 
 @dataclass(frozen=True, slots=True)
