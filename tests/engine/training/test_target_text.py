@@ -199,7 +199,7 @@ def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated: Pat
 
 def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Path, tmp_path: Path) -> None:
     options = HeadOptions.of(
-        "medusa",
+        "eagle",
         data=corpus,
         out=tmp_path / "out",
         target=templated,
@@ -207,6 +207,7 @@ def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Pa
         written=500,
         answer=20,
         sequence=64,
+        precision="bf16",
     )
     train_head(options)
     text, pair = read_text(tmp_path / "out" / "written.safetensors", templated), Pair.of(templated)
