@@ -15,12 +15,13 @@ from engine.errors import ModelError, one_line, plain_name
 from engine.pairs.config import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("I64", "I32")
 _INDEX = "model.safetensors.index.json"
 MOST_SHARDS = 1000
 LONGEST_INDEX = 1 << 24
@@ -50,8 +51,12 @@ class Checkpoint:
             key: tuple(self._shards[path].get_slice(key).get_shape()) for key, path in self._paths.items()
         }
 
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def check(self, expected: Mapping[str, tuple[int, ...]], integers: Collection[str] = ()) -> None:
         """Compare names, shapes and types of the tensors with the config's.
+
+        Args:
+            expected: Name -> shape.
+            integers: Names of the tensors of whole numbers; all others hold floating-point numbers.
 
         Raises:
             ModelError: They differ.
@@ -69,7 +74,7 @@ class Checkpoint:
             stored = self._shards[path].get_slice(key).get_shape()
             if tuple(stored) != shape:
                 raise ModelError(f"{path}: {key} has shape {stored}; config.json asks for {list(shape)}")
-            self.check_type(key)
+            self.check_type(key, INTEGERS if key in integers else FLOATS)
 
     def check_type(self, key: str, kinds: Sequence[str] = FLOATS) -> None:
         """Check that the type of a tensor is among `kinds`, in safetensors' names.
