@@ -21,7 +21,7 @@ from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Corpus
 from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers, train_step
-from engine.training.options import DrafterOptions, HeadOptions, Recipe
+from engine.training.options import DistilOptions, DrafterOptions, HeadOptions, Recipe
 from engine.training.tokenizer import Encoder
 
 SHARD = "14MB"
@@ -196,7 +196,7 @@ def open_training(options: Recipe, resume: bool) -> State:
     return state
 
 
-def check_lengths(options: DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
+def check_lengths(options: DistilOptions | DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
     """Check that texts and answers fit the context of the models.
 
     Raises:

@@ -29,7 +29,7 @@ from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.data import Corpus
-from engine.training.options import DrafterOptions, HeadOptions
+from engine.training.options import DistilOptions, DrafterOptions, HeadOptions
 from engine.training.steps import Listener, Progress, pick_device
 from engine.training.tokenizer import ROLES
 
@@ -151,7 +151,7 @@ def write_text(
     path: Path,
     pair: Pair,
     corpus: Corpus,
-    options: DrafterOptions | HeadOptions,
+    options: DistilOptions | DrafterOptions | HeadOptions,
     progress: Listener,
     cancel: threading.Event,
 ) -> None:
