@@ -34,6 +34,8 @@ class Texts(NamedTuple):
     anchors: np.ndarray
     """Tokens after which a draft begins, (A,) int64, rising; none is the first or the last of its
     text."""
+    answers: Tensor | None = None
+    """Whether each token belongs to an answer, (T,) bool; losses count no others. None: all do."""
 
     def anchors_with(self, count: int) -> np.ndarray:
         """Return the anchors whose text has at least `count` more tokens."""

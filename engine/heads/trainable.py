@@ -39,6 +39,13 @@ class Learned(NamedTuple):
     """Index in `Texts` of the token that each state predicts, (A',) int64; its feature is one
     before."""
 
+    def of_answers(self, texts: Texts) -> Learned:
+        """Return the states that predict tokens of answers."""
+        if texts.answers is None:
+            return self
+        counted = texts.answers[self.labels]
+        return Learned(self.states[counted], self.labels[counted])
+
 
 @dataclass(frozen=True)
 class TrainableHead:

@@ -15,7 +15,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -275,4 +275,5 @@ def _parse(file: Path) -> LayerDrafter:
             raise ModelError(f"{file}: {name} is {shown(raw.get(name))}; it must be of type {kind.__name__}")
     if not all(type(layer) is int for layer in raw["layers"]):
         raise ModelError(f"{file}: layers is {shown(raw['layers'])}; it must hold whole numbers")
-    return LayerDrafter(**{name: raw[name] for name in kinds} | {"layers": tuple(raw["layers"])})
+    fields: dict[str, Any] = {name: raw[name] for name in kinds}
+    return LayerDrafter(**fields | {"layers": tuple(raw["layers"])})

@@ -33,6 +33,7 @@ NONE: Mapping[str, Any] = {}
 
 if TYPE_CHECKING:
     from engine.pairs.pair import Pair
+    from engine.pairs.progress import Progress as Download
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_drafter(drafter)
     drafter.set_defaults(train=_train_drafter)
     for kind in HEAD_DEFAULTS:
-        doc = f"train a drafting head ({kind}) for a pair's target, on text that the target writes"
+        doc = f"train a drafting head ({kind}) for a target, on text that the target writes"
         head = commands.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
+        models = head.add_mutually_exclusive_group()
+        _add_pair_name(models)
+        doc = "directory, .gguf file, short name or hub id of a target, instead of --pair"
+        models.add_argument("--target", metavar="PATH", help=doc)
         _add_text(head)
         doc = "a head whose tensors are copied where names and shapes agree"
         head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
@@ -83,6 +88,7 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_distil(parser: argparse.ArgumentParser) -> None:
+    _add_pair_name(parser)
     _add_text(parser)
     _add_recipe(parser, DistilOptions)
 
@@ -97,8 +103,11 @@ def _add_drafter(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser, DrafterOptions)
 
 
-def _add_text(parser: argparse.ArgumentParser) -> None:
+def _add_pair_name(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
     parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         type=Path,
@@ -147,7 +156,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_card(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    _add_pair_name(parser)
     parser.add_argument("--target", metavar="PATH", help="directory or hub id of a target, instead of --pair")
     parser.add_argument("--drafter", metavar="PATH", help="directory or hub id of its drafter")
     parser.add_argument(
@@ -162,7 +171,7 @@ def _add_card(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pair", default="bundled", metavar="PAIR", help="a pair's name or folder (bundled)")
+    _add_pair_name(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", help="corpus whose held-out chats are prompts")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the card (heads/README.md in the pair's folder)"
@@ -178,7 +187,8 @@ def _train_pair(args: argparse.Namespace) -> int:
     options = PairOptions(**given)
     from engine.training.pair import train_pair
 
-    _train(train_pair, options, args)
+    if not _train(train_pair, options, args):
+        return 0
     card = CardSettings(data=options.data, prompts=tuple(args.prompts), window=options.sequence)
     return _write_card(*_find_pair(str(options.out)), card, options.out / CARD)
 
@@ -187,33 +197,32 @@ def _train_distil(args: argparse.Namespace) -> int:
     options = DistilOptions(**_given(args, DistilOptions, pair=_find_pair(args.pair)[1]))
     from engine.training.distil import distil_drafter
 
-    _train(distil_drafter, options, args)
-    sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
+    if _train(distil_drafter, options, args):
+        sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
     return 0
 
 
 def _train_drafter(args: argparse.Namespace) -> int:
-    from engine.pairs.sources import resolve
-
-    path = Path(args.target).expanduser()
-    name = path.resolve().name if path.exists() else args.target
-    target = resolve(args.target)
+    target, name = _find_target(args)
     options = DrafterOptions(
         **_given(args, DrafterOptions, target=target, target_name=name, text=tuple(args.text))
     )
     from engine.training.layers.train import train_drafter
 
-    _train(train_drafter, options, args)
-    sys.stdout.write(f"wrote {options.out}; draft with it: --target {args.target} --drafter {options.out}\n")
+    if _train(train_drafter, options, args):
+        sys.stdout.write(
+            f"wrote {options.out}; draft with it: --target {args.target} --drafter {options.out}\n"
+        )
     return 0
 
 
 def _train_head(args: argparse.Namespace) -> int:
-    options = HeadOptions(**_given(args, HeadOptions, pair=_find_pair(args.pair)[1]))
+    target, name = _find_target(args)
+    options = HeadOptions(**_given(args, HeadOptions, target=target, target_name=name))
     from engine.training.heads.train import train_head
 
-    _train(train_head, options, args)
-    sys.stdout.write(f"wrote {options.out}\n")
+    if _train(train_head, options, args):
+        sys.stdout.write(f"wrote {options.out}\n")
     return 0
 
 
@@ -239,9 +248,14 @@ def _given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict
     return {name: value for name, value in vars(args).items() if name in names} | more
 
 
-def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> None:
-    """Train with a progress bar; Ctrl-C stops the training with a checkpoint."""
+def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> bool:
+    """Train with a progress bar; Ctrl-C stops the training with a checkpoint.
+
+    Returns:
+        Whether this is the main process, which writes the results.
+    """
     import torch
+    from accelerate import PartialState
 
     if args.threads is not None:
         if args.threads < 1:
@@ -249,6 +263,7 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
         torch.set_num_threads(args.threads)
     with cancel_on_interrupt() as cancel, Bar() as bar:
         train(options, bar.show, cancel, resume=args.resume)
+    return PartialState().is_main_process
 
 
 def _train_card(args: argparse.Namespace) -> int:
@@ -269,8 +284,27 @@ def _find_pair(name: str) -> tuple[Pair, Path]:
 
     folder = Path(name)
     if (folder / "target").is_dir():
-        return Pair.of(folder / "target", folder / "drafter"), folder
+        drafter = folder / "drafter"
+        return Pair.of(folder / "target", drafter if drafter.is_dir() else None), folder.resolve()
     return Pair.find(name), PAIRS / name
+
+
+def _find_target(args: argparse.Namespace) -> tuple[Path, str]:
+    """Return the directory of `--target` or of the pair's target, and its name in the outputs."""
+    from engine.pairs.sources import resolve
+
+    if args.target is None:
+        pair, folder = _find_pair(args.pair)
+        return pair.target_path, folder.name
+    path = Path(args.target).expanduser()
+    name = path.resolve().name if path.exists() else args.target
+    return resolve(args.target, _report_download), name
+
+
+def _report_download(progress: Download) -> None:
+    """Announce a download or a conversion."""
+    if not progress.file:
+        sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")
 
 
 def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output: Path) -> int:

@@ -130,11 +130,15 @@ class Corpus:
     """Tokenized documents, end to end."""
 
     ids: np.ndarray
-    """Token ids of all documents, (N,) uint16; each begins with <|bos|> and ends with <|eos|>."""
+    """Token ids of all documents, (N,), as `narrow` returns them; each begins with <|bos|> and ends
+    with <|eos|>."""
     starts: np.ndarray
     """First token of each document in `ids`, then N, (D + 1,) int64."""
     repeats: np.ndarray
     """How often each document is in an epoch, (D,) int64."""
+    answers: np.ndarray | None = None
+    """First token of the answer in each document, as an index of `ids`, (D,) int64; the tokens
+    before it are the prompt, and no loss counts them. None: all tokens count."""
 
     @classmethod
     def read(
@@ -152,12 +156,17 @@ class Corpus:
         parts, repeats = list[np.ndarray](), list[int]()
         for name in (name for name in sources if mixture[name]):
             documents = (d for d in read_documents(sources[name]) if not is_held_out(d, held_out))
-            parts += (np.array(ids, dtype=np.uint16) for ids in encode(documents))
+            parts += (np.array(ids, dtype=np.int32) for ids in encode(documents))
             repeats += [mixture[name]] * (len(parts) - len(repeats))
         if not parts:
             raise UsageError(f"no document is left to train on; lower held_out from {held_out:g}")
         starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        return cls(np.concatenate(parts), starts, np.array(repeats, dtype=np.int64))
+        return cls(narrow(np.concatenate(parts)), starts, np.array(repeats, dtype=np.int64))
+
+
+def narrow(ids: np.ndarray) -> np.ndarray:
+    """Return token ids as uint16 if all of them fit, else as int32."""
+    return ids.astype(np.int32 if len(ids) and ids.max() >= 1 << 16 else np.uint16)
 
 
 class Stream:

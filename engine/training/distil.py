@@ -74,13 +74,14 @@ def distil_drafter(
     mixture = read_mixture(options.weights, sources)
     training, out = Training(options, progress, cancel, resume), options.out
     state = training.state
-    if not state.tokenizer:
-        for role in ("target", "drafter"):
-            shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
-        state.tokenizer = True
-        checkpoint.save(out, state, options)
-    corpus = training.read_corpus(sources, mixture, pair.tokenizer)
-    written = _written(options, corpus, training)
+    with training.execution.main_first():
+        if training.is_main and not state.tokenizer:
+            for role in ("target", "drafter"):
+                shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
+            state.tokenizer = True
+            checkpoint.save(out, state, options)
+        corpus = training.read_corpus(sources, mixture, pair.tokenizer)
+        written = _written(options, corpus, training)
     stream = Stream(corpus, options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
     if options.feed_forward:
@@ -88,13 +89,15 @@ def distil_drafter(
     phase = Phase(
         "distil", "drafter", options.steps, options.batch, options.sequence, options.learning_rate, 0
     )
-    trim_log(out / LOG, (phase,), state)
+    if training.is_main:
+        trim_log(out / LOG, (phase,), state)
     mixed = Mixed(Stream(written, options.seed), stream, options.share)
-    teacher = load_teacher(out / "target", training.device)
+    teacher = load_teacher(out / "target", training.device, training.dtype)
     losses_of = text_losses(mixed, phase, model.to(training.device), teacher, options.token_loss)
     training.fit(phase, model, losses_of)
-    save_model(model, out / "drafter")
-    _write_facts(options, state, phase, mixture, written)
+    if training.is_main:
+        save_model(model, out / "drafter")
+        _write_facts(options, state, phase, mixture, written)
     return out
 
 
@@ -105,10 +108,9 @@ def _check(options: DistilOptions) -> Pair:
             raise UsageError(f"pair is {options.pair}; it must be a folder with target and drafter in it")
     pair = Pair.of(options.pair / "target", options.pair / "drafter")
     target, drafter = (_shape(options.pair / role) for role in ("target", "drafter"))
-    if not target.vocab == drafter.vocab <= 65536:
+    if target.vocab != drafter.vocab:
         raise UsageError(
-            f"{options.pair} has vocabularies of {target.vocab} and {drafter.vocab}; "
-            "training takes pairs with the same, at most 65536"
+            f"{options.pair} has vocabularies of {target.vocab} and {drafter.vocab}; training takes pairs with the same"
         )
     if options.feed_forward > drafter.inner:
         raise UsageError(
@@ -129,7 +131,7 @@ def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corp
         read_text(options.text, folder)
         shutil.copyfile(options.text, path)
     if not path.is_file():
-        write_text(path, Pair.of(folder), corpus, options, training.progress, training.cancel)
+        write_text(path, Pair.of(folder), options, training, corpus)
     return read_text(path, folder)
 
 

@@ -1,8 +1,8 @@
-"""One step of training: the loss, the optimisers and the learning rate."""
+"""The parts of a training step: the loss, the optimisers and the learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
-from engine.errors import UsageError
 from engine.training.data import Mixed, Stream
 from engine.training.options import PairOptions, Recipe
 
@@ -46,7 +45,8 @@ LONG_RATE = 0.3
 
 def plan(options: PairOptions) -> tuple[Phase, ...]:
     """Return all phases in order."""
-    long_rows = max(1, options.batch * options.sequence // options.context)
+    parts = options.accumulate
+    long_rows = parts * max(1, options.batch * options.sequence // (options.context * parts))
     phases, position = list[Phase](), 0
     for role, steps in (("target", options.steps), ("drafter", options.drafter_steps)):
         short = (role, role, steps, options.batch, options.sequence, options.learning_rate)
@@ -102,8 +102,8 @@ class Losses(NamedTuple):
     """Cross-entropy or divergence at each place of a drafting head's draft."""
 
 
-LossesOf = Callable[[int], Losses]
-"""Returns the losses of a step; steps count from 0."""
+LossesOf = Callable[[int, slice], Losses]
+"""(step, rows) -> the losses of these rows of the step's batch; steps count from 0."""
 
 
 def losses(
@@ -118,11 +118,9 @@ def losses(
         labels: The token after each, (B, L).
         token_loss: Weight of the cross-entropy; the rest is the divergence.
     """
-    bf16 = torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda)
-    with bf16:
-        logits = model(input_ids=inputs, use_cache=False).logits.float().flatten(0, 1)
-        with torch.no_grad():
-            target = None if teacher is None else teacher(input_ids=inputs, use_cache=False).logits
+    logits = model(input_ids=inputs, use_cache=False).logits.float().flatten(0, 1)
+    with torch.no_grad():
+        target = None if teacher is None else teacher(input_ids=inputs, use_cache=False).logits
     tokens = functional.cross_entropy(logits, labels.flatten())
     if target is None:
         return Losses(tokens, tokens.item(), None)
@@ -138,26 +136,9 @@ def text_losses(
     """Return the function that computes the losses of a phase's steps; see `losses`."""
     device = next(model.parameters()).device
 
-    def of(step: int) -> Losses:
+    def of(step: int, rows: slice) -> Losses:
         batch = stream.batch(phase.position + step * phase.tokens, phase.rows, phase.length)
-        inputs, labels = (torch.from_numpy(part).to(device) for part in batch)
+        inputs, labels = (torch.from_numpy(part[rows]).to(device) for part in batch)
         return losses(model, teacher, inputs, labels, token_loss)
 
     return of
-
-
-def train_step(model: nn.Module, optimisers: Sequence[Optimizer], step_losses: Losses, rate: float) -> None:
-    """Update the model once.
-
-    Raises:
-        UsageError: The loss is not a finite number.
-    """
-    if not torch.isfinite(step_losses.total):
-        raise UsageError(f"the loss is {step_losses.total.item():g}; lower learning_rate from {rate:g}")
-    step_losses.total.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)

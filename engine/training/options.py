@@ -65,6 +65,9 @@ class Recipe:
     """Folder for the trained models, logs and checkpoints."""
 
     batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
+    accumulate: int = setting(
+        1, "Parts of a batch that are computed one after the other; saves memory.", low=1, high=65536
+    )
     sequence: int = setting(256, "Tokens in one sequence.", low=2, high=131072)
     optimizer: str = setting(
         "muon",
@@ -86,10 +89,18 @@ class Recipe:
     checkpoint_every: int = setting(100, "Steps between checkpoints.", low=1, high=1_000_000)
     seed: int = setting(0, "Fixes weights and order of documents.", low=0, high=2**31 - 1)
     device: str = setting("auto", "Where to train.", choices=("auto", "cpu", "cuda"))
+    precision: str = setting(
+        "auto",
+        "Precision of forwards; auto is bf16 on CUDA and on CPUs with AMX, else fp32. "
+        "Trained weights and their optimisers are always fp32.",
+        choices=("auto", "fp32", "bf16"),
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        if self.batch % self.accumulate:
+            raise UsageError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch}")
 
     def fixed(self) -> dict[str, Any]:
         """Return, as JSON values, the settings that must not change when a training is resumed."""
@@ -233,8 +244,10 @@ class HeadOptions(Recipe):
 
     kind: str = "medusa"
     """One of `HEAD_DEFAULTS`."""
-    pair: Path = Path()
-    """Folder with the target in it."""
+    target: Path = Path()
+    """Directory of the target."""
+    target_name: str = ""
+    """Name of the target in the outputs; empty: the directory's name."""
     text: Path | None = None
     """File of text that the same target wrote in an earlier training; None: it is written now."""
     start: Path | None = None

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Stream, find_sources, read_mixture, training_documents
+from engine.training.execution import pick_device
 from engine.training.fit import plan, text_losses
 from engine.training.options import PairOptions, Shape
 from engine.training.steps import (
@@ -28,7 +29,6 @@ from engine.training.steps import (
     ignore,
     load_teacher,
     phase_facts,
-    pick_device,
     read_log,
     save_model,
     trim_log,
@@ -59,18 +59,20 @@ def train_pair(
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
     training = Training(options, progress, cancel, resume)
-    if not training.state.tokenizer:
-        training.begin("tokenizer")
-        documents = training_documents(sources, mixture, options.held_out)
-        tokenizer = train_tokenizer(documents, options.vocabulary, options.context)
-        for role in ("target", "drafter"):
-            tokenizer.save_pretrained(options.out / role)
-        training.state.tokenizer = True
-        checkpoint.save(options.out, training.state, options)
+    with training.execution.main_first():
+        if training.is_main and not training.state.tokenizer:
+            training.begin("tokenizer")
+            documents = training_documents(sources, mixture, options.held_out)
+            tokenizer = train_tokenizer(documents, options.vocabulary, options.context)
+            for role in ("target", "drafter"):
+                tokenizer.save_pretrained(options.out / role)
+            training.state.tokenizer = True
+            checkpoint.save(options.out, training.state, options)
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
     corpus = training.read_corpus(sources, mixture, tokenizer)
     _run_phases(options, training, Stream(corpus, options.seed), len(tokenizer))
-    _write_facts(options, training.state, mixture)
+    if training.is_main:
+        _write_facts(options, training.state, mixture)
     return options.out
 
 
@@ -99,7 +101,8 @@ def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
 def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabulary: int) -> None:
     """Run the remaining phases; save each model after its last phase."""
     phases, state, device = plan(options), training.state, training.device
-    trim_log(options.out / LOG, phases, state)
+    if training.is_main:
+        trim_log(options.out / LOG, phases, state)
     model: Any = None
     teacher: nn.Module | None = None
     for index in range(state.phase, len(phases)):
@@ -107,13 +110,16 @@ def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabu
         if model is None:
             shape = options.target if phase.role == "target" else options.drafter
             model = new_model(shape, vocabulary, options.context, options.seed).to(device)
-            teacher = None if phase.role == "target" else load_teacher(options.out / "target", device)
+            if phase.role == "drafter":
+                teacher = load_teacher(options.out / "target", device, training.dtype)
         if index > state.phase:
             state.phase, state.step = index, 0
         losses_of = text_losses(stream, phase, model, teacher, options.token_loss)
         training.fit(phase, model, losses_of)
         if index + 1 == len(phases) or phases[index + 1].role != phase.role:
-            save_model(model, options.out / phase.role)
+            with training.execution.main_first():
+                if training.is_main:
+                    save_model(model, options.out / phase.role)
             model = None
 
 

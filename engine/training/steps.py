@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import mean
@@ -20,7 +22,8 @@ from engine.files import replacing
 from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Corpus
-from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers, train_step
+from engine.training.execution import Execution
+from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers
 from engine.training.options import DistilOptions, DrafterOptions, HeadOptions, Recipe
 from engine.training.tokenizer import Encoder
 
@@ -49,34 +52,23 @@ def ignore(_: object) -> None:
     """Ignore the report."""
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device of `auto`, `cpu` or `cuda`.
-
-    Raises:
-        UsageError: torch has no CUDA device.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device is cuda, but torch finds no CUDA device; use cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def save_model(model: Any, folder: Path) -> None:
     """Write a model as bf16 safetensors in shards; converts the model itself to bf16."""
     model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
 
 
-def load_teacher(folder: Path, device: torch.device) -> nn.Module:
+def load_teacher(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return the target as it was saved: a run uses these rounded weights, too."""
-    teacher: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    teacher: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return teacher.to(device).eval().requires_grad_(False)
 
 
 class Training:
-    """One training under way: its device, its progress (`state`), its listener.
+    """One training under way: how it computes, its progress (`state`), its listener.
 
     Args:
         options: The settings.
-        progress: Called after every step.
+        progress: Called after every step, in the main process.
         cancel: Set it to stop the training after the current step, with a checkpoint.
         resume: Whether to continue the training in `out`.
 
@@ -89,9 +81,12 @@ class Training:
     def __init__(
         self, options: Recipe, progress: Listener, cancel: threading.Event | None, resume: bool
     ) -> None:
-        self.device = pick_device(options.device)
-        self.state = open_training(options, resume)
-        self.progress = progress
+        self.execution = Execution(options)
+        self.device, self.dtype = self.execution.device, self.execution.dtype
+        self.is_main = self.execution.is_main
+        with self.execution.main_first():
+            self.state = open_training(options, resume or not self.is_main)
+        self.progress = progress if self.is_main else ignore
         self.cancel = cancel or threading.Event()
         self._options = options
 
@@ -129,38 +124,41 @@ class Training:
         Args:
             phase: The stretch of training.
             model: The model to train.
-            losses_of: Returns the model's losses in a step.
+            losses_of: Returns the model's losses in a step, for some rows of its batch.
             measure: Called with the number of finished steps, every `checkpoint_every` steps and at
                 the end; not timed.
 
         Raises:
             RunCancelled: The event was set; a checkpoint is written.
-            UsageError: The loss is not a finite number.
+            UsageError: The loss is not a finite number, or the batch cannot be divided.
             ModelError: The checkpoint is broken.
         """
-        options, state = self._options, self.state
+        options, state, execution = self._options, self.state, self.execution
+        execution.parts(phase.rows)  # refuse an impossible batch before the first step
         optimisers = make_optimisers(model, options)
         if state.step:
             checkpoint.restore(options.out, state, model, optimisers)
         begun = time.monotonic()
-        with (options.out / LOG).open("a", encoding="utf-8", buffering=1) as log:
+        log_file = options.out / LOG if self.is_main else Path(os.devnull)
+        with log_file.open("a", encoding="utf-8", buffering=1) as log:
             while state.step < phase.steps:
                 rate = learning_rate(phase, state.step, options)
-                losses = losses_of(state.step)
-                train_step(model, optimisers, losses, rate)
+                losses_of_rows = partial(losses_of, state.step)
+                losses = execution.update(model, optimisers, losses_of_rows, phase.rows, rate)
                 state.step += 1
                 row = _log_row(phase, state.step, losses, rate)
                 log.write(json.dumps(row) + "\n")
                 self.progress(Progress(phase.name, state.step, phase.steps, row["loss"]))
-                stopped = self.cancel.is_set()
+                stopped = execution.any_process(self.cancel.is_set())
                 due = state.step == phase.steps or state.step % options.checkpoint_every == 0
                 if stopped or due:
                     seconds = state.seconds.get(phase.name, 0.0)
                     state.seconds[phase.name] = seconds + time.monotonic() - begun
-                    if due:
+                    if due and self.is_main:
                         measure(state.step)
                     begun = time.monotonic()
-                    checkpoint.save(options.out, state, options, model, optimisers)
+                    if self.is_main:
+                        checkpoint.save(options.out, state, options, model, optimisers)
                 if stopped:
                     raise RunCancelled(
                         f"stopped at step {state.step} of {phase.steps} of the {phase.name}; "

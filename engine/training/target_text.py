@@ -1,43 +1,44 @@
 """Text that the target writes, to train drafters on: in use they read the target's answers.
 
-Prompts are cut from the corpus: a chat after one of its `<|assistant|>` markers, any other document
-somewhere in its first tokens. Every second prompt is answered greedily, the others at temperature
-1. Many answers are written at once, each in a slot of one cache; when an answer ends, its slot gets
-the next prompt.
+Prompts come from the corpus. If the target has a chat template, a prompt is the first turn of a
+chat, in the target's own format: as one user message through its template, as in a run. If it has
+none, or if the corpus's format is its own (`engine.training.tokenizer`), documents are cut: a chat
+after one of its `<|assistant|>` markers, any other document somewhere in its first tokens. Every
+second prompt is answered greedily, the others at temperature 1.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from math import nan
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model.cache import Cache
-from engine.model.decoder import Decoder
-from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.data import Corpus
+from engine.training.data import Corpus, find_sources, narrow, read_mixture, training_documents
 from engine.training.options import DistilOptions, DrafterOptions, HeadOptions
-from engine.training.steps import Listener, Progress, pick_device
-from engine.training.tokenizer import ROLES
+from engine.training.steps import Progress, Training
+from engine.training.tokenizer import CHAT_TEMPLATE, ROLES, split_chat
+from engine.training.writer import Text, Unfinished, Writer, Written, slots_for
 
 FILE = "written.safetensors"
-LONGEST_PROMPT = 160
-"""Most tokens of a prompt."""
-SLOTS = 64
-"""Answers written at once."""
+PART = "writing.safetensors"
+"""The texts of an unfinished writing, beside the file that it will become."""
+LONGEST_CUT = 160
+"""Most tokens of a document that is cut short."""
+LONGEST_PROMPT = 400
+"""Most tokens of a prompt with a chat template."""
+_KEPT_EVERY = 50
+"""Tokens of each answer after which the texts are stored."""
 
 
 def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
@@ -69,144 +70,199 @@ def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) 
     )
 
 
-@dataclass(slots=True)
-class _Answer:
-    """An unfinished answer, in its slot."""
-
-    ids: list[int]
-    """Prompt and answer."""
-    end: int
-    """Most tokens of both."""
-    greedy: bool
-    cached: int = 0
-    """Tokens in the cache."""
-
-
-def write(
-    target: Decoder,
-    prompts: Iterator[np.ndarray],
-    eos: tuple[int, ...],
-    tokens: int,
-    longest: int,
-    seed: int,
-    progress: Callable[[int], None],
-    cancel: threading.Event,
-) -> list[np.ndarray]:
-    """Let the target write `tokens` tokens of answers; return each prompt with its answer.
+def chat_prompts(pair: Pair, documents: Iterable[str], longest: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield prompts without end: first turns of chats in random order, by `Pair.encode`.
 
     Args:
-        target: The model.
-        prompts: An endless supply of prompts.
-        eos: Ids that end an answer.
-        tokens: Tokens to write; unfinished answers are then cut off.
-        longest: Most tokens of an answer.
-        seed: Fixes the draws at temperature 1.
-        progress: Called with the number of written tokens.
-        cancel: Set it to stop.
+        pair: The target with its tokenizer.
+        documents: The corpus, each document as often as it is in an epoch; only chats that begin
+            with the user are used.
+        longest: Most tokens of a prompt; longer ones are left out.
+        seed: Fixes the order.
 
     Raises:
-        RunCancelled: `cancel` was set; nothing is kept.
+        UsageError: There is no such chat, or all prompts are too long.
     """
-    slots = min(SLOTS, tokens)
-    cache = target.new_cache(slots, LONGEST_PROMPT + longest)
-    draws = torch.Generator().manual_seed(seed)
-    answers, written, numbers = list[np.ndarray](), 0, count()
-
-    def start() -> _Answer:
-        ids = next(prompts).tolist()
-        return _Answer(ids, len(ids) + longest, greedy=next(numbers) % 2 == 0)
-
-    active = [start() for _ in range(slots)]
-    while written < tokens:
-        if cancel.is_set():
-            raise RunCancelled(
-                "stopped while the target wrote; its text is not kept: add --resume to write it again"
-            )
-        for i, token in enumerate(_next_tokens(target, cache, active, draws)):
-            answer = active[i]
-            answer.cached = len(answer.ids)
-            answer.ids.append(token)
-            if token in eos or len(answer.ids) == answer.end:
-                answers.append(np.array(answer.ids, dtype=np.uint16))
-                active[i] = start()
-                cache.reset(i)
-        written += slots
-        progress(min(written, tokens))
-    return answers + [np.array(answer.ids, dtype=np.uint16) for answer in active]
+    pieces = map(split_chat, documents)
+    turns = [p[1].strip() for p in pieces if len(p) > 2 and (p[0], p[2]) == ROLES[:2] and p[1].strip()]
+    if not turns:
+        raise UsageError(
+            f"no document of the corpus is a chat that begins with {ROLES[0]}; the chat template of {pair.name} "
+            "needs such chats: give it other text"
+        )
+    rng, found = np.random.default_rng([seed, 1]), True
+    while found:
+        found = False
+        for i in rng.permutation(len(turns)):
+            ids = pair.encode(turns[i])
+            if len(ids) <= longest:
+                found = True
+                yield np.array(ids, dtype=np.int64)
+    raise UsageError(
+        f"no chat of the corpus gives a prompt of at most {longest} tokens; give it other text or lower answer"
+    )
 
 
-def _next_tokens(
-    target: Decoder, cache: Cache, answers: Sequence[_Answer], draws: torch.Generator
-) -> list[int]:
-    """Return the next token of each answer, from one forward; answer i is in slot i."""
-    parts = [Rows.chain(i, a.ids[a.cached :], a.cached) for i, a in enumerate(answers)]
-    last = np.cumsum([len(part) for part in parts]) - 1
-    logits = target.forward(cache, Rows.join(parts), last).logits.cpu()
-    drawn = torch.multinomial(logits.softmax(-1), 1, generator=draws)[:, 0]
-    greedy = torch.tensor([a.greedy for a in answers])
-    return torch.where(greedy, logits.argmax(-1), drawn).tolist()
+class _Plan(NamedTuple):
+    """What a target is to write."""
+
+    prompts: Iterator[np.ndarray]
+    longest: tuple[int, int]
+    """Most tokens of a prompt, and of an answer."""
+
+
+def _plan(
+    pair: Pair,
+    options: DistilOptions | DrafterOptions | HeadOptions,
+    training: Training,
+    corpus: Corpus | None,
+) -> _Plan:
+    room, seed = pair.context - options.answer, options.seed
+    sources = find_sources(options.data)
+    mixture = read_mixture(options.weights, sources)
+    if pair.tokenizer.chat_template not in (None, CHAT_TEMPLATE):
+        longest = min(LONGEST_PROMPT, room)
+        documents = training_documents(sources, mixture, options.held_out)
+        return _Plan(chat_prompts(pair, documents, longest, seed), (longest, options.answer))
+    longest = min(LONGEST_CUT, room)
+    corpus = corpus or training.read_corpus(sources, mixture, pair.tokenizer)
+    assistant = pair.tokenizer.get_added_vocab().get(ROLES[1])
+    return _Plan(cut_prompts(corpus, assistant, longest, seed), (longest, options.answer))
 
 
 def write_text(
     path: Path,
     pair: Pair,
-    corpus: Corpus,
     options: DistilOptions | DrafterOptions | HeadOptions,
-    progress: Listener,
-    cancel: threading.Event,
+    training: Training,
+    corpus: Corpus | None = None,
 ) -> None:
     """Let a pair's target write `options.written` tokens, and store them.
 
+    An interrupted writing goes on with the texts stored so far.
+
+    Args:
+        path: The file.
+        pair: The target with its tokenizer; its drafter is not used.
+        options: Settings of the training.
+        training: The training, which reports progress and can be cancelled.
+        corpus: The tokenized text of `options.data`, if it is read already.
+
     Raises:
-        RunCancelled: `cancel` was set; nothing is kept.
-        UsageError: No document of the corpus can be cut.
+        RunCancelled: The training was cancelled; the texts so far are stored.
+        UsageError: The corpus gives no prompt.
+        ModelError: The target or the texts so far are broken.
     """
-    longest = min(LONGEST_PROMPT, pair.context - options.answer)
-    prompts = cut_prompts(corpus, pair.tokenizer.get_added_vocab().get(ROLES[1]), longest, options.seed)
-    texts = write(
-        load(pair.target_path, pick_device(options.device)),
-        prompts,
-        pair.eos,
-        options.written,
-        options.answer,
-        options.seed,
-        lambda written: progress(Progress("written", written, options.written, nan)),
-        cancel,
-    )
-    save_text(path, texts, pair.target_path)
+    part, folder = path.with_name(PART), pair.target_path
+    before = read_part(part, folder) if part.is_file() else None
+    prompts, longest = _plan(pair, options, training, corpus)
+    target = load(folder, training.device, training.dtype)
+    slots = slots_for(target, longest, options.written)
+    writer = Writer(target, prompts, pair.eos, longest, options.seed, slots, before)
+
+    def each_step(written: Written) -> None:
+        stopped = training.cancel.is_set()
+        if stopped or written.steps % _KEPT_EVERY == 0:
+            save_part(part, written, folder)
+        if stopped:
+            raise RunCancelled(
+                f"stopped after the target wrote {written.tokens} tokens, which are kept: add --resume to go on"
+            )
+        training.progress(Progress("written", min(written.tokens, options.written), options.written, nan))
+
+    written = writer.run(options.written, each_step)
+    texts = [*written.finished, *(Text(text.ids, text.answer) for text in written.unfinished)]
+    save_text(path, [text for text in texts if len(text.ids) > text.answer], folder)
+    part.unlink(missing_ok=True)
 
 
 def fingerprint(folder: Path) -> str:
     """Return a digest of a model's weights, which identifies the target that wrote a text."""
+    files = sorted(folder.glob("*.safetensors"))
+    return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+
+
+@cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(path.read_bytes())
+    for path, _, _ in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
 
 
-def save_text(path: Path, texts: list[np.ndarray], target: Path) -> None:
+def save_text(path: Path, texts: Sequence[Text], target: Path) -> None:
     """Store a target's text; the file appears whole."""
-    ids, starts = np.concatenate(texts), np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    _save(path, texts, target)
+
+
+def save_part(path: Path, written: Written, target: Path) -> None:
+    """Store the texts of an unfinished writing; the file appears whole."""
+    texts = [*written.finished, *(Text(text.ids, text.answer) for text in written.unfinished)]
+    numbers = np.array([text.number for text in written.unfinished], dtype=np.int64)
+    _save(path, texts, target, numbers=numbers, steps=np.array([written.steps]))
+
+
+def _save(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarray) -> None:
+    starts = np.cumsum([0, *(len(text.ids) for text in texts)], dtype=np.int64)
+    ids = narrow(np.concatenate([np.array(text.ids, dtype=np.int32) for text in texts]))
+    answers = starts[:-1] + np.array([text.answer for text in texts])
     part = path.with_suffix(".part")
-    save_file({"ids": ids, "starts": starts}, part, {"target": fingerprint(target)})
+    save_file(
+        {"ids": ids, "starts": starts, "answers": answers, **more}, part, {"target": fingerprint(target)}
+    )
     os.replace(part, path)
 
 
 def read_text(path: Path, target: Path) -> Corpus:
     """Return stored text as a corpus; each answer is once in an epoch.
 
+    In files without `answers` all tokens count.
+
     Raises:
         ModelError: The file is missing or broken.
         UsageError: Another target wrote it.
     """
+    tensors = _read(path, target)
+    ids, starts = tensors["ids"], tensors["starts"]
+    return Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64), tensors.get("answers"))
+
+
+def read_part(path: Path, target: Path) -> Written:
+    """Return the texts of an unfinished writing.
+
+    Raises:
+        ModelError: The file is broken.
+        UsageError: Another target wrote it.
+    """
+    tensors = _read(path, target)
+    ids, starts, numbers = (tensors[name] for name in ("ids", "starts", "numbers"))
+    prompts = (tensors["answers"] - starts[:-1]).tolist()
+    parts = [part.tolist() for part in np.split(ids, starts[1:-1])]
+    texts, done = (
+        [Text(part, prompt) for part, prompt in zip(parts, prompts, strict=True)],
+        len(parts) - len(numbers),
+    )
+    unfinished = [
+        Unfinished(number, [*text.ids], text.answer)
+        for number, text in zip(numbers.tolist(), texts[done:], strict=True)
+    ]
+    return Written(texts[:done], unfinished, int(tensors["steps"][0]))
+
+
+def _read(path: Path, target: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a file of text."""
     try:
         with safe_open(path, "np") as file:
             writer = (file.metadata() or {}).get("target")
-            ids, starts = file.get_tensor("ids"), file.get_tensor("starts")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{path} does not hold text of a target ({error}); let the target write it again"
         ) from None
+    if not {"ids", "starts"} <= tensors.keys():
+        raise ModelError(f"{path} does not hold text of a target; let the target write it again")
     if writer != fingerprint(target):
         raise UsageError(f"{path} was written by another target than {target}; leave out --text")
-    return Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64))
+    return tensors

@@ -51,12 +51,6 @@ class Outputs(NamedTuple):
     """Final normed hidden states, (N, D) bfloat16."""
 
 
-def fast_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 if the device multiplies matrices of that type fast, else float32."""
-    amx = device.type == "cpu" and torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
-    return torch.bfloat16 if device.type == "cuda" or amx else torch.float32
-
-
 def outputs_of(decoder: Decoder, texts: list[np.ndarray], top: int) -> Outputs:
     """Return the target's outputs at every token of some texts, end to end."""
     hidden = torch.cat(features_of(decoder, texts))
@@ -95,6 +89,7 @@ def teach(
     target: Path,
     top: int,
     device: torch.device,
+    dtype: torch.dtype,
     report: Callable[[int], None],
     cancel: threading.Event,
 ) -> Teacher:
@@ -106,6 +101,7 @@ def teach(
         target: Directory of the target.
         top: K.
         device: Where the target runs.
+        dtype: Dtype of its weights.
         report: Takes the number of tokens done.
         cancel: Set it to stop.
 
@@ -119,7 +115,7 @@ def teach(
     for first in range(0, len(corpus.repeats), TEXTS):
         path = folder / f"{first // TEXTS:06d}.safetensors"
         if not path.is_file():
-            decoder = decoder or load(target, device, fast_dtype(device))
+            decoder = decoder or load(target, device, dtype)
             _write(
                 path,
                 corpus,

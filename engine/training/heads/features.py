@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ _SLOTS = 16
 
 
 def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
-    """Return the final normed hidden state at every token of each text, (L, D) float32 each."""
+    """Return the final normed hidden state at every token of each text, (L, D) each."""
     cache = decoder.new_cache(len(texts), max(map(len, texts)))
     rows = Rows.join([Rows.chain(i, ids, 0) for i, ids in enumerate(texts)])
     hidden = decoder.forward(cache, rows, np.empty(0, dtype=np.int64), hidden=(-1,)).hidden[-1]
@@ -108,39 +108,52 @@ class Batches:
 
     def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
         self._corpus, self._features, self._embedding, self._length = corpus, features, embedding, length
-        usable = np.flatnonzero(np.diff(corpus.starts) > 2)  # an anchor, a token before it, one to draft
+        lengths = np.minimum(np.diff(corpus.starts), length)
+        answers = corpus.starts[:-1] if corpus.answers is None else corpus.answers
+        self._prompts = answers - corpus.starts[:-1]
+        """Tokens of each text's prompt."""
+        # an anchor, a token before it, and one of the answer to draft
+        usable = np.flatnonzero(lengths > np.maximum(self._prompts, 2))
         self.held_out, self.learned = usable[::HELD_OUT], np.delete(usable, np.s_[::HELD_OUT])
         if not len(self.learned):
             raise UsageError(
                 "the text is too short to learn from; let the target write more: raise --written"
             )
 
-    def batch(self, step: int, count: int, share: float, seed: int) -> Texts:
-        """Return the `count` texts of a step, with a random share of their tokens as anchors."""
+    def batch(self, step: int, count: int, share: float, seed: int, rows: slice = slice(None)) -> Texts:
+        """Return some of the `count` texts of a step, with a random share of tokens as anchors.
+
+        Drafts begin in the answers: the first anchor of a text is the last token of its prompt.
+        """
         rng = np.random.default_rng([seed, 1, step])
         chosen = self._chosen(step * count, count, seed)
-        return self._texts(chosen, lambda length: np.flatnonzero(rng.random(length) < share) + 1)
+        drawn = [np.flatnonzero(rng.random(n - 2) < share) + 1 for n in self._lengths(chosen)]
+        return self._texts(chosen[rows], drawn[rows])
 
     def tokens(self, count: int, seed: int) -> int:
         """Return the tokens of the first `count` texts; a repeated text counts each time."""
         return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
-        """Yield up to `limit` held-out texts, `count` at a time; every token is an anchor."""
+        """Yield up to `limit` held-out texts, `count` at a time, with all possible anchors."""
         for first in range(0, min(limit, len(self.held_out)), count):
-            yield self._texts(
-                self.held_out[first : min(first + count, limit)], lambda length: np.arange(length) + 1
-            )
+            chosen = self.held_out[first : min(first + count, limit)]
+            yield self._texts(chosen, [np.arange(1, n - 1) for n in self._lengths(chosen)])
 
-    def _texts(self, chosen: np.ndarray, anchors: Callable[[int], np.ndarray]) -> Texts:
+    def _texts(self, chosen: np.ndarray, anchors: Sequence[np.ndarray]) -> Texts:
+        """Return texts with those of the anchors whose drafts begin in the answer."""
         begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
         device = self._embedding.device
         ids = torch.from_numpy(self._corpus.ids[indices].astype(np.int64)).to(device)
-        places = [start + anchors(int(n) - 2) for start, n in zip(starts[:-1], lengths, strict=True)]
+        prompts = self._prompts[chosen]
+        within = [places[places >= prompt - 1] for places, prompt in zip(anchors, prompts, strict=True)]
         features = self._features[torch.from_numpy(indices)].float().to(device)
-        return Texts(ids, self._embedding[ids], features, starts, np.concatenate(places))
+        counted = [np.arange(n) >= prompt for n, prompt in zip(lengths, prompts, strict=True)]
+        answers = torch.from_numpy(np.concatenate(counted)).to(device)
+        anchored = np.concatenate([start + places for start, places in zip(starts[:-1], within, strict=True)])
+        return Texts(ids, self._embedding[ids], features, starts, anchored, answers)
 
     def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
         """Return texts `first` to `first + count` of an endless series of shuffled epochs."""

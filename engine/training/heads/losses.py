@@ -14,6 +14,7 @@ from torch.nn import functional
 from engine.heads.packed import Texts
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.training.fit import Losses
+from engine.training.heads.distil import distilled
 from engine.training.options import HeadOptions
 
 
@@ -25,27 +26,19 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     gradient), or a mixture by `token_loss`; and smooth L1 to the target's features.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
-    for k, (states, labels) in enumerate(head.learn(texts)):
+    for k, learned in enumerate(head.learn(texts)):
+        states, labels = learned.of_answers(texts)
+        if not len(labels):  # the batch has no draft of this length
+            places.append(torch.zeros_like(total))
+            continue
         features = texts.features[labels - 1]
-        loss = _token_loss(states, texts.ids[labels], features, frozen, options.token_loss)
+        loss = distilled(states, features, texts.ids[labels], frozen.lm_head, options.token_loss)
         places.append(loss.detach())
         if options.regression:
             loss = loss + options.regression * functional.smooth_l1_loss(states, features)
         total = total + options.fade**k * loss
     by_place = tuple(round(place, 5) for place in torch.stack(places).tolist())
     return Losses(total, total.item(), None, by_place)
-
-
-def _token_loss(states: Tensor, tokens: Tensor, features: Tensor, frozen: Frozen, share: float) -> Tensor:
-    """Return `share` times the cross-entropy, plus the rest times KL(p || q)."""
-    logits, loss = states @ frozen.lm_head.T, torch.zeros((), device=states.device)
-    if share:
-        loss = loss + share * functional.cross_entropy(logits, tokens)
-    if share < 1:
-        log_p = (features @ frozen.lm_head.T).log_softmax(-1)
-        log_q = logits.log_softmax(-1)
-        loss = loss + (1 - share) * functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
-    return loss
 
 
 class DraftAcceptance(NamedTuple):

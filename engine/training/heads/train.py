@@ -1,9 +1,12 @@
-"""Train a drafting head for a pair's target, on text that the target wrote.
+"""Train a drafting head for a target, on text that the target wrote.
 
-    train_head(HeadOptions.of("eagle", data=Path("corpus"), out=Path("eagle"), pair=Path("pair")))
+    options = HeadOptions.of(
+        "eagle", data=Path("corpus"), out=Path("eagle"), target=Path("model")
+    )
+    train_head(options)
 
-Self-distillation: prompts are cut from the corpus, the target answers them, and its features at
-every token are computed once. Only the head is trained; the target, its embedding and its LM head
+Self-distillation: prompts come from the corpus, the target answers them, and its features at every
+token are computed once. Only the head is trained; the target, its embedding and its LM head
 stay fixed.
 """
 
@@ -33,7 +36,7 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
-from engine.training.data import Corpus, find_sources, read_mixture
+from engine.training.data import Corpus
 from engine.training.fit import Losses, Phase
 from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
@@ -83,11 +86,12 @@ def train_head(
         RunCancelled: `cancel` was set; the training can be resumed.
         ModelError: A model, the text or the checkpoint is broken.
     """
-    target, shape = check(options)
+    target, shape = options.target, check(options)
     training, out, kind = Training(options, progress, cancel, resume), options.out, KINDS[options.kind]
-    text = _text(options, target, training)
-    corpus = read_text(text, target)
-    features = _features(text.with_name(FEATURES), corpus, target, training)
+    with training.execution.main_first():
+        text = _text(options, training)
+        corpus = read_text(text, target)
+        features = _features(text.with_name(FEATURES), corpus, target, training)
     frozen = read_frozen(target, shape, training.device)
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
     level = float(features[:_SAMPLE].float().square().mean().sqrt())
@@ -97,11 +101,12 @@ def train_head(
     if options.start is not None:
         _copy_tensors(head, options.start, target)
     phase = Phase(options.kind, "head", options.steps, options.batch, 0, options.learning_rate, 0)
-    for name in (LOG, ACCEPTANCE):
-        trim_log(out / name, (phase,), training.state)
+    if training.is_main:
+        for name in (LOG, ACCEPTANCE):
+            trim_log(out / name, (phase,), training.state)
 
-    def losses_of(step: int) -> Losses:
-        texts = batches.batch(step, options.batch, options.anchors, options.seed)
+    def losses_of(step: int, rows: slice) -> Losses:
+        texts = batches.batch(step, options.batch, options.anchors, options.seed, rows)
         return head_losses(head, texts, frozen, options)
 
     def measure(step: int) -> None:
@@ -112,7 +117,9 @@ def train_head(
             log.write(json.dumps(row | {"reached": total.reached, "accepted": total.accepted}) + "\n")
 
     training.fit(phase, head.module, losses_of, measure)
-    write_head(out, head_config(options, target, shape, scale), head.tensors())
+    if not training.is_main:
+        return out
+    write_head(out, head_config(options, shape, scale), head.tensors())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
     _write_facts(options, training.state, phase, corpus, tokens)
     with replacing(out / PLOT) as file:
@@ -120,21 +127,16 @@ def train_head(
     return out
 
 
-def check(options: HeadOptions) -> tuple[Path, ModelShape]:
-    """Check the settings against the target; return its folder and its shape.
+def check(options: HeadOptions) -> ModelShape:
+    """Check the settings against the target; return the target's shape.
 
     Raises:
-        UsageError: The target is missing, or a setting exceeds its vocabulary or context.
-        ModelError: The target is broken.
+        UsageError: A setting exceeds the target's context.
+        ModelError: The target is missing or broken.
     """
-    target = options.pair / "target"
-    if not target.is_dir():
-        raise UsageError(f"pair is {options.pair}; it must be a folder with target in it")
-    shape = ModelShape.of(read_config(target), target / "config.json")
-    if shape.vocab > 65536:
-        raise UsageError(f"{target} has {shape.vocab} ids; training takes targets with at most 65536")
+    shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     check_lengths(options, shape.context, "the target")
-    return target, shape
+    return shape
 
 
 def build_head(
@@ -178,7 +180,7 @@ def _copy_tensors(head: TrainableHead, start: Path, target: Path) -> None:
     head.module.load_state_dict(fitting, strict=False)
 
 
-def head_config(options: HeadOptions, target: Path, shape: ModelShape, scale: float) -> HeadConfig:
+def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadConfig:
     """Return the config of a trained head."""
     kind = KINDS[options.kind]
     return HeadConfig(
@@ -187,20 +189,18 @@ def head_config(options: HeadOptions, target: Path, shape: ModelShape, scale: fl
         vocab_size=shape.vocab,
         heads=options.size if kind.sized_by == "heads" else 0,
         masks=options.size if kind.sized_by == "masks" else 0,
-        tokenizer=tokenizer_digest(target),
-        shape=layer_fields(read_config(target)) if kind.layered else {},
-        target=options.pair.name,
+        tokenizer=tokenizer_digest(options.target),
+        shape=layer_fields(read_config(options.target)) if kind.layered else {},
+        target=options.target_name or options.target.name,
         embedding_scale=scale if kind.scaled else 1.0,
     )
 
 
-def _text(options: HeadOptions, target: Path, training: Training) -> Path:
+def _text(options: HeadOptions, training: Training) -> Path:
     """Return the file of the target's own text: given, stored in `out`, or written now."""
     path = options.text or options.out / WRITTEN
     if options.text is None and not path.is_file():
-        pair, sources = Pair.of(target), find_sources(options.data)
-        corpus = training.read_corpus(sources, read_mixture(options.weights, sources), pair.tokenizer)
-        write_text(path, pair, corpus, options, training.progress, training.cancel)
+        write_text(path, Pair.of(options.target), options, training)
     return path
 
 
@@ -211,7 +211,8 @@ def _features(path: Path, corpus: Corpus, target: Path, training: Training) -> T
         def report(done: int) -> None:
             training.progress(Progress("features", done, len(corpus.ids), nan))
 
-        write_features(path, corpus, load(target, training.device), target, report, training.cancel)
+        decoder = load(target, training.device, training.dtype)
+        write_features(path, corpus, decoder, target, report, training.cancel)
     return read_features(path, corpus, target)
 
 
@@ -220,6 +221,7 @@ def _write_facts(options: HeadOptions, state: State, phase: Phase, corpus: Corpu
     losses = [row["loss"] for row in read_log(options.out / LOG)]
     facts: dict[str, Any] = {
         "kind": options.kind,
+        "target": options.target_name or options.target.name,
         "phase": phase_facts(phase, state, losses) | {"tokens": tokens, "length": options.sequence},
         "answers": len(corpus.repeats),
         "text_tokens": len(corpus.ids),

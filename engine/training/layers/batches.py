@@ -62,9 +62,9 @@ class Batches:
             raise UsageError("there are too few texts with an answer to train on; write more of them")
         self._order = lru_cache(maxsize=2)(self._shuffle)
 
-    def batch(self, step: int, count: int) -> Batch:
-        """Return the `count` texts of a step."""
-        return self._collect(self._chosen(step, count))
+    def batch(self, step: int, count: int, rows: slice = slice(None)) -> Batch:
+        """Return the `count` texts of a step, or some of them."""
+        return self._collect(self._chosen(step, count)[rows])
 
     def counted(self, steps: int, count: int) -> int:
         """Return the number of tokens that count in the first `steps` batches of `count` texts."""
@@ -80,7 +80,7 @@ class Batches:
         There are at least two, and at most an epoch's.
         """
         batches, found = list[Batch](), 0
-        for step in range(max(2, len(self.learned) // min(count, len(self.learned)))):
+        for step in range(max(2, len(self.learned) // count)):
             batches.append(self.batch(step, count))
             found += len(batches[-1].places)
             if found >= tokens and len(batches) > 1:
@@ -97,16 +97,17 @@ class Batches:
             yield self._collect(self.held_out[first : min(first + count, limit)])
 
     def _chosen(self, step: int, count: int) -> list[tuple[int, int]]:
-        """Return the texts of a step."""
-        count = min(count, len(self.learned))
-        epoch, number = divmod(step, len(self.learned) // count)
-        order = self._order(epoch, count)
+        """Return the texts of a step; a text repeats if there are fewer than `count`."""
+        epoch, number = divmod(step, max(1, len(self.learned) // count))
+        order = np.resize(self._order(epoch, count), max(count, len(self.learned)))
         return [self.learned[i] for i in order[number * count : (number + 1) * count]]
 
     def _shuffle(self, epoch: int, count: int) -> np.ndarray:
         """Return the texts of an epoch in an order that puts texts of similar length together."""
         rng = np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(self.learned))
+        if len(order) < count:
+            return order
         lengths = np.array([self._tokens(*text) for text in self.learned])
         batches = list[np.ndarray]()
         for first in range(0, len(order), count * _SORTED):
@@ -135,7 +136,10 @@ class Batches:
             prompt = int(self._prompts[source][text])
             ids[row, :length] = torch.from_numpy(self._ids(source, text))
             places.append(row * ids.shape[1] + torch.arange(prompt - 1, length - 1))
-            outputs = self._teachers[source].read(text, length)
-            parts.append(Outputs(*(column[prompt - 1 : length - 1] for column in outputs)))
+            counted = slice(prompt - 1, length - 1)
+            stored = self._teachers[source].read(text, length)
+            # autocast refuses to join tensors of float16
+            logs, tail = stored.logs[counted].float(), stored.tail[counted].float()
+            parts.append(Outputs(stored.ids[counted], logs, tail, stored.hidden[counted]))
         outputs = Outputs(*(torch.cat(column) for column in zip(*parts, strict=True)))
         return Batch(ids, torch.cat(places), outputs)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.training.layers.batches import Batch
-from engine.training.layers.student import Stack, columns_of, divergence, precision
+from engine.training.layers.student import Stack, columns_of, divergence
 
 _RIDGE = 1e-4
 """Ridge of the least squares, relative to the mean square of the states."""
@@ -70,7 +70,7 @@ class Search:
             mapped: Whether there is a map; None: if it lowers the divergence.
         """
         self._stack.keep(layers)
-        with torch.no_grad(), precision(self._stack.device):
+        with torch.no_grad(), self._stack.autocast():
             states = [self._stack(batch.ids).flatten(0, 1)[batch.places] for batch in self._batches]
         known, measured = torch.cat(states[:-1]).float(), states[-1].float()
         fitted = fit_map(known, self._wanted) if mapped is not False else None
@@ -103,7 +103,7 @@ class Search:
     def _measure(self, states: Tensor, mapping: Tensor | None) -> float:
         with torch.no_grad():
             states = states if mapping is None else functional.linear(states, mapping)
-            with precision(self._stack.device):
+            with self._stack.autocast():
                 logits = functional.linear(self._stack.norm(states), self._head).float()
             return divergence(logits, self._columns, self._outputs).item()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.pairs.layers import MATRICES
-from engine.training.teacher import Outputs, fast_dtype
+from engine.training.teacher import Outputs
 
 
 class Stack:
@@ -19,9 +19,10 @@ class Stack:
 
     Args:
         model: A transformers model of the Llama family; changed in place.
+        dtype: Dtype of matrix products.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.norm: Any = model.model.norm
         self.head: Tensor = model.get_output_embeddings().weight.detach()
         self._body: Any = model.model
@@ -30,6 +31,7 @@ class Stack:
         self._body.norm = nn.Identity()
         self._body.requires_grad_(False)
         self.device: torch.device = self.head.device
+        self.dtype = dtype
         self.depth = len(self._layers)
 
     def keep(self, numbers: Sequence[int]) -> list[Any]:
@@ -41,26 +43,25 @@ class Stack:
             config.layer_types = [self._types[i] for i in numbers]
         return chosen
 
+    def autocast(self) -> torch.autocast:
+        """Return the context in which matrix products have `dtype`."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
     def __call__(self, ids: Tensor) -> Tensor:
         """Return the states after the last kept layer, (B, L, D), for ids of (B, L)."""
         return self._body(input_ids=ids, use_cache=False).last_hidden_state
 
 
-def precision(device: torch.device) -> torch.autocast:
-    """Return the autocast of a device: bf16 where that is fast."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype(device) == torch.bfloat16)
-
-
 class Delta(nn.Module):
     """A frozen matrix with a trained delta: x (W + B A)' + b."""
 
-    def __init__(self, linear: Any, rank: int) -> None:
+    def __init__(self, linear: Any, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
         weight: Tensor = linear.weight.detach()
         self.a = nn.Parameter(torch.randn(rank, weight.shape[1]) / math.sqrt(weight.shape[1]))
         self.b = nn.Parameter(torch.zeros(weight.shape[0], rank))
         # plain attributes: a checkpoint holds parameters only
-        self._weight = weight.to(fast_dtype(weight.device))
+        self._weight = weight.to(dtype)
         self._bias: Tensor | None = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class Student(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        self._stack, self.device = stack, stack.device
+        self._stack, self.device, self.autocast = stack, stack.device, stack.autocast
         self.ids = None if ids is None else ids.to(stack.device)
         parts = dict[str, Any]()
         with torch.random.fork_rng(devices=[]):
@@ -99,7 +100,7 @@ class Student(nn.Module):
             for j, layer in enumerate(stack.keep(layers)):
                 for matrix in MATRICES:
                     room, _, name = matrix.partition(".")
-                    delta = Delta(getattr(getattr(layer, room), name), rank).to(stack.device)
+                    delta = Delta(getattr(getattr(layer, room), name), rank, stack.dtype).to(stack.device)
                     setattr(getattr(layer, room), name, delta)
                     parts[f"model.layers.{j}.{matrix}"] = delta
                 parts |= {
@@ -111,9 +112,11 @@ class Student(nn.Module):
         self.parts = nn.ModuleDict(
             {name.replace(".", "/"): part.requires_grad_(True) for name, part in parts.items()}
         )
-        self.map = None if mapping is None else nn.Parameter(mapping.to(stack.device, torch.float32, copy=True))
+        self.map = (
+            None if mapping is None else nn.Parameter(mapping.to(stack.device, torch.float32, copy=True))
+        )
         head = stack.head if ids is None else stack.head[ids.to(stack.device)]
-        self._head = head.to(fast_dtype(stack.device))
+        self._head = head.to(stack.dtype)
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """Return logits (n, N) at n of the B x L tokens.

@@ -8,7 +8,7 @@ all tokens of a document count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from engine.errors import UsageError
 from engine.pairs.pair import Pair
 from engine.training.data import Corpus
 from engine.training.tokenizer import ROLES, Encoder, split_chat
+from engine.training.writer import Text
 
 _OPENING = 160
 """Characters of a document that become the message."""
@@ -23,9 +24,7 @@ _CHARACTERS = 8
 """Most characters of a document that are read for each token of a text."""
 
 
-def make_texts(
-    pair: Pair, documents: Sequence[str], tokens: int, longest: int, seed: int
-) -> list[np.ndarray]:
+def make_texts(pair: Pair, documents: list[str], tokens: int, longest: int, seed: int) -> list[Text]:
     """Return texts with about this many tokens from random documents of a corpus.
 
     Args:
@@ -38,30 +37,28 @@ def make_texts(
     Raises:
         UsageError: The documents give no text.
     """
-    texts, count = list[np.ndarray](), 0
-    for ids in _encoded(pair, documents, longest, np.random.default_rng([seed, 3])):
+    texts, count = list[Text](), 0
+    for text in _encoded(pair, documents, longest, np.random.default_rng([seed, 3])):
         if count >= tokens:
             break
-        texts.append(np.array(ids[:longest], dtype=np.int32))
-        count += len(texts[-1])
+        if len(text.ids) > text.answer:
+            texts.append(text)
+            count += len(text.ids)
     if not texts:
         raise UsageError("no document of the corpus gives a text to train on; give it other text")
     return texts
 
 
-def _encoded(
-    pair: Pair, documents: Sequence[str], longest: int, rng: np.random.Generator
-) -> Iterator[list[int]]:
+def _encoded(pair: Pair, documents: list[str], longest: int, rng: np.random.Generator) -> Iterator[Text]:
     """Yield the documents in random order, once each, as prompts with answers."""
     encode = Encoder(pair.tokenizer)
     for i in rng.permutation(len(documents)):
-        document = documents[i]
+        document = documents[int(i)]
         start = int(rng.integers(max(1, len(document) - _CHARACTERS * longest)))
         pieces = split_chat(document)
         if not pair.tokenizer.chat_template:
-            yield from encode(
-                [document if len(pieces) > 1 else document[start : start + _CHARACTERS * longest]]
-            )
+            part = document if len(pieces) > 1 else document[start : start + _CHARACTERS * longest]
+            yield from (Text(ids[:longest], 1) for ids in encode([part]))
         elif len(pieces) == 1:
             part = document[start : start + _CHARACTERS * longest].strip()
             cut = part.rfind(" ", 0, _OPENING)
@@ -71,25 +68,21 @@ def _encoded(
             yield _answered(pair, pieces[1].strip(), pieces[3].strip(), longest)
 
 
-def _answered(pair: Pair, message: str, answer: str, longest: int) -> list[int]:
+def _answered(pair: Pair, message: str, answer: str, longest: int) -> Text:
     """Return the prompt of a message and an answer, with the end of the text."""
     prompt = pair.encode(message[: _CHARACTERS * longest])
-    return [*prompt, *pair.encode_text(answer[: _CHARACTERS * longest]), *pair.eos[:1]]
-
-
-def join_texts(texts: Iterable[np.ndarray]) -> Corpus:
-    """Return texts as a corpus; each is once in an epoch."""
-    parts = list(texts)
-    starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return Corpus(np.concatenate(parts), starts, np.ones(len(parts), dtype=np.int64))
+    ids = [*prompt, *pair.encode_text(answer[: _CHARACTERS * longest]), *pair.eos[:1]]
+    return Text(ids[:longest], len(prompt))
 
 
 def answer_starts(pair: Pair, corpus: Corpus) -> np.ndarray:
     """Return the number of prompt tokens of each text, (D,).
 
-    A prompt ends with the tokens that the chat template puts before an answer; without them, or
-    without a template, the first token is the prompt.
+    Where a file does not have them, a prompt ends with the tokens that the chat template puts
+    before an answer. Without these tokens, or without a template, the first token is the prompt.
     """
+    if corpus.answers is not None:
+        return np.maximum(corpus.answers - corpus.starts[:-1], 1)
     header = _header(pair)
     starts = np.ones(len(corpus.repeats), dtype=np.int64)
     if not header:

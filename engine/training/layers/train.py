@@ -41,7 +41,7 @@ from engine.training.fit import Losses, Phase
 from engine.training.layers.batches import Batch, Batches
 from engine.training.layers.card import render
 from engine.training.layers.start import Search, Start, frequent_tokens
-from engine.training.layers.student import Stack, Student, columns_of, divergence, precision
+from engine.training.layers.student import Stack, Student, columns_of, divergence
 from engine.training.layers.texts import answer_starts, make_texts
 from engine.training.options import DrafterOptions
 from engine.training.steps import (
@@ -94,17 +94,20 @@ def train_drafter(
     """
     shape = check(options)
     training, out = Training(options, progress, cancel, resume), options.out
-    teachers, prompts = _read(options, training)
-    batches = Batches(teachers, prompts, options.sequence, options.seed)
-    config, student = _begin(options, shape, training, batches)
+    with training.execution.main_first():
+        teachers, prompts = _read(options, training)
+        batches = Batches(teachers, prompts, options.sequence, options.seed)
+        config, student = _begin(options, shape, training, batches)
     phase = Phase(
         "drafter", "drafter", options.steps, options.batch, options.sequence, options.learning_rate, 0
     )
-    for name in (LOG, AGREEMENT):
-        trim_log(out / name, (phase,), training.state)
+    if training.is_main:
+        for name in (LOG, AGREEMENT):
+            trim_log(out / name, (phase,), training.state)
 
-    def losses_of(step: int) -> Losses:
-        return _losses(student, batches.batch(step, options.batch), shape.vocab, options.token_loss)
+    def losses_of(step: int, rows: slice) -> Losses:
+        batch = batches.batch(step, options.batch, rows)
+        return _losses(student, batch, shape.vocab, options.token_loss)
 
     def measure(step: int) -> None:
         row = {"phase": phase.name, "step": step, "tokens": batches.counted(step, options.batch)}
@@ -113,10 +116,11 @@ def train_drafter(
             log.write(json.dumps(row) + "\n")
         write_drafter(out, config, student.tensors())
 
-    if not (out / AGREEMENT).is_file():
+    if training.is_main and not (out / AGREEMENT).is_file():
         measure(0)
     training.fit(phase, student, losses_of, measure)
-    _write_card(options, training, phase, config, teachers)
+    if training.is_main:
+        _write_card(options, training, phase, config, teachers)
     return out
 
 
@@ -152,15 +156,14 @@ def _read(options: DrafterOptions, training: Training) -> tuple[list[Teacher], l
     paths = list(options.text) or [out / FILE]
     for path in options.text:
         read_text(path, target)
-    sources = find_sources(options.data) if options.corpus or not options.text else {}
-    mixture = read_mixture(options.weights, sources) if sources else {}
     if not options.text and not paths[0].is_file():
-        corpus = training.read_corpus(sources, mixture, pair.tokenizer)
-        write_text(paths[0], pair, corpus, options, training.progress, training.cancel)
+        write_text(paths[0], pair, options, training)
     if options.corpus:
         paths.append(out / CORPUS)
         if not paths[-1].is_file():
             training.begin("text")
+            sources = find_sources(options.data)
+            mixture = read_mixture(options.weights, sources)
             documents = list(training_documents(sources, mixture, options.held_out))
             texts = make_texts(pair, documents, options.corpus, options.sequence, options.seed)
             save_text(paths[-1], texts, target)
@@ -173,7 +176,8 @@ def _read(options: DrafterOptions, training: Training) -> tuple[list[Teacher], l
             training.progress(Progress("outputs", before + done, total, nan))
 
         folder = path.with_suffix(".outputs")
-        teachers.append(teach(folder, corpus, target, options.top, training.device, report, training.cancel))
+        place = (training.device, training.dtype)
+        teachers.append(teach(folder, corpus, target, options.top, *place, report, training.cancel))
     return teachers, [answer_starts(pair, corpus) for corpus in corpora]
 
 
@@ -181,7 +185,7 @@ def _begin(
     options: DrafterOptions, shape: ModelShape, training: Training, batches: Batches
 ) -> tuple[LayerDrafter, Student]:
     """Return the drafter before training: stored in `out`, given, or chosen now."""
-    stack = Stack(load_teacher(options.target, training.device))
+    stack = Stack(load_teacher(options.target, training.device), training.dtype)
     source = options.out if is_layer_drafter(options.out) else options.start
     if source is None:
         pair = Pair.of(options.target)
@@ -231,8 +235,7 @@ def _choose(
 def _losses(student: Student, batch: Batch, vocab: int, token_loss: float) -> Losses:
     """Return the losses of a batch; tokens that cannot be drafted have no cross-entropy."""
     batch = batch.to(student.device)
-    with precision(student.device):
-        logits = student(batch.ids, batch.places)
+    logits = student(batch.ids, batch.places)
     kl = divergence(logits, columns_of(batch.outputs.ids, student.ids, vocab), batch.outputs)
     labels = columns_of(batch.ids.flatten()[batch.places + 1], student.ids, vocab)
     tokens = functional.cross_entropy(logits, labels, ignore_index=-1) if (labels >= 0).any() else kl * 0
@@ -249,7 +252,7 @@ def measure_agreement(student: Student, batches: Batches, vocab: int) -> dict[st
     same, nats, count = 0, 0.0, 0
     for held in batches.held(_AT_ONCE, _MEASURED):
         batch = held.to(student.device)
-        with torch.no_grad(), precision(student.device):
+        with torch.no_grad(), student.autocast():
             logits = student(batch.ids, batch.places)
         columns = columns_of(batch.outputs.ids, student.ids, vocab)
         same += int((logits.argmax(-1) == columns[:, 0]).sum())

@@ -48,6 +48,7 @@ def options(corpus: Path) -> Callable[..., PairOptions]:
         held_out=0.1,
         checkpoint_every=10,
         device="cpu",
+        precision="fp32",
     )
     return lambda **changed: replace(base, **changed)
 

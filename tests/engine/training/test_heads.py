@@ -42,7 +42,8 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
             kind,
             data=corpus,
             out=tmp_path / kind,
-            pair=trained,
+            target=trained / "target",
+            target_name=trained.name,
             size=3,
             batch=8,
             sequence=64,
@@ -54,6 +55,7 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
             held_out=0.1,
             checkpoint_every=5,
             device="cpu",
+            precision="fp32",
         )
         return replace(base, **changed)
 
@@ -64,7 +66,7 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
 def text(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the target's text, with its features beside it."""
     out = tmp_path_factory.mktemp("text") / "head"
-    settings = {"pair": trained, "held_out": 0.1, "device": "cpu", "sequence": 64}
+    settings = {"target": trained / "target", "held_out": 0.1, "device": "cpu", "sequence": 64}
     options = HeadOptions.of("medusa", data=corpus, out=out, written=1200, answer=40, steps=1, **settings)
     return train_head(options) / "written.safetensors"
 
@@ -136,7 +138,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     straight = train_head(settings("parallelspec_eagle"))
     parts = settings("parallelspec_eagle", out=tmp_path / "parts")
     for resume, (phase, step) in enumerate(
-        (("written", 64), ("features", 64), (parts.kind, 3), (parts.kind, 9))
+        (("written", 128), ("features", 64), (parts.kind, 3), (parts.kind, 9))
     ):
         cancel = threading.Event()
 
@@ -191,7 +193,7 @@ def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: P
         ({"kind": "medusas"}, "kind is 'medusas'; choose one of medusa, hydra, eagle,"),
         ({"sequence": 129}, "sequence is 129; it must be at most 128: the target knows 128 positions"),
         ({"answer": 128}, "answer is 128; it must be at most 127: the target knows 128 positions"),
-        ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target in it"),
+        ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_written(
@@ -224,9 +226,9 @@ def test_a_text_too_short_to_learn_from_is_refused() -> None:
 def test_the_command_line_trains_a_head(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options, parser = settings("medusa"), argparse.ArgumentParser()
     cli.add_arguments(parser)
-    words = f"medusa --pair {options.pair} --data {options.data} --out {options.out} --threads 1 --size 2"
+    words = f"medusa --pair {options.target.parent} --data {options.data} --out {options.out} --threads 1 --size 2"
     words += " --steps 2 --batch 2 --sequence 16 --written 400 --answer 20 --device cpu"
     assert cli.run(parser.parse_args(words.split())) == 0
     assert f"wrote {options.out}" in capsys.readouterr().out
     assert read_head(options.out).config.heads == 2
-    assert len(read_text(options.out / "written.safetensors", options.pair / "target").repeats)
+    assert len(read_text(options.out / "written.safetensors", options.target).repeats)

@@ -19,7 +19,6 @@ from engine.errors import ModelError, PairError, RunCancelled, UsageError
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.training import cli
-from engine.training.layers import student
 from engine.training.layers.student import Stack, Student, columns_of, divergence
 from engine.training.layers.train import train_drafter
 from engine.training.options import DrafterOptions
@@ -100,15 +99,12 @@ def test_the_drafter_runs_beside_its_target(made: Path, trained: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "qwen2-window", "qwen3", "mistral-window"])
-def test_the_trained_form_and_the_engine_compute_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    monkeypatch.setattr(student, "fast_dtype", lambda _: torch.float32)
+def test_the_trained_form_and_the_engine_compute_the_same(tmp_path: Path, family: str) -> None:
     save_with_tokenizer(tiny.reference(family), tmp_path / "target")
     noisy = {"layers": (0, 2), "vocabulary": 30, "mapped": True}
     path = make_drafter(tmp_path / "drafter", tmp_path / "target", noise=0.1, **noisy)
     tensors = load_file(path / "model.safetensors")
-    stack = Stack(load_teacher(tmp_path / "target", torch.device("cpu")))
+    stack = Stack(load_teacher(tmp_path / "target", torch.device("cpu")), torch.float32)
     trained = Student(stack, (0, 2), 2, tensors["ids"].long(), tensors["map"], seed=0)
     trained.load(tensors)
     texts = np.array([np.arange(12), np.arange(40, 52)])

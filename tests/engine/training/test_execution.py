@@ -1,0 +1,195 @@
+"""How trainings compute: accelerate, precision, parts of a batch, processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from engine.errors import UsageError
+from engine.training import checkpoint
+from engine.training.execution import Execution, pick_dtype
+from engine.training.fit import LossesOf, Phase, learning_rate, losses, make_optimisers
+from engine.training.heads.distil import distilled
+from engine.training.options import PairOptions, Recipe, Shape
+from engine.training.pair import new_model
+from engine.training.steps import Training, ignore, read_log
+
+Options = Callable[..., PairOptions]
+PHASE = Phase("target", "target", 4, 4, 8, 1e-2, 0)
+
+
+def small_model() -> nn.Module:
+    return new_model(Shape(1, 16, 1, 32), 64, 32, seed=0)
+
+
+def losses_for(model: nn.Module) -> LossesOf:
+    """Return the losses of a language model on fixed random tokens."""
+
+    def of(step: int, rows: slice):
+        ids = torch.randint(0, 64, (4, 9), generator=torch.Generator().manual_seed(step))[rows]
+        return losses(model, None, ids[:, :-1], ids[:, 1:], 0.0)
+
+    return of
+
+
+def trained_losses(options: Recipe) -> list[float]:
+    """Train four steps; return the losses in the log."""
+    model = small_model()
+    Training(options, ignore, None, resume=False).fit(PHASE, model, losses_for(model))
+    return [row["loss"] for row in read_log(options.out / "loss.jsonl")]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_fp32_gives_the_losses_of_a_plain_loop(options: Options, tmp_path: Path, optimizer: str) -> None:
+    settings = options(out=tmp_path / "out", optimizer=optimizer)
+    model, expected = small_model(), list[float]()
+    optimisers, losses_of = make_optimisers(model, settings), losses_for(model)
+    for step in range(PHASE.steps):
+        computed = losses_of(step, slice(None))
+        computed.total.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate(PHASE, step, settings)
+            optimiser.step()
+            optimiser.zero_grad()
+        expected.append(computed.tokens)
+    assert trained_losses(settings) == expected
+
+
+def test_the_parts_of_a_batch_give_the_losses_of_the_batch(options: Options, tmp_path: Path) -> None:
+    whole, parts = (trained_losses(options(out=tmp_path / str(n), accumulate=n)) for n in (1, 4))
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_bf16_computes_forwards_only(options: Options, tmp_path: Path) -> None:
+    settings = options(out=tmp_path / "bf16", precision="bf16")
+    fast, exact = trained_losses(settings), trained_losses(options(out=tmp_path / "fp32"))
+    assert fast != exact
+    assert fast == pytest.approx(exact, rel=0.02)
+    stored = load_file(settings.out / checkpoint.FOLDER / "0-0000004.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+def test_automatic_precision_is_bf16_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for amx, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        assert pick_dtype("auto", cpu) == dtype
+        assert pick_dtype("auto", cuda) == torch.bfloat16
+        assert pick_dtype("bf16", cpu) == torch.bfloat16
+        assert pick_dtype("fp32", cuda) == torch.float32
+
+
+def test_each_process_computes_its_own_rows(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[slice]()
+    for process in range(3):
+        execution = Execution(options(out=Path("out"), accumulate=2))
+        for name, value in (("num_processes", 3), ("process_index", process)):
+            monkeypatch.setattr(type(execution._accelerator), name, value)
+        found += execution.parts(12)
+    assert found == [slice(i, i + 2) for i in range(0, 12, 2)]
+    with pytest.raises(
+        UsageError, match=r"4 rows cannot be divided by 3 processes with accumulate 2; .* of 6$"
+    ):
+        execution.parts(4)
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(options: Options) -> None:
+    model: torch.nn.Module = small_model()
+    model.get_parameter("model.norm.weight").data.fill_(float("inf"))
+    execution = Execution(options(out=Path("out")))
+    with pytest.raises(UsageError, match=r"^the loss is nan; lower learning_rate from 0\.5$"):
+        execution.update(model, (), lambda rows: losses_for(model)(0, rows), 4, 0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_gradient_of_a_heads_loss_is_the_exact_one(share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, features = (torch.randn(300, 8, generator=generator) for _ in range(2))
+    lm_head, tokens = torch.randn(40, 8, generator=generator), torch.arange(300) % 40
+    plain, own = (states.clone().requires_grad_() for _ in range(2))
+    log_q, log_p = ((x @ lm_head.T).log_softmax(-1) for x in (plain, features))
+    divergence = functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+    expected = share * functional.nll_loss(log_q, tokens) + (1 - share) * divergence
+    (3 * expected).backward()
+    loss = distilled(own, features, tokens, lm_head, share)
+    (3 * loss).backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(own.grad, plain.grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = distilled(own, features, tokens, lm_head, share)
+    assert rounded.dtype == torch.float32
+    assert float(rounded.detach()) == pytest.approx(float(expected.detach()), rel=0.02)
+
+
+TWO_PROCESSES = """
+import json, os, sys
+import torch
+from pathlib import Path
+from engine.training.execution import Execution
+from engine.training.fit import Losses
+from engine.training.options import Recipe
+
+rank = 0 if os.fork() else 1
+os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+options = Recipe(data=Path(), out=Path(), batch=4, accumulate=2, device="cpu", precision="fp32")
+execution = Execution(options)
+torch.manual_seed(0)
+model, data = torch.nn.Linear(3, 1), torch.randn(4, 4)
+def losses_of(rows):
+    loss = (model(data[rows, :3]) - data[rows, 3:]).square().mean()
+    return Losses(loss, loss.item(), None, (loss.item(), 1.0))
+optimiser = torch.optim.SGD(model.parameters(), lr=1)
+losses = execution.update(model, [optimiser], losses_of, 4, 0.1)
+with execution.main_first():
+    first = Path(sys.argv[1] + "0").exists() or execution.is_main
+    facts = {
+        "weights": model.weight[0].tolist(),
+        "loss": losses.total.item(),
+        "places": losses.places,
+        "order": [execution.is_main, first],
+    }
+    Path(sys.argv[1] + str(rank)).write_text(json.dumps(facts))
+stopped = execution.any_process(rank == 1)
+assert stopped
+torch.distributed.destroy_process_group()
+if rank == 0:
+    os.wait()
+"""
+
+
+def test_two_processes_make_one_update_together(options: Options, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environment = os.environ | address | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "process")],
+        check=True,
+        env=environment,
+        timeout=250,
+    )
+    main, other = (json.loads((tmp_path / f"process{rank}").read_text()) for rank in range(2))
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 1), torch.randn(4, 4)
+    loss = (model(data[:, :3]) - data[:, 3:]).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert main["weights"] == other["weights"] == pytest.approx(model.weight[0].tolist(), rel=1e-5)
+    assert main["loss"] == other["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert main["places"] == pytest.approx([loss.item(), 1.0], rel=1e-5)
+    assert (main["order"], other["order"]) == ([True, True], [False, True])

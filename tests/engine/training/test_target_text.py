@@ -1,0 +1,292 @@
+"""Text that a target writes: its prompts, its answers, its files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from engine.errors import RunCancelled, UsageError
+from engine.heads.trainable import Learned
+from engine.model.decoder import Decoder
+from engine.model.padded_attention import attention_parts
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
+from engine.training.data import Stream, narrow
+from engine.training.heads.features import Batches
+from engine.training.heads.train import train_head
+from engine.training.measure import LoadedPair
+from engine.training.options import HeadOptions
+from engine.training.steps import Progress
+from engine.training.target_text import (
+    PART,
+    chat_prompts,
+    cut_prompts,
+    fingerprint,
+    read_part,
+    read_text,
+    save_part,
+    save_text,
+)
+from engine.training.tokenizer import ASSISTANT, BOS, split_chat
+from engine.training.writer import Text, Writer, Written, slots_for
+from engine.types import Sampling
+from tests.engine.training.test_distil import toy_corpus
+from tests.engine.training.tiny import chats
+
+
+class StoppedError(Exception):
+    """The test stops a writer."""
+
+
+def stop_at(steps: int) -> Callable[[Written], None]:
+    """Return a function that stops a writer after a number of steps."""
+
+    def each_step(written: Written) -> None:
+        if written.steps == steps:
+            raise StoppedError
+
+    return each_step
+
+
+def ignore(_: Written) -> None:
+    """Let a writer go on."""
+
+
+def texts_of(written: Written) -> list[tuple[list[int], int]]:
+    return [(list(text.ids), text.answer) for text in (*written.finished, *written.unfinished)]
+
+
+@pytest.fixture(scope="module")
+def target(trained: Path) -> Decoder:
+    return load(trained / "target")
+
+
+@pytest.fixture(scope="module")
+def eos(trained: Path) -> tuple[int, ...]:
+    return Pair.of(trained / "target").eos
+
+
+def test_greedy_answers_equal_the_engines(trained: Path, target: Decoder, eos: tuple[int, ...]) -> None:
+    pair = Pair.of(trained / "target", trained / "drafter")
+    prompt = [BOS, *pair.encode_text("Once there was a")]
+    writer = Writer(target, repeat(np.array(prompt)), eos, (20, 30), seed=0, slots=32)
+    texts = writer.run(32 * 30, ignore).finished
+    ids, _ = LoadedPair.load(pair).write(prompt, 30, Sampling())
+    greedy = [text for text in texts if list(text.ids) == prompt + ids]
+    assert len(greedy) >= 16, "every second answer is greedy"
+    assert {text.answer for text in texts} == {len(prompt)}
+    assert len({tuple(text.ids) for text in texts}) >= 16, "the others are drawn"
+
+
+def test_slots_are_reused_and_answers_cut_off(target: Decoder) -> None:
+    steps, eos = list[int](), tuple(range(0, 320, 5))
+    prompts = (np.array([BOS, 20 + i % 5, *range(30, 30 + i % 4)]) for i in range(10_000))
+    writer = Writer(target, prompts, eos, (6, 7), seed=0, slots=16)
+    written = writer.run(400, lambda written: steps.append(written.tokens))
+    assert steps == list(range(16, 401, 16))
+    assert len(written.finished) > 16 + 20
+    assert len(written.unfinished) == 16
+    for text in written.finished:
+        answer = list(text.ids[text.answer :])
+        assert not set(answer[:-1]) & set(eos)
+        assert len(answer) == 7 or answer[-1] in eos
+    assert {len(text.ids) - text.answer for text in written.finished} > {7}
+
+
+def test_an_interrupted_writer_writes_the_same_texts(
+    target: Decoder, trained: Path, eos: tuple[int, ...], tmp_path: Path
+) -> None:
+    def prompts():
+        return (np.array([BOS, 20 + i % 50, *range(30, 30 + i % 4)]) for i in range(10_000))
+
+    def writer(before: Written | None = None) -> Writer:
+        return Writer(target, prompts(), eos, (6, 12), seed=3, slots=8, before=before)
+
+    whole, first = writer().run(8 * 30, ignore), writer()
+    with pytest.raises(StoppedError):
+        first.run(8 * 30, stop_at(17))
+    save_part(tmp_path / "part.safetensors", first.written, trained / "target")
+    kept = read_part(tmp_path / "part.safetensors", trained / "target")
+    assert (kept.steps, texts_of(kept)) == (17, texts_of(first.written))
+    again = writer(kept).run(8 * 30, ignore)
+    assert texts_of(again) == texts_of(whole)
+    assert [t.number for t in again.unfinished] == [t.number for t in whole.unfinished]
+
+
+def test_all_slots_share_one_attention_call(
+    target: Decoder, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[int]()
+
+    def counted(*arguments: Any) -> list[Any]:
+        parts = list(attention_parts(*arguments))
+        calls.append(len(parts))
+        return parts
+
+    monkeypatch.setattr("engine.model.decoder.attention_parts", counted)
+    prompts = (np.array([BOS, *range(20, 21 + i)]) for i in range(1000))
+    Writer(target, prompts, (), (30, 8), seed=0, slots=8).run(8 * 4, ignore)
+    assert calls[0] == 8, "the prefill reads each prompt at its own length"
+    assert calls[1:] == [1] * 4
+
+
+def test_keys_and_values_limit_the_slots(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slots_for(target, (20, 11), 10_000) == 128
+    assert slots_for(target, (20, 11), 5) == 5
+    monkeypatch.setattr("engine.training.writer.CACHE_BYTES", 3 * 2 * 2 * 32 * 4 * 32 + 1)
+    assert slots_for(target, (20, 11), 10_000) == 3
+
+
+def test_a_chats_prompt_ends_before_an_answer() -> None:
+    chat = [BOS, 3, 50, 51, ASSISTANT, 60, 61, 3, 52, ASSISTANT, 62, 2]
+    prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 20, seed=0)
+    assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5]), tuple(chat[:10])}
+    prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 6, seed=0)
+    assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5])}
+
+
+def test_a_storys_prompt_is_its_first_tokens() -> None:
+    story = [BOS, *range(20, 60), 2]
+    prompts = cut_prompts(toy_corpus(story), ASSISTANT, 16, seed=0)
+    cuts = [next(prompts).tolist() for _ in range(100)]
+    assert all(cut == story[: len(cut)] for cut in cuts)
+    assert {len(cut) for cut in cuts} == set(range(8, 17))
+
+
+def test_a_corpus_without_prompts_is_refused() -> None:
+    chat = toy_corpus([BOS, 3, *range(20, 60), ASSISTANT, 60, 2])
+    with pytest.raises(UsageError, match=r"^no document of the corpus gives a prompt of at most 16 tokens"):
+        next(cut_prompts(chat, ASSISTANT, 16, seed=0))
+
+
+CHATS = ["<|user|> Hi! <|assistant|>Hello.<|user|>Bye.", "<|user|>Who?<|assistant|>I.", "Once there was"]
+
+
+@pytest.fixture(scope="module")
+def templated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a target, without a drafter, whose chat template is not the corpus's format."""
+    folder = tmp_path_factory.mktemp("templated") / "model"
+    shutil.copytree(trained / "target", folder)
+    template = "{{ bos_token }}Question: {{ messages[0]['content'] }}\nAnswer:"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated: Path) -> None:
+    pair = Pair.of(templated)
+    prompts = chat_prompts(pair, CHATS, 100, seed=0)
+    found = [next(prompts).tolist() for _ in range(20)]
+    assert sorted(found) == sorted([pair.encode("Hi!"), pair.encode("Who?")] * 10)
+    assert pair.tokenizer.decode(pair.encode("Hi!")) == "<|bos|>Question: Hi!\nAnswer:"
+    with pytest.raises(UsageError, match="no chat of the corpus gives a prompt of at most 3 tokens"):
+        next(chat_prompts(pair, CHATS, 3, seed=0))
+    with pytest.raises(
+        UsageError, match=r"no document .* is a chat that begins with <\|user\|>; .* of model"
+    ):
+        next(chat_prompts(pair, CHATS[2:], 100, seed=0))
+
+
+def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Path, tmp_path: Path) -> None:
+    options = HeadOptions.of(
+        "medusa",
+        data=corpus,
+        out=tmp_path / "out",
+        target=templated,
+        steps=2,
+        written=500,
+        answer=20,
+        sequence=64,
+    )
+    train_head(options)
+    text, pair = read_text(tmp_path / "out" / "written.safetensors", templated), Pair.of(templated)
+    assert text.answers is not None
+    assert not (tmp_path / "out" / PART).exists()
+    asked = {tuple(pair.encode(split_chat(chat)[1])) for chat in chats()}
+    for start, answer in zip(text.starts[:-1], text.answers, strict=True):
+        assert tuple(text.ids[start:answer].tolist()) in asked
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["target"] == "model"
+
+
+def test_an_interrupted_training_goes_on_writing(templated: Path, corpus: Path, tmp_path: Path) -> None:
+    options = HeadOptions.of(
+        "medusa",
+        data=corpus,
+        out=tmp_path / "out",
+        target=templated,
+        steps=2,
+        written=500,
+        answer=20,
+        sequence=64,
+    )
+    cancel, written = threading.Event(), list[int]()
+
+    def listen(progress: Progress) -> None:
+        if progress.phase == "written":
+            written.append(progress.step)
+            if len(written) == 2:
+                cancel.set()
+
+    with pytest.raises(
+        RunCancelled, match=r"^stopped after the target wrote 384 tokens, which are kept: add --re"
+    ):
+        train_head(options, listen, cancel)
+    assert written == [128, 256]
+    train_head(options, listen, resume=True)
+    assert written == [128, 256, 500]
+
+
+def test_ids_are_stored_as_small_as_they_fit() -> None:
+    assert narrow(np.array([0, 65_535])).dtype == np.uint16
+    assert narrow(np.array([0, 65_536])).dtype == np.int32
+    assert narrow(np.array([0, 65_536])).tolist() == [0, 65_536]
+    assert narrow(np.array([], dtype=np.int64)).dtype == np.uint16
+
+
+def test_text_of_a_large_vocabulary_is_stored_and_read(trained: Path, tmp_path: Path) -> None:
+    path, target = tmp_path / "text.safetensors", trained / "target"
+    save_text(path, [Text([1, 128_000, 5], 2), Text([1, 7], 1)], target)
+    text = read_text(path, target)
+    assert (text.ids.dtype, text.ids.tolist()) == (np.int32, [1, 128_000, 5, 1, 7])
+    assert (text.starts.tolist(), text.repeats.tolist()) == ([0, 3, 5], [1, 1])
+    assert text.answers is not None
+    assert text.answers.tolist() == [2, 4]
+    inputs, _ = Stream(text, 0).batch(0, 1, 5)
+    assert sorted(inputs[0].tolist()) == [1, 1, 5, 7, 128_000]
+
+
+def test_all_tokens_of_an_old_file_count(trained: Path, tmp_path: Path) -> None:
+    path, target = tmp_path / "text.safetensors", trained / "target"
+    ids, starts = np.arange(8, dtype=np.uint16), np.array([0, 5, 8])
+    save_file({"ids": ids, "starts": starts}, path, {"target": fingerprint(target)})
+    text = read_text(path, target)
+    assert text.answers is None
+    batches = Batches(text, torch.zeros(8, 4), torch.zeros(9, 4), 64)
+    (held,) = batches.held(8, 8)
+    assert held.anchors.tolist() == [1, 2, 3]
+
+
+def test_only_answers_are_learned() -> None:
+    """Three texts of 7 tokens, whose prompts have 3, 7 and 0 tokens."""
+    documents = [list(range(20, 27)), list(range(30, 37)), list(range(40, 47))]
+    corpus = replace(toy_corpus(*documents), answers=np.array([3, 14, 14]))
+    batches = Batches(corpus, torch.zeros(21, 4), torch.zeros(65536, 4), 64)
+    assert sorted([*batches.held_out, *batches.learned]) == [0, 2]
+    texts = batches._texts(np.array([0, 2]), [np.arange(1, 6)] * 2)
+    assert texts.anchors.tolist() == [2, 3, 4, 5, 8, 9, 10, 11, 12]
+    assert texts.answers is not None
+    assert texts.answers.nonzero()[:, 0].tolist() == [3, 4, 5, 6, *range(7, 14)]
+    states, labels = torch.arange(5.0)[:, None], torch.tensor([1, 2, 3, 4, 9])
+    counted = Learned(states, labels).of_answers(texts)
+    assert counted.labels.tolist() == [3, 4, 9]
+    assert counted.states[:, 0].tolist() == [2, 3, 4]
