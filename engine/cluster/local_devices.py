@@ -142,4 +142,5 @@ def loader_of(pair: Pair, model: str, device: Device) -> Loader:
         device=device.name.split("/")[0] if on_gpu else "cpu",
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         name=model,
+        target=str(pair.target_path),
     )

@@ -11,6 +11,7 @@ from engine.model.shape import ModelShape
 from engine.model.stage import layer_stages
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
+from engine.pairs.layers import is_layer_drafter, load_drafter
 from engine.pairs.sources import resolve
 
 
@@ -20,6 +21,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     name: str = "target",
     stage: tuple[int, int] = (0, 1),
+    target: str | Path | None = None,
 ) -> Decoder:
     """Return the decoder of a model.
 
@@ -32,12 +34,16 @@ def load(
         name: The model's name in spans: target or drafter.
         stage: Number of this stage and number of all stages of a model split by layers; only the
             layers of this stage are read.
+        target: The target of a drafter made of its layers; other models ignore it.
 
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or unsupported.
         UsageError: The model has fewer layers than stages.
+        PairError: It is a drafter made of another target's layers.
     """
     directory = resolve(model)
+    if target is not None and is_layer_drafter(directory):
+        return load_drafter(directory, resolve(target), device, dtype, name)
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     checkpoint = Checkpoint(directory)
     checkpoint.check(shape.tensors())

@@ -12,6 +12,7 @@ from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.model.fields import end_ids
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
+from engine.pairs.layers import is_layer_drafter, read_drafter
 from engine.pairs.sources import resolve
 from engine.pairs.templates import RENDERER
 from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
@@ -104,7 +105,10 @@ class Pair:
 
     @classmethod
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
-        paths = [target, *drafters]
+        made_of_layers = [path for path in drafters if is_layer_drafter(path)]
+        for path in made_of_layers:
+            read_drafter(path, target)
+        paths = [target, *(path for path in drafters if path not in made_of_layers)]
         configs = [read_config(path) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
         for tokenizer in tokenizers[1:]:

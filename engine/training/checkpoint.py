@@ -37,7 +37,7 @@ class State:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Time spent in each phase, by its name."""
     tokenizer: bool = False
-    """Whether the tokenizer is trained, or for `train drafter` the pair's models are copied."""
+    """Whether the tokenizer is trained, or for `train distil` the pair's models are copied."""
     text_tokens: int = 0
     """Tokens of the training text, each document counted once; 0 before it is read."""
     tensors: str = ""

@@ -1,4 +1,6 @@
-"""The commands of `specscope train`: `pair`, `drafter`, `card`, `heads` and one per kind of head.
+"""The commands of `specscope train`.
+
+They are `pair`, `distil`, `drafter`, `card`, `heads` and one for each kind of head.
 
 Nothing heavy is imported before a command runs.
 """
@@ -19,6 +21,7 @@ from engine.training.options import (
     HEAD_DEFAULTS,
     RECIPES,
     CardSettings,
+    DistilOptions,
     DrafterOptions,
     HeadOptions,
     PairOptions,
@@ -42,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pair(pair)
     pair.set_defaults(train=_train_pair)
     doc = "prune a pair's drafter, and distil it on text that the target writes"
+    distil = commands.add_parser("distil", help=doc, description=doc, allow_abbrev=False)
+    _add_distil(distil)
+    distil.set_defaults(train=_train_distil)
+    doc = "make a drafter of a target's own layers, for a target without a smaller model"
     drafter = commands.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
     _add_drafter(drafter)
     drafter.set_defaults(train=_train_drafter)
@@ -89,9 +96,19 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
     _add_prompts(parser)
 
 
-def _add_drafter(parser: argparse.ArgumentParser) -> None:
+def _add_distil(parser: argparse.ArgumentParser) -> None:
     _add_pair_name(parser)
     _add_text(parser)
+    _add_recipe(parser, DistilOptions)
+
+
+def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    doc = "directory, GGUF file, short name or hub id of the target"
+    parser.add_argument("--target", required=True, metavar="PATH", help=doc)
+    doc = "written.safetensors or corpus.safetensors of earlier trainings with this target"
+    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help=doc)
+    doc = "a drafter of this target to go on with; it decides layers, rank, vocabulary and map"
+    parser.add_argument("--start", type=Path, metavar="DRAFTER", help=doc)
     _add_recipe(parser, DrafterOptions)
 
 
@@ -223,12 +240,26 @@ def _train_pair(args: argparse.Namespace) -> int:
     return _write_card(*_find_pair(str(options.out)), card, options.out / CARD)
 
 
+def _train_distil(args: argparse.Namespace) -> int:
+    options = DistilOptions(**_given(args, DistilOptions, pair=_find_pair(args.pair)[1]))
+    from engine.training.distil import distil_drafter
+
+    if _train(distil_drafter, options, args):
+        sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
+    return 0
+
+
 def _train_drafter(args: argparse.Namespace) -> int:
-    options = DrafterOptions(**_given(args, DrafterOptions, pair=_find_pair(args.pair)[1]))
-    from engine.training.drafter import train_drafter
+    target, name = _find_target(args)
+    options = DrafterOptions(
+        **_given(args, DrafterOptions, target=target, target_name=name, text=tuple(args.text))
+    )
+    from engine.training.layers.train import train_drafter
 
     if _train(train_drafter, options, args):
-        sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
+        sys.stdout.write(
+            f"wrote {options.out}; draft with it: --target {args.target} --drafter {options.out}\n"
+        )
     return 0
 
 

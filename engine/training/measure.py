@@ -49,8 +49,8 @@ class LoadedPair:
         """
         if pair.drafter_path is None:
             raise UsageError(f"{pair.name} has no drafter; a card measures a target with its drafter")
-        target, drafter = load(pair.target_path), load(pair.drafter_path, name="drafter")
-        return cls(pair, target, drafter)
+        drafter = load(pair.drafter_path, name="drafter", target=pair.target_path)
+        return cls(pair, load(pair.target_path), drafter)
 
     def read(self, model: Decoder, ids: Sequence[int]) -> Tensor:
         """Return the logits of one model after every token, (len(ids), V)."""

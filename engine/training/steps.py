@@ -24,7 +24,7 @@ from engine.training.checkpoint import State
 from engine.training.data import Corpus
 from engine.training.execution import Execution
 from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers
-from engine.training.options import DrafterOptions, HeadOptions, Recipe
+from engine.training.options import DistilOptions, DrafterOptions, HeadOptions, Recipe
 from engine.training.tokenizer import Encoder
 
 SHARD = "14MB"
@@ -194,7 +194,7 @@ def open_training(options: Recipe, resume: bool) -> State:
     return state
 
 
-def check_lengths(options: DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
+def check_lengths(options: DistilOptions | DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
     """Check that texts and answers fit the context of the models.
 
     Raises:

@@ -45,8 +45,8 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
         columns, drafted = frozen.columns(texts.ids[labels])
         loss = states.sum() * 0.0
         if drafted.any():
-            inputs = (part[drafted] for part in (states, features, columns))
-            loss = distilled(*inputs, frozen.draft_lm_head, options.token_loss)
+            p, q, chosen = features[drafted], states[drafted], columns[drafted]
+            loss = distilled(q, p, chosen, frozen.draft_lm_head, options.token_loss)
         places.append(loss.detach())
         if options.regression:
             loss = loss + options.regression * functional.smooth_l1_loss(states, features)

@@ -28,7 +28,7 @@ from engine.training.heads.train import read_frozen, train_head
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.training.steps import Progress, read_log
 from engine.training.target_text import read_text
-from tests.engine.training.test_drafter import toy_corpus
+from tests.engine.training.test_distil import toy_corpus
 
 Options = Callable[..., HeadOptions]
 

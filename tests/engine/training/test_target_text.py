@@ -41,7 +41,7 @@ from engine.training.target_text import (
 from engine.training.tokenizer import ASSISTANT, BOS, split_chat
 from engine.training.writer import Text, Writer, Written, slots_for
 from engine.types import Sampling
-from tests.engine.training.test_drafter import toy_corpus
+from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import chats
 
 

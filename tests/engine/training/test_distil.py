@@ -17,9 +17,9 @@ from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs.load import load
 from engine.training import cli
 from engine.training.data import Corpus, Mixed, Stream
-from engine.training.drafter import train_drafter
+from engine.training.distil import distil_drafter
 from engine.training.fit import losses
-from engine.training.options import DrafterOptions, Shape
+from engine.training.options import DistilOptions, Shape
 from engine.training.pair import new_model
 from engine.training.prune import prune
 from engine.training.steps import Progress, read_log
@@ -27,13 +27,13 @@ from engine.training.target_text import read_text, save_text
 from engine.training.writer import Text
 from tests.engine.training.test_pair import stop_after
 
-Options = Callable[..., DrafterOptions]
+Options = Callable[..., DistilOptions]
 
 
 @pytest.fixture
 def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
     """Settings of a training of a second, from the toy pair."""
-    base = DrafterOptions(
+    base = DistilOptions(
         data=corpus,
         out=tmp_path / "out",
         pair=trained,
@@ -106,7 +106,7 @@ def test_pruning_units_without_output_changes_nothing() -> None:
 def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(
     settings: Options, trained: Path
 ) -> None:
-    out = train_drafter(settings(steps=40))
+    out = distil_drafter(settings(steps=40))
     config = json.loads((out / "drafter/config.json").read_text())
     assert (config["intermediate_size"], config["max_position_embeddings"]) == (24, 128)
     assert {t.dtype for t in load_file(out / "drafter/model.safetensors").values()} == {torch.bfloat16}
@@ -127,7 +127,7 @@ def json_or_bytes(path: Path) -> object:
 
 def test_facts_extend_the_facts_of_the_pair(settings: Options, trained: Path) -> None:
     old = json.loads((trained / "training.json").read_text())
-    new = json.loads((train_drafter(settings()) / "training.json").read_text())
+    new = json.loads((distil_drafter(settings()) / "training.json").read_text())
     assert new["phases"][:-1] == old["phases"]
     assert new["phases"][-1] | {"minutes": 0, "loss": 0} == {
         "name": "distil",
@@ -143,23 +143,23 @@ def test_facts_extend_the_facts_of_the_pair(settings: Options, trained: Path) ->
 
 
 def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: Path) -> None:
-    straight = train_drafter(settings())
+    straight = distil_drafter(settings())
     parts = settings(out=tmp_path / "parts")
     for resume, (phase, step) in enumerate((("written", 128), ("distil", 3), ("distil", 9), ("distil", 12))):
         listen, cancel = stop_after(step, phase)
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            train_drafter(parts, listen, cancel, resume=resume > 0)
+            distil_drafter(parts, listen, cancel, resume=resume > 0)
     reports = list[Progress]()
-    train_drafter(parts, reports.append, resume=True)
+    distil_drafter(parts, reports.append, resume=True)
     assert not [p for p in reports if p.phase in ("written", "distil")], "both were finished"
     for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
 def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path) -> None:
-    first, reports = train_drafter(settings(steps=2)), list[Progress]()
+    first, reports = distil_drafter(settings(steps=2)), list[Progress]()
     again = settings(steps=2, out=tmp_path / "again", text=first / "written.safetensors")
-    train_drafter(again, reports.append)
+    distil_drafter(again, reports.append)
     assert "written" not in {p.phase for p in reports}
     assert (again.out / "drafter/model.safetensors").read_bytes() == (
         first / "drafter/model.safetensors"
@@ -196,7 +196,7 @@ def test_wrong_settings_are_refused_before_anything_is_written(
     settings: Options, changed: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{message}") as error:
-        train_drafter(settings(**changed))
+        distil_drafter(settings(**changed))
     assert "\n" not in str(error.value)
     assert not settings().out.exists()
 
@@ -208,24 +208,24 @@ def test_text_of_another_target_or_a_broken_file_is_refused(
     shutil.copytree(trained / "drafter", other)
     save_text(tmp_path / "text.safetensors", [Text(range(40), 5)], other)
     with pytest.raises(UsageError, match=r"text\.safetensors was written by another target"):
-        train_drafter(settings(text=tmp_path / "text.safetensors"))
+        distil_drafter(settings(text=tmp_path / "text.safetensors"))
     (tmp_path / "broken.safetensors").write_bytes(b"no")
     for name in ("broken", "missing"):
         with pytest.raises(ModelError, match=rf"{name}\.safetensors does not hold text of a target") as error:
-            train_drafter(settings(text=tmp_path / f"{name}.safetensors", out=tmp_path / name))
+            distil_drafter(settings(text=tmp_path / f"{name}.safetensors", out=tmp_path / name))
         assert "\n" not in str(error.value)
 
 
 def test_resuming_with_other_settings_is_refused(settings: Options) -> None:
-    train_drafter(settings(steps=1))
+    distil_drafter(settings(steps=1))
     with pytest.raises(UsageError, match=r"has steps 1, not 2; feed_forward 24, not 16: use the same"):
-        train_drafter(settings(steps=2, feed_forward=16), resume=True)
+        distil_drafter(settings(steps=2, feed_forward=16), resume=True)
 
 
 def test_the_command_line_trains_a_drafter(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options, parser = settings(), argparse.ArgumentParser()
     cli.add_arguments(parser)
-    words = f"drafter --pair {options.pair} --data {options.data} --out {options.out} --threads 1"
+    words = f"distil --pair {options.pair} --data {options.data} --out {options.out} --threads 1"
     words += " --steps 2 --batch 2 --sequence 16 --written 100 --answer 20 --feed-forward 8 --device cpu"
     assert cli.run(parser.parse_args(words.split())) == 0
     assert f"train card --pair {options.out}" in capsys.readouterr().out

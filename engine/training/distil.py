@@ -1,9 +1,9 @@
 """Improve a pair's drafter: prune it, then distil it on text that the target wrote.
 
-    options = DrafterOptions(
+    options = DistilOptions(
         data=Path("corpus"), out=Path("better"), pair=Path("pair"), feed_forward=384
     )
-    train_drafter(options)
+    distil_drafter(options)
 
 In use, a drafter reads the target's own answers, which differ from the corpus; so KL(p || q) is
 minimised on such answers (on-policy for the target).
@@ -28,7 +28,7 @@ from engine.training.card import read_facts
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture
 from engine.training.fit import Phase, text_losses
-from engine.training.options import DrafterOptions
+from engine.training.options import DistilOptions
 from engine.training.prune import prune
 from engine.training.steps import (
     LOG,
@@ -49,8 +49,8 @@ _CALIBRATION = 8192
 """Tokens of the corpus that the units' scores are computed on."""
 
 
-def train_drafter(
-    options: DrafterOptions,
+def distil_drafter(
+    options: DistilOptions,
     progress: Listener = ignore,
     cancel: threading.Event | None = None,
     *,
@@ -101,7 +101,7 @@ def train_drafter(
     return out
 
 
-def _check(options: DrafterOptions) -> Pair:
+def _check(options: DistilOptions) -> Pair:
     """Return the pair, if its drafter can be trained with these settings."""
     for role in ("target", "drafter"):
         if not (options.pair / role).is_dir():
@@ -124,7 +124,7 @@ def _shape(folder: Path) -> ModelShape:
     return ModelShape.of(read_config(folder), folder / "config.json")
 
 
-def _written(options: DrafterOptions, corpus: Corpus, training: Training) -> Corpus:
+def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corpus:
     """Return the target's own text: stored in `out`, given, or written now."""
     path, folder = options.out / FILE, options.out / "target"
     if not path.is_file() and options.text is not None:
@@ -136,7 +136,7 @@ def _written(options: DrafterOptions, corpus: Corpus, training: Training) -> Cor
 
 
 def _write_facts(
-    options: DrafterOptions, state: State, phase: Phase, mixture: dict[str, int], written: Corpus
+    options: DistilOptions, state: State, phase: Phase, mixture: dict[str, int], written: Corpus
 ) -> None:
     """Write the facts of the pair's training, extended by this one, for the model card."""
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
