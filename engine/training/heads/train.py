@@ -119,7 +119,7 @@ def train_head(
     training.fit(phase, head.module, losses_of, measure)
     if not training.is_main:
         return out
-    write_head(out, head_config(options, shape, scale), head.tensors())
+    write_head(out, head_config(options, target, shape, scale), head.tensors())
     tokens = batches.tokens(options.steps * options.batch, options.seed)
     _write_facts(options, training.state, phase, corpus, tokens)
     with replacing(out / PLOT) as file:
@@ -180,7 +180,7 @@ def _copy_tensors(head: TrainableHead, start: Path, target: Path) -> None:
     head.module.load_state_dict(fitting, strict=False)
 
 
-def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadConfig:
+def head_config(options: HeadOptions, target: Path, shape: ModelShape, scale: float) -> HeadConfig:
     """Return the config of a trained head."""
     kind = KINDS[options.kind]
     return HeadConfig(
@@ -189,9 +189,9 @@ def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadCo
         vocab_size=shape.vocab,
         heads=options.size if kind.sized_by == "heads" else 0,
         masks=options.size if kind.sized_by == "masks" else 0,
-        tokenizer=tokenizer_digest(options.target),
-        shape=layer_fields(read_config(options.target)) if kind.layered else {},
-        target=options.target_name or options.target.name,
+        tokenizer=tokenizer_digest(target),
+        shape=layer_fields(read_config(target)) if kind.layered else {},
+        target=options.target_name or target.name,
         embedding_scale=scale if kind.scaled else 1.0,
     )
 

@@ -50,7 +50,7 @@ def trained(kind: str, target: Path, out: Path) -> TrainableHead:
     with torch.no_grad():
         for name, p in head.module.named_parameters():
             p.copy_((("norm" in name) + 0.15 * torch.randn_like(p)).bfloat16())
-    options = HeadOptions(kind=kind, out=out, pair=target.parent, data=target, size=SIZE)
+    options = HeadOptions(kind=kind, out=out, target=target, data=target, size=SIZE)
     out.mkdir()
     write_head(out, head_config(options, target, shape, SCALE), head.tensors())
     return head
