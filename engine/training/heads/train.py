@@ -36,7 +36,7 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
-from engine.training.data import Corpus
+from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.fit import Losses, Phase
 from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
@@ -131,11 +131,13 @@ def check(options: HeadOptions) -> ModelShape:
     """Check the settings against the target; return the target's shape.
 
     Raises:
-        UsageError: A setting exceeds the target's context.
+        UsageError: A setting exceeds the target's context, or there is no text to write from.
         ModelError: The target is missing or broken.
     """
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     check_lengths(options, shape.context, "the target")
+    if options.text is None and not (options.out / WRITTEN).is_file():
+        read_mixture(options.weights, find_sources(options.data))
     return shape
 
 

@@ -193,6 +193,7 @@ def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: P
         ({"kind": "medusas"}, "kind is 'medusas'; choose one of medusa, hydra, eagle,"),
         ({"sequence": 129}, "sequence is 129; it must be at most 128: the target knows 128 positions"),
         ({"answer": 128}, "answer is 128; it must be at most 127: the target knows 128 positions"),
+        ({"data": Path("nowhere")}, "nowhere is not a folder; --data takes one with txt.xz files"),
         ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
     ],
 )
