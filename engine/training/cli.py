@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_pair_name(models)
         doc = "directory, .gguf file, short name or hub id of a target, instead of --pair"
         models.add_argument("--target", metavar="PATH", help=doc)
+        head.set_defaults(pair=None)  # argparse ignores a default that is given
         _add_text(head)
         doc = "a head whose tensors are copied; all of them must have a place in the new head"
         head.add_argument("--start", type=Path, metavar="HEAD", help=doc)
@@ -352,7 +353,7 @@ def _find_target(args: argparse.Namespace) -> tuple[Path, str]:
     from engine.pairs.sources import resolve
 
     if args.target is None:
-        pair, folder = _find_pair(args.pair)
+        pair, folder = _find_pair(args.pair or "bundled")
         return pair.target_path, folder.name
     path = Path(args.target).expanduser()
     name = path.resolve().name if path.exists() else args.target

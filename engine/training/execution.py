@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from statistics import mean
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engine.errors import UsageError
@@ -89,8 +90,7 @@ class Execution:
         """Return whether a condition holds in any process."""
         if self._accelerator.num_processes == 1:
             return condition
-        flags = self._accelerator.reduce(torch.tensor(float(condition), device=self.device), "sum")
-        return bool(flags)
+        return bool(self._average(torch.tensor(float(condition), device=self.device)))
 
     @contextmanager
     def autocast(self) -> Generator[None]:
@@ -157,7 +157,12 @@ class Execution:
         if self._accelerator.num_processes == 1:
             return
         for p in model.parameters():
-            p.grad = self._accelerator.reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
+            p.grad = self._average(torch.zeros_like(p) if p.grad is None else p.grad)
+
+    def _average(self, tensor: Tensor) -> Tensor:
+        """Return the mean of a tensor in all processes."""
+        average: Any = self._accelerator.reduce(tensor, "mean")
+        return average
 
     def _mean(self, parts: Sequence[Losses]) -> Losses:
         """Return the mean of the losses of all parts in all processes."""
@@ -165,6 +170,6 @@ class Execution:
             return parts[0]
         rows = [[p.total.item(), p.tokens, p.divergence or 0.0, *p.places] for p in parts]
         own = torch.tensor([mean(column) for column in zip(*rows, strict=True)], device=self.device)
-        total, tokens, divergence, *places = self._accelerator.reduce(own, "mean").tolist()
+        total, tokens, divergence, *places = self._average(own).tolist()
         known = parts[0].divergence is not None
         return Losses(torch.tensor(total), tokens, divergence if known else None, tuple(places))

@@ -35,7 +35,7 @@ from engine.pairs.config import read_config
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.checkpoint import State
-from engine.training.data import Corpus
+from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.fit import Losses, Phase
 from engine.training.heads.features import FILE as FEATURES
 from engine.training.heads.features import Batches, read_features, write_features
@@ -139,13 +139,16 @@ def check(options: HeadOptions) -> ModelShape:
     """Check the settings against the target; return the target's shape.
 
     Raises:
-        UsageError: A setting exceeds the target's context or vocabulary, or `start` does not fit.
+        UsageError: A setting exceeds the target's context or vocabulary, `start` does not fit, or
+            there is no text to write from.
         ModelError: The target or `start` is missing or broken.
     """
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     check_lengths(options, shape.context, "the target")
     check_range("vocabulary", options.vocabulary, 0, shape.vocab)
     compare(options, head_config(options, shape, 1.0))
+    if options.text is None and not (options.out / WRITTEN).is_file():
+        read_mixture(options.weights, find_sources(options.data))
     return shape
 
 

@@ -195,6 +195,7 @@ def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: P
         ({"sequence": 129}, "sequence is 129; it must be at most 128: the target knows 128 positions"),
         ({"vocabulary": 321}, "vocabulary is 321; it must be at least 0 and at most 320"),
         ({"answer": 128}, "answer is 128; it must be at most 127: the target knows 128 positions"),
+        ({"data": Path("nowhere")}, "nowhere is not a folder; --data takes one with txt.xz files"),
         ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
     ],
 )
@@ -249,12 +250,36 @@ def test_a_text_too_short_to_learn_from_is_refused() -> None:
         Batches(corpus, torch.zeros(2, 4), torch.zeros(8, 4), 64)
 
 
-def test_the_command_line_trains_a_head(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(
+    settings: Options, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     options, parser = settings("medusa"), argparse.ArgumentParser()
     cli.add_arguments(parser)
-    words = f"medusa --pair {options.target.parent} --data {options.data} --out {options.out} --threads 1 --size 2"
+    shutil.copytree(options.target, tmp_path / "alone" / "target")
+    words = (
+        f"medusa --pair {tmp_path / 'alone'} --data {options.data} --out {options.out} --threads 1 --size 2"
+    )
     words += " --steps 2 --batch 2 --sequence 16 --written 400 --answer 20 --device cpu"
     assert cli.run(parser.parse_args(words.split())) == 0
     assert f"wrote {options.out}" in capsys.readouterr().out
-    assert read_head(options.out).config.heads == 2
+    config = read_head(options.out).config
+    assert (config.heads, config.target) == (2, "alone")
+    assert json.loads((options.out / "training.json").read_text())["target"] == "alone"
     assert len(read_text(options.out / "written.safetensors", options.target).repeats)
+
+
+def test_the_command_line_takes_a_target_instead_of_a_pair(
+    settings: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, parser = settings("medusa"), argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = ["medusa", "--data", "data", "--out", "out", "--target"]
+    args = parser.parse_args([*words, str(options.target)])
+    assert cli._find_target(args) == (options.target, "target")
+    monkeypatch.setattr("engine.pairs.sources.resolve", lambda name, report: Path("cache", str(name)))
+    args = parser.parse_args([*words, "owner/name"])
+    assert cli._find_target(args) == (Path("cache/owner/name"), "owner/name")
+    with pytest.raises(SystemExit) as error:
+        parser.parse_args([*words, "smollm2", "--pair", "bundled"])
+    assert error.value.code == 2
+    assert "argument --pair: not allowed with argument --target" in capsys.readouterr().err
