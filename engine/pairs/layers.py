@@ -276,4 +276,5 @@ def _parse(file: Path) -> LayerDrafter:
     if not all(type(layer) is int for layer in raw["layers"]):
         raise ModelError(f"{file}: layers is {shown(raw['layers'])}; it must hold whole numbers")
     fields: dict[str, Any] = {name: raw[name] for name in kinds}
-    return LayerDrafter(**fields | {"layers": tuple(raw["layers"])})
+    fields["layers"] = tuple(raw["layers"])
+    return LayerDrafter(**fields)

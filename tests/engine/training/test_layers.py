@@ -18,11 +18,15 @@ import engine
 from engine.errors import ModelError, PairError, RunCancelled, UsageError
 from engine.model.slots import Rows
 from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.training import cli
+from engine.training.layers.start import fit_map, frequent_tokens
 from engine.training.layers.student import Stack, Student, columns_of, divergence
+from engine.training.layers.texts import answer_starts, make_texts
 from engine.training.layers.train import train_drafter
 from engine.training.options import DrafterOptions
 from engine.training.steps import Progress, load_teacher, read_log
+from engine.training.target_text import read_text
 from engine.training.teacher import Outputs
 from engine.types import Limits
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -157,6 +161,42 @@ def test_the_targets_outputs_are_written_once_and_an_interrupted_writing_goes_on
     assert [p.phase for p in reports if p.phase == "outputs"] == ["outputs"], "one file was missing"
     for file in files:
         assert (text.with_suffix(".outputs") / file.name).read_bytes() == file.read_bytes()
+
+
+def test_answers_are_found_where_a_file_does_not_mark_them(made: Path, trained: Path) -> None:
+    pair = Pair.of(trained / "target")
+    marked = read_text(made / "corpus.safetensors", trained / "target")
+    unmarked = answer_starts(pair, replace(marked, answers=None))
+    assert len(set(unmarked.tolist())) > 2
+    assert np.array_equal(unmarked, answer_starts(pair, marked))
+
+
+def test_a_text_of_the_corpus_is_a_message_with_an_answer(trained: Path) -> None:
+    pair = Pair.of(trained / "target")
+    chat = "<|user|>Do you like cake?<|assistant|>Yes, I do.<|user|>Why?<|assistant|>No."
+    story = "Once there was a ball. " * 12
+    for document, message, answer in (
+        (chat, "Do you like cake?", "Yes, I do."),
+        (story, story[:160].rpartition(" ")[0], ""),
+    ):
+        (text,) = make_texts(pair, [document], 10_000, 128, seed=0)
+        assert list(text.ids[: text.answer]) == pair.encode(message)
+        if answer:
+            assert list(text.ids[text.answer :]) == [*pair.encode_text(answer), pair.eos[0]]
+        assert len(text.ids) <= 128
+
+
+def test_frequent_tokens_include_the_ends_of_a_text() -> None:
+    texts = [np.array([5, 5, 5, 7, 7]), np.array([7, 9, 3])]
+    assert frequent_tokens(texts, 3, 12, ends=(2,)).tolist() == [2, 5, 7]
+    assert frequent_tokens(texts, 6, 12, ends=(2,)).tolist() == [0, 2, 3, 5, 7, 9]
+
+
+def test_the_fitted_map_is_exact_where_one_exists() -> None:
+    torch.manual_seed(0)
+    states, matrix = torch.randn(200, 8), torch.randn(8, 8)
+    scaled = states / states.square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(fit_map(states, scaled @ matrix.T), matrix, atol=5e-3, rtol=5e-3)
 
 
 def test_the_divergence_of_the_full_vocabulary_is_kl() -> None:
