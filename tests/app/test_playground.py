@@ -174,6 +174,12 @@ def test_a_new_conversation_drops_the_old_one(page) -> None:
     assert state[page.talk] == ""
 
 
+def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
+    prompts = [row[0] for row in page.samples.samples]
+    assert len(prompts) == 4
+    assert [len(prompt.split()) > 200 for prompt in prompts] == [False, False, False, True]
+
+
 def test_every_setting_with_a_choice_has_a_control(page) -> None:
     for key, method in METHODS.items():
         for setting in method.settings():

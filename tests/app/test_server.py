@@ -87,7 +87,7 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
         ready.set()
 
     results: list[int] = []
-    arguments = {"port": 0, "database": tmp_path / "t.db", "announce": announce}
+    arguments = {"port": 0, "database": tmp_path / "t.db", "pair": "bundled", "announce": announce}
     thread = threading.Thread(target=lambda: results.append(serve(**arguments)))
     thread.start()
     assert ready.wait(60), "the server did not start"

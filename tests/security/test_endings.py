@@ -37,7 +37,7 @@ def service(database):
     return real
 
 Service, server.Service = server.Service, service
-sys.exit(main.main(["play", "--port", "0", "--db", sys.argv[1]]))
+sys.exit(main.main(["play", "--pair", "bundled", "--port", "0", "--db", sys.argv[1]]))
 """
 
 

@@ -37,7 +37,8 @@ def slowness(trace: Trace, metrics: Metrics, baseline: Trace, reference: Metrics
         ratio = f" (c = {metrics.c:.1f})" if metrics.c else ""
         parts.append(f"{time * shares['draft']:.2f} waiting for drafts{ratio}")
     parts.append(f"{time * shares['none']:.2f} for the rest")
-    accepted = f" ({100 * metrics.acceptance_rate:.0f} % of the drafts accepted)" if metrics.drafted else ""
+    rate = metrics.acceptance_rate
+    accepted = "" if rate is None else f" ({100 * rate:.0f} % of the drafts accepted)"
     return (
         f"Not faster than plain decoding: a target forward brings {brings:.2f} tokens{accepted} but takes the time "
         f"of {time:.2f} plain tokens: {', '.join(parts)}."
