@@ -108,6 +108,12 @@ def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
     assert result["metrics"]["drafted"] > 0
     usual = {"acceptance": "exact", "epsilon": 0.09, "delta": 0.3}
     assert result["config"] == {"tree": "medusa", "heads": 4, **usual}
+    assert result["planned"] is None, "nothing is planned on a profile"
+    medusa = ["run", "--method", "medusa", "--head", str(tmp_path / "head"), *words]
+    code, out, _ = call(capsys, *medusa, "--set", "tree=[[0],[1],[0,0]]")
+    assert (code, json.loads(out)["config"]["tree"]) == (0, "[[0],[1],[0,0]]")
+    code, _, err = call(capsys, *medusa, "--set", "tree=[[0],[2]]")
+    assert (code, "[2] has no elder sibling; add [1]" in err) == (2, True)
     code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *words)
     assert (code, "is a head of kind medusa; this method needs one of kind eagle" in err) == (2, True)
     make_head(tmp_path / "other", "eagle", target)

@@ -11,11 +11,12 @@ import pytest
 
 from app.render.panes import LivePane, ordinal
 from app.render.turn import turn_line
-from app.runs import RunRequest
+from app.runs import LiveRun, RunRequest
 from app.tabs.streaming import frames, turn_state
 from engine.errors import ModelError
 from engine.types import Sampling
 from tests.app.fakes import WORDS, FakeCluster
+from tests.traces.samples import sample_trace
 
 
 def ask(method: str = "speculative", **more) -> RunRequest:
@@ -75,6 +76,20 @@ def test_text_is_only_ever_appended(service, opener) -> None:
     assert run.wait(20)
     assert pane.update()
     assert 'data-state="cancelled"' in pane.html
+
+
+def test_a_pane_shows_the_prediction_of_a_planned_draft() -> None:
+    run = LiveRun(ask("tree"), lambda _: None)
+    run.enter("running")
+    pane = LivePane(run)
+    pane.update()
+    assert "measured first" in pane.html, "before the header, a new pair may be measured"
+    header = sample_trace("tree").header
+    plan = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.9, "speedup": 1.6}
+    run.append(replace(header, environment={"planned": plan}))
+    assert pane.update()
+    assert "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×" in pane.html
+    assert "Waiting for the first token" in pane.html
 
 
 def test_a_waiting_pane_shows_its_state(service, opener) -> None:

@@ -44,6 +44,17 @@ def test_texts_of_a_run_stay_text(chromium, tmp_path):
     page.close()
 
 
+def test_the_prediction_of_a_planned_draft_is_a_line_of_its_pane(opened):
+    plain, planned = sample_trace("tree"), sample_trace("tree")
+    plan = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.9, "speedup": 1.6}
+    planned.header = replace(planned.header, run_id="planned", environment={"planned": plan})
+    page = opened.show(view_model([plain, planned]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    lines = [pane(page, i).locator(".ss-planned") for i in (0, 1)]
+    assert [line.is_visible() for line in lines] == [False, True]
+    assert lines[1].inner_text() == "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×"
+
+
 def test_a_dark_ancestor_and_the_class_theme_decide(opened, traces):
     page = opened.show(view_model(traces), theme="class")
     page.wait_for_selector("#viewer[data-drawn]")

@@ -270,7 +270,7 @@ def test_one_run_at_a_time(cluster):
     [
         ("nonsense", {}, PROMPT, "there is no method 'nonsense'; choose one of"),
         ("speculative", {"gama": 3}, PROMPT, "no field 'gama'"),
-        ("speculative", {"gamma": 0}, PROMPT, "gamma is 0; it must be at least 1 and at most 32"),
+        ("speculative", {"gamma": 33}, PROMPT, "gamma is 33; it must be at least 1 and at most 32"),
         ("speculative", {"gamma": "x"}, PROMPT, "gamma is 'x'; it must be a whole number of at least 1"),
         ("speculative", {"drafts": "x"}, PROMPT, "choose one of sampled, greedy"),
         ("pearl", {"pre_verify": "perhaps"}, PROMPT, "pre_verify is 'perhaps'"),
