@@ -131,7 +131,7 @@ def test_every_runtime_writes_the_rows_of_the_thread_runtime(runtime, runs):
 
 
 def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
-    pair = with_eagle3(pair, tmp_path / "eagle3")
+    pair = replace(with_eagle3(pair, tmp_path / "eagle3"), drafter_path=None)
     settings = (
         ("eagle2", WARM),
         ("autoregressive", WARM),
