@@ -17,14 +17,9 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, else Playwright's own."""
-    yield from launched()
-
-
-def launched() -> Iterator[Browser]:
-    """Yield a browser, and close it afterwards."""
+    """Debian's Chromium, else Playwright's own; one for all modules of this folder."""
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engine.errors import SpecScopeError, WorkerDied
-from engine.trace.events import Footer, Span
+from engine.trace.events import Footer
 from engine.types import Limits
 from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
 
@@ -30,26 +30,6 @@ def run(cluster, act, events: list[object], **more: object):
 
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
-
-
-def test_a_worker_stopped_in_the_middle_of_a_run_is_named_in_ten_seconds_and_killed(cluster):
-    pid, events, stopped_at = pid_of(cluster), list[object](), list[float]()
-
-    def listen(event: object) -> None:
-        events.append(event)
-        if isinstance(event, Span) and not stopped_at:
-            stopped_at.append(time.monotonic())
-            os.kill(pid, signal.SIGSTOP)
-
-    with pytest.raises(
-        WorkerDied, match=rf"CPU core \d+.* \(process {pid}\) was stopped by a signal and was killed"
-    ):
-        cluster.run("autoregressive", prompt(behave), limits=Limits(2000), listener=listen)
-    assert time.monotonic() - stopped_at[0] < LIMIT_S
-    assert isinstance(events[-1], Footer)
-    assert events[-1].status == "failed"
-    assert f"process {pid}" in events[-1].error
-    assert gone(pid)
 
 
 def test_a_worker_stopped_before_it_received_a_large_message_is_named_in_ten_seconds():

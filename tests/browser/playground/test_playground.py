@@ -1,4 +1,4 @@
-"""The playground in a browser: chat, stop, hover, replay, history, errors, themes."""
+"""The playground in a browser: chat, stop, replay, history, errors, themes, a batch."""
 
 from __future__ import annotations
 
@@ -8,81 +8,26 @@ import signal
 
 import psutil
 import pytest
-from playwright.sync_api import Error, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from app.pairs import able, usual
 from engine.methods import METHODS as KEYS
-from tests.browser.playground.conftest import PATIENCE
+from tests.browser.playground.steps import (
+    METHODS,
+    alert,
+    answer,
+    choose,
+    click_until,
+    fill,
+    new_tokens,
+    type_prompt,
+    viewer,
+    wait_for,
+)
 
 pytestmark = pytest.mark.browser
-METHODS = ("Autoregressive", "Speculative decoding", "PEARL")
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."
-expect.set_options(timeout=PATIENCE)
-
-
-def fill(box: Locator, text: str) -> None:
-    """Type a text; a box that has just been shown may replace it by its own value once."""
-    expect(box).to_be_editable()
-    for _ in range(3):
-        box.fill(text)
-        box.press("Tab")
-        box.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-        if box.input_value() == text:
-            return
-    expect(box).to_have_value(text)
-
-
-def type_prompt(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="Prompt", exact=True).fill(text)
-
-
-def new_tokens(page: Page, count: int) -> None:
-    box = page.get_by_role("spinbutton", name="New tokens")
-    box.fill(str(count))
-    box.press("Tab")
-
-
-def wait_for(page: Page, *states: str) -> None:
-    page.locator(", ".join(f'.app-turn[data-state="{state}"]' for state in states)).wait_for()
-
-
-def answer(page: Page, text: str, tokens: int = 24) -> None:
-    """Run a prompt, and wait until the viewer shows the answers."""
-    new_tokens(page, tokens)
-    type_prompt(page, text)
-    page.locator("#run").click()
-    expect(page.locator(".app-prompt")).to_have_text(text)
-    wait_for(page, "done")
-    viewer(page).wait_for()
-
-
-def click_until(page: Page, selector: str) -> None:
-    """Press Run until an element is shown; a press during an unfinished call has no effect."""
-    for _ in range(100):
-        page.locator("#run").click()
-        try:
-            page.locator(selector).wait_for(timeout=1000)
-        except Error:
-            continue
-        return
-    raise AssertionError(f"{selector} is not shown")
-
-
-def choose(page: Page, title: str, on: bool) -> None:
-    """Tick or untick a method, and wait until its settings are shown or hidden."""
-    page.locator("#methods").get_by_role("checkbox", name=title, exact=True).set_checked(on)
-    settings = page.get_by_role("button", name=f"{title}: settings")
-    if title != METHODS[0]:  # autoregressive decoding has no settings
-        expect(settings).to_be_visible(visible=on)
-
-
-def viewer(page: Page, where: str = "#live-viewer"):
-    return page.locator(f'{where} [data-state="ready"]').first
-
-
-def alert(page: Page, where: str) -> str:
-    return page.locator(f"#alert-{where} .app-alert").inner_text()
 
 
 def test_chat_hover_and_replay(page: Page) -> None:
@@ -191,6 +136,7 @@ def test_errors_are_shown_beside_their_controls(page: Page) -> None:
 
 
 def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server) -> None:
+    choose(page, "PEARL", False)
     new_tokens(page, 1500)
     type_prompt(page, STORY)
     page.locator("#run").click()
@@ -204,9 +150,9 @@ def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server)
     failed = page.locator('#live-viewer .ss-pane[data-status="failed"]')
     expect(failed).to_have_count(1)
     expect(failed).to_contain_text("was killed by SIGKILL")
-    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(2)
+    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(1)
     answer(page, "Hello again!", tokens=8)
-    expect(page.locator("#live-viewer .ss-pane")).to_have_count(3)
+    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(2)
 
 
 def test_history_open_search_and_delete(page: Page, open_page) -> None:
@@ -224,9 +170,12 @@ def test_history_open_search_and_delete(page: Page, open_page) -> None:
     page.get_by_role("button", name="All runs").click()
     expect(rows).to_have_count(3)
 
-    other = open_page(link[1:], theme="dark")
-    viewer(other, "#history-viewer").wait_for()
-    expect(other.locator("#history-viewer .ss-pane")).to_have_count(3)
+    open_page(link[1:], theme="dark")
+    viewer(page, "#history-viewer").wait_for()
+    expect(page.locator("#history-viewer .ss-pane")).to_have_count(3)
+    page.get_by_role("button", name="All runs").click()
+    page.get_by_role("textbox", name="Search").fill("zanzibar")
+    expect(rows).to_have_count(3)
 
     for box in rows.get_by_role("checkbox").all():
         box.check()
@@ -284,3 +233,37 @@ def test_both_themes_fit_a_narrow_window(open_page, theme: str) -> None:
     assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light"), (
         "the choice is kept"
     )
+
+
+def choose_batch(page: Page) -> Locator:
+    """Compare EMS-SD with speculative decoding; return the box of prompts, filled with samples."""
+    for title in ("Autoregressive", "PEARL"):
+        choose(page, title, False)
+    choose(page, "EMS-SD", True)
+    page.get_by_role("button", name="EMS-SD: settings").click()
+    page.locator("#ems-fill").click()
+    box = page.locator("#ems-prompts textarea")
+    expect(box).not_to_have_value("")
+    return box
+
+
+def test_samples_fill_a_batch_and_every_sequence_is_shown(page: Page) -> None:
+    box = choose_batch(page)
+    samples = box.input_value().split("\n\n")
+    assert len(samples) == 7
+    answer(page, "Tell me a joke.", 12)
+    batch = viewer(page).locator(".ss-pane").filter(has_text="EMS-SD")
+    expect(batch.locator("details.ss-sequence")).to_have_count(8)
+    expect(batch.locator("details.ss-sequence summary").nth(3)).to_contain_text(samples[2][:30])
+    expect(viewer(page).locator(".ss-packing [role=listitem]").first).to_be_visible()
+    other = viewer(page).locator(".ss-pane").filter(has_text="Speculative decoding")
+    expect(other.locator("details.ss-sequence")).to_have_count(0)
+
+
+def test_a_further_prompt_that_is_too_long_is_refused_with_its_number(page: Page) -> None:
+    fill(choose_batch(page), "Short.\n\n" + "word " * 4000)
+    type_prompt(page, "Hi")
+    page.locator("#run").click()
+    refusal = page.locator("#alert-prompt .app-alert")
+    expect(refusal).to_contain_text("prompt 2 of 3 (counted from 0)")
+    expect(refusal).to_contain_text("context")

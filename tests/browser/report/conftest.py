@@ -1,19 +1,13 @@
-"""One browser and one report for all modules; each shows the runs of its fixture `traces`."""
+"""One report for all modules; each shows the runs of its fixture `traces`."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import engine
-from tests.browser.conftest import launched
 from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
 from traces.view.document import view_model
-
-
-@pytest.fixture(scope="package")
-def chromium():
-    yield from launched()
 
 
 @pytest.fixture(scope="package")

@@ -9,21 +9,28 @@ from traces.view.document import view_model
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (800, "dark")])
-def test_a_report_opens_from_disk_without_errors_or_requests(chromium, tmp_path, traces, width, theme):
-    report = Opened(chromium, tmp_path, traces, width=width, theme=theme)
+def assert_looks(report, *, dark):
     page = report.ready()
     assert page.get_attribute("#viewer", "data-state") == "ready"
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    dark = (
-        page.evaluate("getComputedStyle(document.querySelector('.ss-card')).backgroundColor")
-        == "rgb(17, 24, 39)"
-    )
-    assert dark == (theme == "dark")
+    card = page.evaluate("getComputedStyle(document.querySelector('.ss-card')).backgroundColor")
+    assert (card == "rgb(17, 24, 39)") == dark
     drawn = page.evaluate("document.querySelector('.ss-plot').data.map((trace) => trace.marker?.color)")
     assert ("rgb(20, 128, 194)" in drawn) == dark, "plotly draws in the theme's colours"
+
+
+def test_a_dark_narrow_report_opens_from_disk_without_errors_or_requests(chromium, tmp_path, traces):
+    report = Opened(chromium, tmp_path, traces, width=800, theme="dark")
+    assert_looks(report, dark=True)
     assert report.complaints == []
-    page.close()
+    report.page.close()
+
+
+def test_a_light_wide_report_opens_from_disk_without_errors_or_requests(opened, traces):
+    """The fixture opened it, and `no_complaints` checks its complaints since."""
+    assert opened.page.url.startswith("file:")
+    opened.show(view_model(traces))
+    assert_looks(opened, dark=False)
 
 
 def test_without_javascript_the_summary_is_open(chromium, tmp_path, traces):

@@ -1,4 +1,4 @@
-"""Worker processes: death and SIGSTOP in a run, and a model that cannot be loaded."""
+"""Worker processes: death and SIGSTOP in a run, the end of a cluster, and a broken model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import engine
@@ -29,6 +30,17 @@ VICTIMS = {
 }
 
 
+def ended(pid: int) -> bool:
+    """Return whether there is no process with this id, not even one that nobody waited for."""
+    return not psutil.pid_exists(pid)
+
+
+def shared_memory() -> set[str]:
+    """Return the handles of shared memory that this process holds."""
+    handles = Path("/proc/self/fd").iterdir()
+    return {handle.name for handle in handles if handle.is_symlink() and "specscope" in os.readlink(handle)}
+
+
 def works(cluster, method: str, config: dict[str, object]) -> bool:
     """Return whether a short run on the cluster ends with the status done."""
     return cluster.run(method, PROMPT, config=config, limits=Limits(4)).status == "done"
@@ -37,9 +49,13 @@ def works(cluster, method: str, config: dict[str, object]) -> bool:
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_or_stopped_worker_fails_its_run_with_an_error_that_names_it(victim):
     method, config, workers, key, spans, (number, how) = VICTIMS[victim]
+    handles = shared_memory()  # of clusters that other tests keep open
     with engine.open(device="cpu") as cluster:
-        assert works(cluster, method, config)
+        assert works(cluster, method, config), "also after the cluster of another victim"
         pid, events = workers(cluster)[key].pid, list[object]()
+        others = [worker.pid for worker in servers(cluster).values() if worker.pid != pid]
+        assert len(others) == 1
+        assert shared_memory() <= handles, "the handles of mapped memory are closed"
         kill = at_span(spans, lambda: os.kill(pid, number))
 
         def listen(event: object) -> None:
@@ -54,22 +70,19 @@ def test_a_killed_or_stopped_worker_fails_its_run_with_an_error_that_names_it(vi
         assert events[-1].status == "failed"
         assert how in events[-1].error
         assert sum(isinstance(e, Span) for e in events) >= spans, "the trace is kept"
+        assert ended(pid)
+        assert not any(map(ended, others))
         with pytest.raises(WorkerDied):
             cluster.run(method, PROMPT, config=config, limits=Limits(4))
-
-
-def test_a_new_cluster_works_after_the_last_victim():
-    with engine.open(device="cpu") as cluster:
-        assert cluster.c > 1, "the target takes longer than the drafter"
-        assert works(cluster, "easyspec", TWO)
+    assert all(map(ended, others)), "closing ends all processes"
+    assert shared_memory() <= handles
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_at_opening(tmp_path):
-    good = Pair.find("bundled")
     broken = tmp_path / "target"
     broken.mkdir()
-    for file in Path(good.target_path).iterdir():
+    for file in Path(Pair.find("bundled").target_path).iterdir():
         data = file.read_bytes()
         (broken / file.name).write_bytes(data[:5000] if file.suffix == ".safetensors" else data)
     with pytest.raises(ModelError, match="safetensors"):
-        engine.open(target=str(broken), drafter=str(good.drafter_path), device="cpu")
+        engine.open(target=str(broken), device="cpu")

@@ -1,0 +1,74 @@
+"""What a user does and sees in the playground: fill in, run, choose, wait."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Error, Locator, Page, expect
+
+from tests.browser.playground.conftest import PATIENCE
+
+METHODS = ("Autoregressive", "Speculative decoding", "PEARL")
+expect.set_options(timeout=PATIENCE)
+
+
+def fill(box: Locator, text: str) -> None:
+    """Type a text; a box that has just been shown may replace it by its own value once."""
+    expect(box).to_be_editable()
+    for _ in range(3):
+        box.fill(text)
+        box.press("Tab")
+        box.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        if box.input_value() == text:
+            return
+    expect(box).to_have_value(text)
+
+
+def type_prompt(page: Page, text: str) -> None:
+    page.get_by_role("textbox", name="Prompt", exact=True).fill(text)
+
+
+def new_tokens(page: Page, count: int) -> None:
+    box = page.get_by_role("spinbutton", name="New tokens")
+    box.fill(str(count))
+    box.press("Tab")
+
+
+def wait_for(page: Page, *states: str) -> None:
+    page.locator(", ".join(f'.app-turn[data-state="{state}"]' for state in states)).wait_for()
+
+
+def answer(page: Page, text: str, tokens: int = 24) -> None:
+    """Run a prompt, and wait until the viewer shows the answers."""
+    new_tokens(page, tokens)
+    type_prompt(page, text)
+    page.locator("#run").click()
+    expect(page.locator(".app-prompt")).to_have_text(text)
+    wait_for(page, "done")
+    viewer(page).wait_for()
+
+
+def click_until(page: Page, selector: str) -> None:
+    """Press Run until an element is shown; a press during an unfinished call has no effect."""
+    for _ in range(100):
+        page.locator("#run").click()
+        try:
+            page.locator(selector).wait_for(timeout=1000)
+        except Error:
+            continue
+        return
+    raise AssertionError(f"{selector} is not shown")
+
+
+def choose(page: Page, title: str, on: bool) -> None:
+    """Tick or untick a method, and wait until its settings are shown or hidden."""
+    page.locator("#methods").get_by_role("checkbox", name=title, exact=True).set_checked(on)
+    settings = page.get_by_role("button", name=f"{title}: settings")
+    if title != METHODS[0]:  # autoregressive decoding has no settings
+        expect(settings).to_be_visible(visible=on)
+
+
+def viewer(page: Page, where: str = "#live-viewer"):
+    return page.locator(f'{where} [data-state="ready"]').first
+
+
+def alert(page: Page, where: str) -> str:
+    return page.locator(f"#alert-{where} .app-alert").inner_text()
