@@ -1,10 +1,23 @@
-"""Settings of all tests: results depend neither on the number of cores nor on the load."""
+"""Settings of all tests: results depend neither on the number of cores nor on the load.
 
+No test reads or changes the user's downloaded models and measurements.
+"""
+
+import atexit
 import os
+import shutil
+import tempfile
 
 from hypothesis import settings
+
+from engine.files import cache_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """One thread per test process: two processes run at once, and a sum depends on how it is split."""
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+USER_CACHE = cache_folder()
+"""The cache of the person who runs the tests; only tests of a real model read it."""
+os.environ["SPECSCOPE_CACHE"] = tempfile.mkdtemp(prefix="specscope-tests-")
+atexit.register(shutil.rmtree, os.environ["SPECSCOPE_CACHE"], ignore_errors=True)

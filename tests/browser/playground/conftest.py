@@ -63,37 +63,54 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert "Traceback" not in "".join(lines), "".join(lines)
 
 
-class Tab:
-    """A tab of the browser, and its complaints: errors, and requests to other machines."""
+class Window:
+    """A window of the browser, and its complaints: errors, and requests to other machines."""
 
     def __init__(self, chromium: Browser) -> None:
-        self.page = chromium.new_page()
-        self.page.set_default_timeout(PATIENCE)
+        self.context = chromium.new_context()
+        self.page: Page | None = None
         self.complaints: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
-        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.page.on("request", self._watch)
 
-    def _watch(self, request: Request) -> None:
+    def open(self) -> Page:
+        """Close the last page, whose open calls would fail on another address; return a new one."""
+        self.close()
+        page = self.page = self.context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda m: self._complain(page, m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: self._complain(page, str(e)))
+        page.on("request", lambda request: self._watch(page, request))
+        return page
+
+    def close(self) -> None:
+        """Close the page."""
+        page, self.page = self.page, None
+        if page is not None:
+            page.close()
+
+    def _complain(self, page: Page, text: str) -> None:
+        if page is self.page:
+            self.complaints.append(text)
+
+    def _watch(self, page: Page, request: Request) -> None:
         address = urlparse(request.url)
         if address.scheme.startswith(("http", "ws")) and address.hostname != "127.0.0.1":
-            self.complaints.append(f"request to another machine: {request.url}")
+            self._complain(page, f"request to another machine: {request.url}")
 
 
 @pytest.fixture(scope="module")
-def tab(chromium: Browser) -> Iterator[Tab]:
-    """One tab for all tests: a page that was compiled before loads in a fifth of the time."""
-    opened = Tab(chromium)
+def window(chromium: Browser) -> Iterator[Window]:
+    """One window for all tests: a page that was compiled before loads in a fifth of the time."""
+    opened = Window(chromium)
     yield opened
-    opened.page.close()
+    opened.context.close()
 
 
 @pytest.fixture
-def open_page(server: Server, tab: Tab):
-    """Return a function that loads the page anew; errors and outside requests fail the test."""
+def open_page(server: Server, window: Window):
+    """Return a function that opens the playground; errors and outside requests fail the test."""
 
     def start(query: str = "", *, theme: str = "light", width: int = 1400) -> Page:
-        page = tab.page
+        page = window.open()
         page.set_viewport_size({"width": width, "height": 950})
         page.emulate_media(color_scheme=theme)
         page.goto(f"{server.url}/{query}")
@@ -101,8 +118,10 @@ def open_page(server: Server, tab: Tab):
         return page
 
     yield start
-    tab.page.evaluate("localStorage.clear()")
-    complaints, tab.complaints[:] = list(tab.complaints), []
+    if window.page is not None:
+        window.page.evaluate("localStorage.clear()")
+    complaints, window.complaints = window.complaints, []
+    window.close()
     assert complaints == []
 
 

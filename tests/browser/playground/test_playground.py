@@ -170,7 +170,8 @@ def test_history_open_search_and_delete(page: Page, open_page) -> None:
     page.get_by_role("button", name="All runs").click()
     expect(rows).to_have_count(3)
 
-    open_page(link[1:], theme="dark")
+    page = open_page(link[1:], theme="dark")
+    rows = page.locator(".app-runs tbody tr")
     viewer(page, "#history-viewer").wait_for()
     expect(page.locator("#history-viewer .ss-pane")).to_have_count(3)
     page.get_by_role("button", name="All runs").click()

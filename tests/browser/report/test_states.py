@@ -122,7 +122,7 @@ def test_empty_failed_and_unknown_documents_have_messages(opened):
     page = opened.show(view_model([trace]))
     assert page.get_by_role("alert").inner_text() == "worker cpu:1 died; run again"
     page = opened.show(view_model([sample_trace("autoregressive")]))
-    assert page.locator(".ss-note").inner_text().startswith("no drafts in this run")
+    assert page.locator(".ss-note:visible").inner_text().startswith("no drafts in this run")
     page = opened.show({**view_model([]), "model": 99})
     assert page.get_attribute("#viewer", "data-state") == "error"
     assert "version 99" in page.get_by_role("alert").inner_text()

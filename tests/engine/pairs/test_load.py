@@ -286,5 +286,5 @@ def test_a_wrong_shape_is_named(model):
 
 
 def test_integer_weights_are_refused(model):
-    edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
-    assert "model.norm.weight is of type I8; supported are F64, F32, F16, BF16" in refused(model)
+    edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}))
+    assert "model.norm.weight is of type I32; supported are F64, F32, F16, BF16" in refused(model)

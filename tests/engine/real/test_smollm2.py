@@ -13,15 +13,15 @@ import torch
 import engine
 from engine.cluster.session import Cluster
 from engine.methods import METHODS
-from engine.pairs.catalog import installed
-from engine.pairs.pair import stored_drafters, stored_heads
+from engine.pairs.pair import Pair, stored_drafters, stored_heads
+from tests.conftest import USER_CACHE
 
 NAME, TOKENS = "smollm2", 24
-FOLDER = installed(NAME)
+FOLDER = USER_CACHE / "models" / NAME
 PROMPT = "Repeat this sentence: the old library by the harbour opens at nine in the morning."
 """A prompt whose answer copies from it, so that copied drafts are accepted."""
 
-if FOLDER is None:
+if not FOLDER.is_dir():
     pytest.skip(
         f"{NAME} is not on this machine; `specscope models get {NAME}` downloads it (93 MB)",
         allow_module_level=True,
@@ -40,7 +40,8 @@ OFFERED = [key for key in METHODS if offered(key)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with engine.open(NAME, runtime="local-thread", device="cpu", download=False) as cluster:
+    pair = Pair.find(NAME, resolve=lambda _: FOLDER)
+    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
         yield cluster
 
 
