@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.types import Sampling
-from tests.engine.toy import Blurred, Parallel, Table, always_wrong, distance, joint, target_joint
+from tests.engine.toy import Blurred, Parallel, Table, always_wrong
+from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import METHODS, method, sampled_tree, top_tree
 
 EXACT = 1e-9

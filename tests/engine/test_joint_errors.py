@@ -9,8 +9,9 @@ import pytest
 from engine.drafters.tree import Wide
 from engine.draws import Key
 from engine.types import Draft, DraftToken, Sampling
-from tests.engine.toy import Method, Table, ToyRun, distance, joint, target_joint
+from tests.engine.toy import Method, Table, ToyRun
 from tests.engine.toy_draws import Enumerated
+from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method, sampled_tree, top_tree
 
 EXACT = 1e-9

@@ -15,8 +15,9 @@ from engine.draws import Draws
 from engine.errors import UsageError
 from engine.methods import METHODS
 from engine.types import Draft, DraftToken, Sampling, Typical
-from tests.engine.toy import PROMPT, Parallel, Table, ToyRun, joint, rows, target_joint, warp_plainly
+from tests.engine.toy import PROMPT, Parallel, Table, ToyRun, rows, warp_plainly
 from tests.engine.toy_draws import Fixed
+from tests.engine.toy_joint import joint, target_joint
 from tests.engine.toy_methods import SMALL, method
 
 ONE, PAPER = Sampling(1.0), Typical(0.09, 0.3)

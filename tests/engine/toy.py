@@ -1,13 +1,10 @@
 """A toy world: probability tables as models, and a run without workers.
 
-A toy run executes the real methods and the real acceptance rules. `joint` runs a method once for
-every outcome of its random draws and adds up the exact probability of each text.
+A toy run executes the real methods and the real acceptance rules.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from math import exp
@@ -22,7 +19,6 @@ from engine.draws import Draws, propose_token
 from engine.heads.drafting import Columns
 from engine.run.race import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
-from tests.engine.toy_draws import Branches, Enumerated
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""
@@ -355,59 +351,3 @@ def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE
 
 
 Method = Callable[[ToyRun], Coroutine[None, None, None]]
-
-
-@torch.inference_mode()
-def joint(
-    decode: Method,
-    p: Logits,
-    q: Logits,
-    sampling: Sampling,
-    tokens: int = 3,
-    draws: type[Enumerated] = Enumerated,
-    further: Sequence[Logits] = (),
-    outcomes: set[str] | None = None,
-) -> dict[tuple[int, ...], float]:
-    """Return the exact probability of each text of this length that the method can emit.
-
-    The outcomes of all decisions are added to `outcomes`.
-    """
-    texts: dict[tuple[int, ...], float] = defaultdict(float)
-    branches = Branches()
-    loop = asyncio.new_event_loop()
-    while True:
-        numbers = draws(branches, len(PROMPT) + tokens)
-        run = ToyRun(p, q, numbers, sampling, tokens, further=further)
-        loop.run_until_complete(decode(run))
-        texts[run.text] += numbers.probability
-        if outcomes is not None:
-            outcomes |= {j.outcome for verdict in run.verdicts for j in verdict.judged}
-        if not branches.advance():
-            break
-    loop.close()
-    assert abs(sum(texts.values()) - 1) < 1e-9, "probabilities are missing"
-    return texts
-
-
-def target_joint(p: Logits, sampling: Sampling, tokens: int = 3) -> dict[tuple[int, ...], float]:
-    """Return the target's probability of each text of this length."""
-    texts = {(): 1.0}
-    for _ in range(tokens):
-        texts = {
-            (*text, token): probability * chance
-            for text, probability in texts.items()
-            for token, chance in enumerate(_next(p, (*PROMPT, *text), sampling))
-            if chance > 0
-        }
-    return texts
-
-
-def _next(p: Logits, context: Sequence[int], sampling: Sampling) -> np.ndarray:
-    if sampling.greedy:
-        return np.eye(len(p(context)))[int(p(context).argmax())]
-    return warp_plainly(p(context), sampling)
-
-
-def distance(a: dict[tuple[int, ...], float], b: dict[tuple[int, ...], float]) -> float:
-    """Return the largest difference between two joint distributions, over all texts."""
-    return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in {*a, *b})

@@ -10,7 +10,8 @@ from engine.model.draft_vocabulary import DraftVocabulary
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.pairs.layer_drafters import make_drafter
-from tests.engine.toy import Table, distance, joint, target_joint
+from tests.engine.toy import Table
+from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import METHODS, method
 
 PROMPT = list(range(20, 31))

@@ -20,7 +20,8 @@ from tests.engine.model import tiny
 from tests.engine.reference import Reference, Round
 from tests.engine.test_joint_errors import BIASED, EXACT, ONE
 from tests.engine.test_reference import SAMPLINGS, rounds_of
-from tests.engine.toy import PROMPT, Blurred, Table, ToyRun, distance, joint, target_joint
+from tests.engine.toy import PROMPT, Blurred, Table, ToyRun
+from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
