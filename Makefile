@@ -22,9 +22,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-# Two files at a time, those with most tests first. Bytecode is kept: the tests start some hundred processes.
+# Two files at a time, in order: the browser's, which take longest, are among the first. Bytecode is kept: the tests
+# start some hundred processes.
 unit: $(VENV)/.dev browser model
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 2 --dist loadfile
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Without it, the tests on a real model are skipped and say so.
 model: $(VENV)/.dev

@@ -7,6 +7,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -17,7 +18,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
-USER_CACHE = cache_folder()
-"""The cache of the person who runs the tests; only tests of a real model read it."""
+USER_CACHE = Path(os.environ.setdefault("SPECSCOPE_USER_CACHE", str(cache_folder())))
+"""The cache of the person who runs the tests; only tests of a real model read it.
+
+The processes of pytest-xdist inherit both variables from the first one.
+"""
 os.environ["SPECSCOPE_CACHE"] = tempfile.mkdtemp(prefix="specscope-tests-")
 atexit.register(shutil.rmtree, os.environ["SPECSCOPE_CACHE"], ignore_errors=True)

@@ -230,6 +230,12 @@ def test_commands_in_running_text_exist():
             assert word in COMMANDS, (document.name, text)
             known = argparse.ArgumentParser()
             COMMANDS[word].add_arguments(known)
+            for group in known._actions:  # a command such as train has commands of its own
+                known = (
+                    (group.choices or {}).get(rest[0], known)
+                    if rest and group.nargs == argparse.PARSER
+                    else known
+                )
             for option in (o for o in rest if o.startswith("-")):
                 assert option in known._option_string_actions, (document.name, text)
 
