@@ -201,7 +201,12 @@ class DrafterOptions(Recipe):
         "Whether a linear map precedes the last norm; auto: if it helps before training.",
         choices=("auto", "yes", "no"),
     )
-    top: int = setting(48, "Most probable tokens of the target that the loss tells apart.", low=1, high=4096)
+    top: int = setting(
+        48,
+        "K: most probable tokens of the target that are stored; the loss treats all others as one.",
+        low=1,
+        high=4096,
+    )
     corpus: int = setting(
         200_000, "Tokens of corpus text besides the target's own.", low=0, high=1_000_000_000
     )

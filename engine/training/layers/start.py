@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.training.data import frequent_ids
 from engine.training.layers.batches import Batch
 from engine.training.layers.student import Stack, columns_of, divergence
 
@@ -36,7 +37,7 @@ def frequent_tokens(texts: Sequence[np.ndarray], count: int, vocab: int, ends: S
         np.concatenate([*texts, np.zeros(0, dtype=np.int64)]).astype(np.int64), minlength=vocab
     )
     numbers[list(ends)] = numbers.max() + 1
-    return torch.from_numpy(np.sort(np.argsort(-numbers, kind="stable")[:count]))
+    return torch.from_numpy(frequent_ids(numbers, count))
 
 
 class Search:
