@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,7 @@ class Cache(Slots):
         super().__init__(slots, capacity, shape.context)
         self.shape = shape
         size = (shape.layers, slots, 2 * shape.kv_heads, capacity, shape.head_dim)
-        self.tensor = torch.zeros(size, dtype=dtype, device=device)
+        self.tensor = zeros(size, dtype, device)
         """Keys, then values: (layers, slots, 2 x kv_heads, capacity, head_dim)."""
         self.features: Tensor | None = None
         """Hidden states kept by `store_features`, (slots, capacity, k D), or None."""
@@ -99,6 +100,14 @@ class Cache(Slots):
         if count <= _REUSED:
             self._buffers[count] = buffers
         return buffers
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros. On a CPU a page takes memory only when it is first written to."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    pages = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)  # numpy uses calloc, torch does not
+    return torch.from_numpy(pages).view(dtype).view(size)
 
 
 class Buffers:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from engine.errors import UsageError
+from engine.errors import RunCancelled, UsageError
 from engine.model.attention import SlotAttention
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
-from engine.model.language import Output
+from engine.model.language import Output, never
 from engine.model.padded_attention import PaddedAttention, attention_parts
 from engine.model.weights import Layer, Linear, Norm, identity
 
@@ -125,6 +125,7 @@ class Decoder:
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         wanted = self._check(rows, want, hidden)
@@ -136,7 +137,9 @@ class Decoder:
             parts = list(attention_parts(cache, buffers, segments))
             rotation = self._rotation(cache, rows, indices, parts)
             x, attention_input = self._inputs(rows, stage_io)
-            states = self._run(x, attention_input, rotation, buffers, parts, hidden, fuzzy or self._exact)
+            states = self._run(
+                x, attention_input, rotation, buffers, parts, hidden, fuzzy or self._exact, stopped
+            )
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.is_last:
                 _required(stage_io).send(x)
@@ -200,6 +203,7 @@ class Decoder:
         parts: Sequence[SlotAttention | PaddedAttention],
         hidden: tuple[int, ...],
         fuzzy: Fuzzy,
+        stopped: Callable[[], bool],
     ) -> dict[int, Tensor]:
         """Run the layers on x, (T, D), in place; return the states of the layers in `hidden`."""
         states = {0: x.clone()} if 0 in hidden else {}
@@ -222,6 +226,8 @@ class Decoder:
             return self.layers[i].out(buffers.attended)
 
         for group in fuzzy.groups:
+            if stopped():
+                raise RunCancelled("a forward was stopped")
             outputs = fuzzy.attend(group, x, attention_output) if len(group) > 1 else None
             for i in group:
                 layer = self.layers[i]

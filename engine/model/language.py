@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from torch import Tensor
 
     from engine.model.fuzzy import Fuzzy
     from engine.model.slots import Rows, Slots
     from engine.model.stage import StageIO
+
+
+def never() -> bool:
+    """Return False: nobody stopped the forward."""
+    return False
 
 
 class Output(NamedTuple):
@@ -59,6 +66,7 @@ class LanguageModel(Protocol):
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> Output:
         """Run the rows and add them to the cache.
 
@@ -70,8 +78,10 @@ class LanguageModel(Protocol):
             fuzzy: Groups of layers that read one hidden state; default: an exact forward.
             stage_io: For a stage of a split model, its incoming and outgoing hidden states. All
                 stages but the last return logits of shape (W, 0).
+            stopped: Whether to stop; a decoder checks it before each layer.
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.
+            RunCancelled: `stopped` returned true; no row was added.
         """
         ...

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from engine.model.language import Output
+from engine.model.language import Output, never
 from engine.model.slots import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.model.fuzzy import Fuzzy
     from engine.model.language import LanguageModel
     from engine.model.slots import Slots
@@ -59,6 +61,7 @@ class MemoizedModel:
         hidden: tuple[int, ...] = (),
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,  # noqa: ARG002 - each stage runs the whole model
+        stopped: Callable[[], bool] = never,
     ) -> Output:
         """Return memoized logits, or run the rows; see `LanguageModel.forward`."""
         if fuzzy is not None:
@@ -68,7 +71,7 @@ class MemoizedModel:
             return Output(logits, {}, _cells(cache, rows))
         if (missing := _take_missing(cache, rows)) is not None:
             self.model.forward(cache, missing, np.empty(0, dtype=np.int64))
-        out = self.model.forward(cache, rows, want, hidden, fuzzy)
+        out = self.model.forward(cache, rows, want, hidden, fuzzy, stopped=stopped)
         if exact:
             self._store(cache, rows, want, out.logits)
         return out

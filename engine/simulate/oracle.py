@@ -16,7 +16,7 @@ import torch
 
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
-from engine.model.language import Output
+from engine.model.language import Output, never
 from engine.model.slots import Rows, Slots
 from engine.model.stage import StageIO
 from engine.trace.events import Decision
@@ -60,6 +60,7 @@ class Scripted:
         hidden: Sequence[int] = (),
         fuzzy: Fuzzy | None = None,  # noqa: ARG002 - it has no layers
         stage_io: StageIO | None = None,  # noqa: ARG002 - every stage has the same output
+        stopped: Callable[[], bool] = never,  # noqa: ARG002 - it takes no time
     ) -> Output:
         """Add the rows to the cache and return the logits of the wanted ones.
 
@@ -70,6 +71,7 @@ class Scripted:
             hidden: Must be empty.
             fuzzy: Ignored: there are no layers.
             stage_io: Ignored: there are no hidden states.
+            stopped: Ignored.
 
         Raises:
             UsageError: Hidden states were requested, or the token is outside the vocabulary.

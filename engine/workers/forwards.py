@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.errors import SpecScopeError
+from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
 from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.model.fuzzy import Fuzzy
-from engine.model.language import LanguageModel
+from engine.model.language import LanguageModel, never
 from engine.model.slots import PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
 from engine.types import NO_TREE, Prefix, Tree
@@ -132,6 +132,7 @@ class Forwards:
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,
         vectors: Callable[[int], torch.Tensor] | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> list[torch.Tensor]:
         """Forward the uncached rows of every prefix + draft in one packed forward.
 
@@ -147,6 +148,7 @@ class Forwards:
             vectors: For a drafting head and one prefix: maps the first forwarded row to the
                 vectors that the head reads beside the tokens, (rows, D). The draft then holds mask
                 tokens, whose rows only this forward uses.
+            stopped: See `LanguageModel.forward`.
 
         Returns:
             For each prefix the logits of its last row and of its N draft rows, (1 + N, V); empty
@@ -156,7 +158,7 @@ class Forwards:
         cache = self.cache(name)
         pairs = enumerate(zip(prefixes, drafts, strict=True))
         blocks = [self._uncached(cache, i, prefix, draft, logits, vectors) for i, (prefix, draft) in pairs]
-        return self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io)
+        return self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io, stopped)
 
     def branch(
         self,
@@ -206,13 +208,19 @@ class Forwards:
         start: int,
         fuzzy: Fuzzy | None,
         stage_io: StageIO | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> list[torch.Tensor]:
         """Run one forward over all blocks; return the logits of each, in the order of the call."""
         cache = self.cache(name)
         blocks.sort(key=lambda block: block.slot)  # adjacent slots are read as one
         rows, want, context = self._pack(cache, blocks)
         hidden = self._kept_states.get(name, ())
-        out = self.models[name].forward(cache, rows, want, hidden, fuzzy=fuzzy, stage_io=stage_io)
+        model = self.models[name]
+        try:
+            out = model.forward(cache, rows, want, hidden, fuzzy=fuzzy, stage_io=stage_io, stopped=stopped)
+        except RunCancelled:
+            stamps.append(Stamp(kind, start, time.perf_counter_ns(), len(rows), context, batch=len(blocks)))
+            raise
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
             cache.store_features(rows, states[0] if len(states) == 1 else torch.cat(states, 1))

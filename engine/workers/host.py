@@ -6,8 +6,9 @@ devices.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -16,9 +17,10 @@ import torch
 
 from engine.accept import judge
 from engine.draws import Draws, argmax, facts, propose_token, softmax
+from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.model.fuzzy import SingleDevice
-from engine.model.language import LanguageModel
+from engine.model.language import LanguageModel, never
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.workers.exchange import Exchange
@@ -50,15 +52,19 @@ from engine.workers.moves import export_rows, import_rows
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
 
-
-def never() -> bool:
-    """Return False: the job was not stopped."""
-    return False
+PREFILL_ROWS = 1024
+"""Most rows of a sequence in one forward of a prefill: its layers then take short times."""
 
 
 def _model_and_stage(job: Prefill | Score) -> tuple[str, StageIO | None]:
     """Return the loaded model's name and a stage's input and output (None for a whole model)."""
     return (job.model, None) if job.stage is None else (job.stage.of(job.model), StageIO(job.stage.states))
+
+
+def _parts(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
+    """Yield ever longer parts of the prefixes, by at most PREFILL_ROWS tokens each."""
+    for end in range(PREFILL_ROWS, max(map(len, prefixes)) + PREFILL_ROWS, PREFILL_ROWS):
+        yield [Prefix(p.sequence, p.tokens[:end]) for p in prefixes if len(p) > end - PREFILL_ROWS]
 
 
 def _discard(row: int, q: torch.Tensor) -> None:
@@ -90,7 +96,7 @@ class Host:
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
-        """Execute one job; `stopped` is checked between forwards."""
+        """Execute one job; `stopped` is checked between forwards, in a prefill between layers."""
         stamps: list[Stamp] = []
         if isinstance(job, Prefill | Propose | Grow | Score):
             self.forwards.record_lengths(job.prefixes)
@@ -106,7 +112,7 @@ class Host:
             case Retire():
                 value = self.forwards.retire(job.sequence)
             case Prefill():
-                value = self._prefill(job, stamps)
+                value = self._prefill(job, stamps, stopped)
             case Propose():
                 value = self._propose(job, stamps, stopped)
             case Export():
@@ -152,14 +158,26 @@ class Host:
         """Return a sequence's draws: as in a run of its prompt alone with seed + sequence."""
         return Draws(self._sampling.seed + sequence, 0)
 
-    def _prefill(self, job: Prefill, stamps: list[Stamp]) -> bytes | None:
+    def _prefill(self, job: Prefill, stamps: list[Stamp], stopped: Callable[[], bool]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
         model, stage_io = _model_and_stage(job)
         if job.model in self.forwards.heads:
             prefill(self.forwards, job.model, prefixes, stamps)
         elif prefixes:
-            drafts = [NO_DRAFT] * len(prefixes)
-            self.forwards.extend(model, prefixes, drafts, stamps, "prefill", logits=False, stage_io=stage_io)
+            parts = _parts(prefixes) if stage_io is None else [prefixes]
+            with contextlib.suppress(RunCancelled):
+                for part in parts:
+                    drafts = [NO_DRAFT] * len(part)
+                    self.forwards.extend(
+                        model,
+                        part,
+                        drafts,
+                        stamps,
+                        "prefill",
+                        logits=False,
+                        stage_io=stage_io,
+                        stopped=stopped,
+                    )
         return stage_io.outgoing if stage_io else None
 
     def _propose(

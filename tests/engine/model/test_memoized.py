@@ -28,7 +28,7 @@ class Counted:
         )
         self.new_cache = model.new_cache
 
-    def forward(self, cache, rows, want, hidden=(), fuzzy=None):
+    def forward(self, cache, rows, want, hidden=(), fuzzy=None, **options):
         self.rows += len(rows)
         return self._model.forward(cache, rows, want, hidden, fuzzy)
 
