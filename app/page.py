@@ -112,7 +112,9 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
             with gr.Tab("About", id="about"):
                 build_about()
         playground.connect_load(page)
-        history_tab.select(history.refresh, history.view, history.listed, **QUIET)
+        # A search that is typed while the list is on its way may be answered first: look again.
+        listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
+        listed.then(history.find, history.view, history.listed, **QUIET)
         opened = [tabs, history.listing, history.detail, history.heading, history.viewer, history.message]
 
         def follow_link(request: gr.Request) -> Any:

@@ -191,9 +191,8 @@ def test_history_open_search_and_delete(page: Page, open_page) -> None:
 def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
     answer(page, "Keep this one.", tokens=6)
     page.get_by_role("tab", name="History").click()
+    page.get_by_role("textbox", name="Search").fill("Keep this one")  # before the list is there
     rows = page.locator(".app-runs tbody tr")
-    rows.first.wait_for()
-    page.get_by_role("textbox", name="Search").fill("Keep this one")
     expect(rows).to_have_count(3)
     run = rows.first.get_attribute("data-run")
     rows.first.get_by_role("button", name="Open").click()
