@@ -40,12 +40,13 @@ bench: $(VENV)/.app
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -yq python3-venv && $(PYTHON) -m venv $(VENV); }
 
+# Python compiles a module when it is first imported; most of these packages' modules never are.
 $(VENV)/.app: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[app]'
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -e '.[app]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -e '.[dev]'
 	@touch $@ $(VENV)/.app
 
 clean:

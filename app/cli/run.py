@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import uuid
 from typing import Any
 
@@ -105,8 +106,12 @@ def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options:
         else:
             recorders.append(store.record(event))
 
+    def measuring() -> None:
+        sys.stderr.write(f"measuring the models for {method}, once on this machine; Ctrl-C stops it\n")
+        sys.stderr.flush()
+
     try:
-        return cluster.run(method, *prompts, listener=listen, **options)
+        return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
     finally:
         for recorder in recorders:
             recorder.close()

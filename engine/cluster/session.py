@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -127,6 +127,7 @@ class Cluster:
         listener: Listener | None = None,
         cancel: threading.Event | None = None,
         group: str = "",
+        measuring: Callable[[], None] = lambda: None,
     ) -> Trace:
         """Decode a prompt with one method and return the run's trace.
 
@@ -139,6 +140,7 @@ class Cluster:
             listener: Takes every event as it occurs, header first, footer last.
             cancel: Stops the run when set; its trace ends with status `cancelled`.
             group: Name shared by the runs of one comparison.
+            measuring: Called before the models are measured to plan drafts, which takes seconds.
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.
@@ -150,7 +152,7 @@ class Cluster:
             entry, cancel = find(method), cancel or threading.Event()
             cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
             ids = self._encode(entry, prompts, limits)
-            cfg, plan = self._planned(entry, cfg, cancel)
+            cfg, plan = self._planned(entry, cfg, cancel, measuring)
             asked = {"prompts": prompts, "ids": ids, "limits": limits, "group": group, "plan": plan}
             request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
             return self._execute(request, listener, cancel)
@@ -190,21 +192,29 @@ class Cluster:
             )
         return encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
 
-    def _planned(self, entry: Method, cfg: Any, cancel: threading.Event) -> tuple[Any, Plan | None]:
+    def _planned(
+        self, entry: Method, cfg: Any, cancel: threading.Event, measuring: Callable[[], None]
+    ) -> tuple[Any, Plan | None]:
         """Return the Config without `auto` values, and the plan of its draft if it was planned."""
         if not self._plans:
             return entry.plan(cfg, self.situation), None
         plans = list[Plan]()
 
         def planned(settings: Mapping[str, Any], best: Best) -> Plan | None:
-            probe = self._probe(entry, settings, cancel)
+            probe = self._probe(entry, settings, cancel, measuring)
             plans.extend([best(probe)] if probe else [])
             return plans[-1] if probe else None
 
         cfg = entry.plan(cfg, replace(self.situation, planned=planned))
         return cfg, plans[-1] if plans else None
 
-    def _probe(self, entry: Method, settings: Mapping[str, Any], cancel: threading.Event) -> Probe | None:
+    def _probe(
+        self,
+        entry: Method,
+        settings: Mapping[str, Any],
+        cancel: threading.Event,
+        measuring: Callable[[], None],
+    ) -> Probe | None:
         """Return the stored measurement of a method, or measure it."""
         cfg = entry.plan(entry.configure(settings), self.situation)
         kind = self._layout(entry, cfg).head
@@ -219,6 +229,7 @@ class Cluster:
                 asked = {"prompts": (ids,), "ids": (ids,), "limits": limits, "group": ""}
                 return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
 
+            measuring()
             probe = measure_probe(self.placement, run, cancel)
             if probe is None:
                 return None

@@ -220,8 +220,11 @@ def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, mon
 def test_stop_during_the_measurement_ends_the_run_and_stores_nothing(cluster, tmp_path):
     cancel = threading.Event()
     cancel.set()
-    trace = cluster.run("eagle", PROMPT, limits=LIMITS, cancel=cancel)
-    assert trace.status == "cancelled"
+    measured = list[str]()
+    trace = cluster.run(
+        "eagle", PROMPT, limits=LIMITS, cancel=cancel, measuring=lambda: measured.append("eagle")
+    )
+    assert (trace.status, measured) == ("cancelled", ["eagle"])
     assert "planned" not in trace.header.environment
     assert not list(tmp_path.rglob("*.json"))
     assert planned(cluster, "eagle").status == "done"
