@@ -1,4 +1,4 @@
-"""A target's outputs on a text, written once: every epoch and every training reads them from disk.
+"""A target's outputs on a text, written once: the trainings of drafters and heads read them.
 
 A folder beside the text holds one file for every 64 texts, so that an interrupted writing goes on
 where it stopped. For each token the file has the log probabilities of the K most probable next
@@ -7,6 +7,7 @@ tokens, the log of the probability of all others (the tail), and the final norme
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -28,6 +29,8 @@ from engine.training.data import Corpus
 from engine.training.heads.features import features_of
 from engine.training.target_text import fingerprint
 
+TOP = 48
+"""K, unless it is given."""
 TEXTS = 64
 """Texts of one file."""
 _AT_ONCE = 16
@@ -82,12 +85,16 @@ class Teacher:
         begin = int(starts[text] - starts[text // TEXTS * TEXTS])
         return Outputs(*(file.get_slice(name)[begin : begin + count] for name in Outputs._fields))
 
+    def hidden(self) -> Tensor:
+        """Return the hidden states at all tokens, (N, D) bfloat16."""
+        return torch.cat([file.get_tensor("hidden") for file in self.files])
+
 
 def teach(
     folder: Path,
     corpus: Corpus,
     target: Path,
-    top: int,
+    top: int | None,
     device: torch.device,
     dtype: torch.dtype,
     report: Callable[[int], None],
@@ -99,7 +106,7 @@ def teach(
         folder: The folder of the outputs.
         corpus: The text.
         target: Directory of the target.
-        top: K.
+        top: K; None: as in the folder, or TOP.
         device: Where the target runs.
         dtype: Dtype of its weights.
         report: Takes the number of tokens done.
@@ -110,8 +117,9 @@ def teach(
         UsageError: The folder holds the outputs of another text or target, or with another K.
         ModelError: A file is broken.
     """
-    origin, decoder, files = _origin(corpus, target, top), None, list[Any]()
     folder.mkdir(parents=True, exist_ok=True)
+    top = _stored_top(folder) if top is None else top
+    origin, decoder, files = _origin(corpus, target, top), None, list[Any]()
     for first in range(0, len(corpus.repeats), TEXTS):
         path = folder / f"{first // TEXTS:06d}.safetensors"
         if not path.is_file():
@@ -147,6 +155,14 @@ def _write(
     part = path.with_suffix(".part")
     save_file(outputs._asdict(), part, {"origin": origin})
     os.replace(part, path)
+
+
+def _stored_top(folder: Path) -> int:
+    """Return K of the outputs in a folder; without outputs, TOP."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+            return file.get_slice("ids").get_shape()[1]
+    return TOP
 
 
 def _open(path: Path, origin: str) -> Any:

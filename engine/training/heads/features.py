@@ -1,31 +1,21 @@
-"""The target's features of a text, computed once and stored, and the batches of a training."""
+"""The target's features of texts, and the batches of a head's training."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.errors import ModelError, RunCancelled, UsageError
+from engine.errors import UsageError
 from engine.heads.packed import Texts
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.training.data import Corpus
-from engine.training.target_text import fingerprint
 
-FILE = "features.safetensors"
 HELD_OUT = 50
 """One of every 50 texts is held out: it is measured on, never trained on."""
-_SLOTS = 16
-"""Texts of one forward."""
 
 
 def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
@@ -34,66 +24,6 @@ def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
     rows = Rows.join([Rows.chain(i, ids, 0) for i, ids in enumerate(texts)])
     hidden = decoder.forward(cache, rows, np.empty(0, dtype=np.int64), hidden=(-1,)).hidden[-1]
     return list(hidden.clone().split([len(ids) for ids in texts]))
-
-
-def write_features(
-    path: Path,
-    corpus: Corpus,
-    decoder: Decoder,
-    target: Path,
-    progress: Callable[[int], None],
-    cancel: threading.Event,
-) -> None:
-    """Store the features of all texts, (N, D) bf16; the file appears whole.
-
-    Args:
-        path: The file.
-        corpus: The texts.
-        decoder: The target, loaded.
-        target: Its directory.
-        progress: Called with the number of tokens done.
-        cancel: Set it to stop.
-
-    Raises:
-        RunCancelled: `cancel` was set; nothing is stored.
-    """
-    features = torch.empty((len(corpus.ids), decoder.shape.width), dtype=torch.bfloat16)
-    for first in range(0, len(corpus.repeats), _SLOTS):
-        if cancel.is_set():
-            raise RunCancelled("stopped while the features were computed; add --resume to compute them again")
-        bounds = corpus.starts[first : first + _SLOTS + 1]
-        parts = features_of(decoder, np.split(corpus.ids[bounds[0] : bounds[-1]], bounds[1:-1] - bounds[0]))
-        features[bounds[0] : bounds[-1]] = torch.cat(parts).cpu()
-        progress(int(bounds[-1]))
-    part = path.with_suffix(".part")
-    save_file({"features": features}, part, _origin(corpus, target))
-    os.replace(part, path)
-
-
-def read_features(path: Path, corpus: Corpus, target: Path) -> Tensor:
-    """Return stored features, (N, D) bf16.
-
-    Raises:
-        ModelError: The file is missing or broken.
-        UsageError: They are of another text or another target.
-    """
-    try:
-        with safe_open(path, "pt") as file:
-            origin, features = file.metadata(), file.get_tensor("features")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{path} does not hold features ({error}); remove it to compute them again"
-        ) from None
-    if origin != _origin(corpus, target):
-        raise UsageError(
-            f"{path} holds the features of another text or another target; remove it to compute them again"
-        )
-    return features
-
-
-def _origin(corpus: Corpus, target: Path) -> dict[str, str]:
-    text = hashlib.sha256(corpus.ids.tobytes() + corpus.starts.tobytes()).hexdigest()
-    return {"origin": f"{fingerprint(target)} {text}"}  # one entry: safetensors does not keep an order
 
 
 class Batches:

@@ -32,13 +32,11 @@ from engine.heads.vocabulary import offsets
 from engine.model.shape import ModelShape
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
-from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.checkpoint import State
 from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.fit import Losses, Phase
-from engine.training.heads.features import FILE as FEATURES
-from engine.training.heads.features import Batches, read_features, write_features
+from engine.training.heads.features import Batches
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
 from engine.training.heads.start import compare, copy
@@ -58,6 +56,7 @@ from engine.training.steps import (
 )
 from engine.training.target_text import FILE as WRITTEN
 from engine.training.target_text import read_text, write_text
+from engine.training.teacher import teach
 from engine.types import check_range
 
 _MEASURED = 48
@@ -80,8 +79,8 @@ def train_head(
 
     Returns:
         `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
-        both as `curves.svg`, and, unless text was given, `written.safetensors` and
-        `features.safetensors`.
+        both as `curves.svg`, and, unless text was given, `written.safetensors`. The target's
+        outputs are beside the text.
 
     Raises:
         UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
@@ -93,7 +92,7 @@ def train_head(
     with training.execution.main_first():
         text = _text(options, training)
         corpus = read_text(text, target)
-        features = _features(text.with_name(FEATURES), corpus, target, training)
+        features = _features(text, corpus, target, training)
     frozen, vocabulary = read_frozen(target, shape, training.device), None
     if options.vocabulary:
         vocabulary = most_frequent(corpus, options.vocabulary, shape.vocab)
@@ -205,16 +204,14 @@ def _text(options: HeadOptions, training: Training) -> Path:
     return path
 
 
-def _features(path: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
+def _features(text: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
     """Return the target's features of the text: stored beside it, or computed now."""
-    if not path.is_file():
 
-        def report(done: int) -> None:
-            training.progress(Progress("features", done, len(corpus.ids), nan))
+    def report(done: int) -> None:
+        training.progress(Progress("outputs", done, len(corpus.ids), nan))
 
-        decoder = load(target, training.device, training.dtype)
-        write_features(path, corpus, decoder, target, report, training.cancel)
-    return read_features(path, corpus, target)
+    place = (training.device, training.dtype)
+    return teach(text.with_suffix(".outputs"), corpus, target, None, *place, report, training.cancel).hidden()
 
 
 def _write_facts(
