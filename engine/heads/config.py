@@ -56,7 +56,7 @@ class HeadConfig:
     -1 the final normed state. Empty for an eagle3 head with the default three
     (`Kind.for_target`)."""
     tokenizer: str | None = None
-    """SHA-256 of the target's tokenizer.json; None if unknown."""
+    """SHA-256 of the target's tokens by id (`tokenizer_digest`); None if unknown."""
     shape: dict[str, Any] = field(default_factory=dict[str, Any])
     """Sizes of the decoder layer, named as in a transformers config; empty for medusa and hydra."""
     target: str = ""
@@ -105,9 +105,7 @@ class HeadConfig:
             raise ModelError(f"target is {reprlib.repr(target)}; it must be the target's name")
         tokenizer: Any = self.tokenizer
         if not isinstance(tokenizer, str | None):
-            raise ModelError(
-                f"tokenizer is {reprlib.repr(tokenizer)}; it must be the SHA-256 of a tokenizer.json, or null"
-            )
+            raise ModelError(f"tokenizer is {reprlib.repr(tokenizer)}; it must be a SHA-256, or null")
         scale: Any = self.embedding_scale
         if type(scale) not in (int, float) or not 0 < scale < 1e6:
             raise ModelError(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, UsageError, one_line, plain_name
-from engine.files import read_bytes, replacing
+from engine.files import parse_json, read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
 from engine.heads.kinds import KINDS
 from engine.heads.published import Published, check_supported, is_redundant
@@ -122,9 +122,27 @@ def check_target(path: Path, config: HeadConfig, target: Path) -> None:
 
 
 def tokenizer_digest(target: Path) -> str | None:
-    """Return the SHA-256 of a target's tokenizer.json; None without that file."""
+    """Return the SHA-256 of a target's tokens by id; None without tokenizer.json.
+
+    Programs write one vocabulary in different files; all of these have one digest.
+
+    Raises:
+        ModelError: The file cannot be read, or has no vocabulary.
+    """
     path = target / "tokenizer.json"
-    return hashlib.sha256(read_bytes(path, LONGEST_VOCABULARY)).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        content = parse_json(read_bytes(path, LONGEST_VOCABULARY))
+        vocabulary = content["model"]["vocab"]
+        ids = (
+            vocabulary if isinstance(vocabulary, dict) else {pair[0]: i for i, pair in enumerate(vocabulary)}
+        )
+        ids |= {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+        tokens = sorted((int(i), str(token)) for token, i in ids.items())
+    except (UsageError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ModelError(f"{path} has no vocabulary: {one_line(error)}") from None
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
 def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:

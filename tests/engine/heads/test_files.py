@@ -202,7 +202,7 @@ def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
         ({"masks": "3"}, r"masks is '3'; it must be a whole number, at least 0"),
         ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),
         ({"features": None}, r"is no head's config \("),
-        ({"tokenizer": 7}, r"tokenizer is 7; it must be the SHA-256"),
+        ({"tokenizer": 7}, r"tokenizer is 7; it must be a SHA-256"),
         ({"target": 7}, r"target is 7; it must be the target's name"),
         ({"qkv_bias": "false"}, r"qkv_bias is 'false'; it must be true or false"),
         (
@@ -244,3 +244,49 @@ def test_a_head_for_another_target_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=f"^head is a head for another target: its {words}"):
             check_target(Path("head"), replace(config, **changed), target)
+
+
+def tokenizer(folder: Path, text: str) -> Path:
+    (folder / "tokenizer.json").write_text(text)
+    return folder
+
+
+def test_the_digest_of_a_tokenizer_depends_on_its_tokens_only(tmp_path: Path) -> None:
+    path = PAIRS / "bundled" / "target"
+    content = json.loads((path / "tokenizer.json").read_text())
+    written_otherwise = content | {"truncation": None, "version": "2.0", "added_tokens": []}
+    assert tokenizer_digest(tokenizer(tmp_path, json.dumps(written_otherwise, indent=3))) == tokenizer_digest(
+        path
+    )
+    vocabulary = content["model"]["vocab"]
+    (one, i), (two, j) = list(vocabulary.items())[500:502]
+    vocabulary |= {one: j, two: i}
+    assert tokenizer_digest(tokenizer(tmp_path, json.dumps(content))) != tokenizer_digest(path)
+
+
+def test_a_vocabulary_may_be_a_list(tmp_path: Path) -> None:
+    as_object, as_list = {"a": 0, "b": 1}, [["a", -1.0], ["b", -2.5]]
+    digests = [
+        tokenizer_digest(tokenizer(tmp_path, json.dumps({"model": {"vocab": vocabulary}})))
+        for vocabulary in (as_object, as_list)
+    ]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"model": 3}',
+        '{"model": {"vocab": 7}}',
+        '{"model": {"vocab": {"a": "x"}}}',
+        '{"model": {"vocab": [[]]}}',
+        '{"model": {"vocab": {}}, "added_tokens": [{"id": 3}]}',
+    ],
+)
+def test_a_broken_tokenizer_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json has no vocabulary: .") as error:
+        tokenizer_digest(tokenizer(tmp_path, text))
+    assert "\n" not in str(error.value)
