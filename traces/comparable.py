@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
 
 Group: TypeAlias = "Sequence[Trace]"
+Conditions: TypeAlias = dict[str, Any]
+"""The conditions of a group, by name; a ratio needs equal ones."""
 
 
 class Comparison(NamedTuple):
@@ -44,12 +46,12 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
     return [_comparison(i, plain, known) for i in range(len(groups))]
 
 
-def differences(group: Group, other: Group) -> list[str]:
-    """Return the names of the conditions that differ between two groups; empty if comparable."""
-    return _differing(conditions(group), conditions(other))
+def differences(mine: Conditions, theirs: Conditions) -> list[str]:
+    """Return the names of the conditions that differ; one that a group lacks is skipped."""
+    return [name for name in mine if name in theirs and mine[name] != theirs[name]]
 
 
-def conditions(group: Group) -> dict[str, Any]:
+def conditions(group: Group) -> Conditions:
     """Return the conditions of a group by name; a condition that does not apply is left out.
 
     `drafter` is left out for a run without one, because plain decoding needs none. Virtual times
@@ -93,21 +95,17 @@ def drafts(trace: Trace) -> bool:
     return by_model or any(r.drafted for r in trace.rounds)
 
 
-def _comparison(i: int, plain: list[int], known: list[dict[str, Any]]) -> Comparison:
+def _comparison(i: int, plain: list[int], known: list[Conditions]) -> Comparison:
     """Return the comparison of group i with the plain groups, best ones first."""
-    differing = {k: _differing(known[i], known[k]) for k in plain}
-    baseline = next((k for k in plain if not differing[k]), None)
+    found = {k: differences(known[i], known[k]) for k in plain}
+    baseline = next((k for k in plain if not found[k]), None)
     if baseline is not None or len(known) == 1:
         return Comparison(baseline, "")
     if known[i]["batch size"] > 1 and all(known[k]["batch size"] == 1 for k in plain):
         return Comparison(None, "no batched plain decoding among these runs")
     if not plain:
         return Comparison(None, "no plain decoding among these runs")
-    return Comparison(None, f"different {', '.join(min(differing.values(), key=len))}")
-
-
-def _differing(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    return [name for name in mine if name in theirs and mine[name] != theirs[name]]
+    return Comparison(None, f"different {', '.join(min(found.values(), key=len))}")
 
 
 def _is_plain(group: Group) -> bool:

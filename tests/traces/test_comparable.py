@@ -10,7 +10,7 @@ import pytest
 
 from engine.trace.events import Device
 from tests.traces.samples import MS, sample_trace
-from traces.comparable import Comparison, batch_size, comparisons, differences
+from traces.comparable import Comparison, batch_size, comparisons, conditions, differences
 from traces.export.report import render_report
 from traces.metrics import measure
 from traces.view.document import view_model
@@ -41,12 +41,17 @@ def batched(kind, size):
     )
 
 
-def differing(mine, theirs):
+def differing(group, other):
+    """Return the names of the conditions that differ between two groups of runs."""
+    return differences(conditions(group), conditions(other))
+
+
+def changes(mine, theirs):
     """Return the differences between two samples with these header fields, in both directions."""
     first = changed(sample_trace("pearl"), **mine)
     second = changed(sample_trace("autoregressive"), **theirs)
-    names = differences([first], [second])
-    assert differences([second], [first]) == names
+    names = differing([first], [second])
+    assert differing([second], [first]) == names
     return names
 
 
@@ -78,12 +83,12 @@ def differing(mine, theirs):
     ],
 )
 def test_every_condition_of_a_comparison_is_named(mine, theirs, names):
-    assert differing(mine, theirs) == names
+    assert changes(mine, theirs) == names
 
 
 def test_the_kind_of_the_targets_device_is_part_of_the_machine():
     gpu = (Device("cuda:0", "target", "GPU", "cuda"),)
-    assert differing({**MEASURED, "devices": gpu}, MEASURED) == ["machine"]
+    assert changes({**MEASURED, "devices": gpu}, MEASURED) == ["machine"]
 
 
 def test_a_run_is_compared_with_the_plain_run_of_its_own_conditions():
@@ -135,9 +140,9 @@ def test_runs_of_the_same_prompts_are_one_group():
         changed(sample_trace("autoregressive"), prompt_ids=((5,),)),
     )
     pearl, other = sample_trace("pearl"), changed(sample_trace("pearl"), prompt_ids=((5,),))
-    assert differences([pearl, other], [first, second]) == []
-    assert differences([pearl], [first]) == []
-    assert differences([pearl], [second]) == ["prompt"]
+    assert differing([pearl, other], [first, second]) == []
+    assert differing([pearl], [first]) == []
+    assert differing([pearl], [second]) == ["prompt"]
 
 
 def test_sequence_i_of_a_run_has_the_seed_of_run_i():
@@ -146,8 +151,8 @@ def test_sequence_i_of_a_run_has_the_seed_of_run_i():
         rows[:] = [row for row in rows if row.sequence == 0]  # one sequence at a time
     first, second = sample_trace("autoregressive"), sample_trace("autoregressive")
     changed(second, sampling={**WARM, "seed": 8})
-    assert differences([several], [first, second]) == []
-    assert differences([several], [first, first]) == ["sampling"]
+    assert differing([several], [first, second]) == []
+    assert differing([several], [first, first]) == ["sampling"]
 
 
 def test_the_cell_of_a_speed_up_names_what_differs():
