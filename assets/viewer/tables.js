@@ -33,7 +33,7 @@ function figureTables(model) {
 /** Whether a run is the fastest of those that are compared with the same baseline. */
 function isBest(run, runs) {
   const speed = (other) => other.metrics.tokens_per_second ?? 0;
-  return run.over !== null && !run.baseline && runs.every((other) => other.over !== run.over || other.baseline || speed(other) <= speed(run));
+  return run.over !== null && !run.baseline && speed(run) > 0 && runs.every((other) => other.over !== run.over || other.baseline || speed(other) <= speed(run));
 }
 
 /** The timeline as tables, made when the fold is first opened. */
