@@ -27,7 +27,7 @@ function figureTables(model) {
       (f.key === "speedup" && isBest(run, model.runs) ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
   const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "definition"],
     model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
-  return [short, el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
+  return [el("div", { class: "ss-scroll" }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
 }
 
 /** Whether a run is the fastest of those that are compared with the same baseline. */
