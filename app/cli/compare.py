@@ -257,7 +257,7 @@ def _notes(figures: dict[str, Any]) -> list[str]:
     notes = list[str]()
     if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
         speed = figures["tokens_per_second_per_sequence"]
-        notes.append(f"throughput of a batch of {figures['batch']}; {speed:.1f} tokens/s per sequence")
+        notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
     if figures["not_comparable"]:
         notes.append(f"no speed-up: {figures['not_comparable']}")
     return notes
