@@ -5,9 +5,16 @@ from __future__ import annotations
 DEFINITIONS: dict[str, str] = {
     "tokens": "Tokens of the output, over all sequences.",
     "seconds": "Time from the run's start to its end, prefill included.",
-    "tokens_per_second": "Tokens / seconds of the whole run, prefill included.",
     "decode_seconds": "Time from the end of prefill to the last committed token.",
-    "decode_tokens_per_second": ("Tokens / decode seconds, so without prefill; speed-ups compare this."),
+    "tokens_per_second": (
+        "Tokens / decode seconds, so without prefill; of a batch the throughput, over all sequences. "
+        "Speed-ups compare this."
+    ),
+    "tokens_per_second_per_sequence": (
+        "Tokens / seconds that sequences decode, each from the end of its prefill to its last token; "
+        "equal to tokens/s in a run of one sequence."
+    ),
+    "tokens_per_second_with_prefill": "Tokens / seconds of the whole run, prefill included.",
     "ttft_ms": "Time to first token: from the run's start to its first committed token.",
     "tpot_ms": (
         "Time per output token: (last commit - first commit) / (tokens - 1), the mean over the sequences."
@@ -21,14 +28,17 @@ DEFINITIONS: dict[str, str] = {
         "Draft tokens dropped untested, because a token before them was rejected, another one "
         "was kept in their place, or the text ended."
     ),
-    "acceptance_rate": "Accepted / drafted, discarded tokens included.",
+    "acceptance_rate": (
+        "Accepted / drafted, discarded tokens included. Of trees the views show accepted per round "
+        "instead: of a tree's nodes at most one path can be accepted."
+    ),
     "acceptance_rate_tested": "Accepted / (accepted + rejected): of the tested tokens only.",
     "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
     "tokens_per_target_forward": (
         "Tokens / target forwards, the target's own tokens included; 1 for autoregressive decoding."
     ),
     "mean_accepted_length": (
-        "Accepted draft tokens per verification of a draft, without the target's own token."
+        "Accepted draft tokens per round that verifies a draft, without the target's own token."
     ),
     "acceptance_length": (
         "EMS-SD's average acceptance length: tokens per verification, the target's own included."

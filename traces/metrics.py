@@ -42,9 +42,10 @@ class Metrics:
 
     tokens: int
     seconds: float
-    tokens_per_second: float | None
     decode_seconds: float | None
-    decode_tokens_per_second: float | None
+    tokens_per_second: float | None
+    tokens_per_second_per_sequence: float | None
+    tokens_per_second_with_prefill: float | None
     ttft_ms: float | None
     tpot_ms: float | None
     target_forwards: int
@@ -98,9 +99,10 @@ def measure(trace: Trace) -> Metrics:
     return Metrics(
         tokens=tokens,
         seconds=whole / 1e9,
-        tokens_per_second=_ratio(tokens, whole / 1e9),
         decode_seconds=None if decode is None else decode / 1e9,
-        decode_tokens_per_second=_ratio(tokens, (decode or 0) / 1e9),
+        tokens_per_second=_ratio(tokens, (decode or 0) / 1e9),
+        tokens_per_second_per_sequence=_ratio(tokens, _sequence_time(trace) / 1e9),
+        tokens_per_second_with_prefill=_ratio(tokens, whole / 1e9),
         ttft_ms=min((c.time for c in trace.commits), default=0) / 1e6 if tokens else None,
         tpot_ms=_time_per_token(trace),
         target_forwards=len(verifies),
@@ -144,8 +146,13 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
 
 
 def speedup(metrics: Metrics, baseline: Metrics) -> float | None:
-    """Return decode tokens/s divided by the baseline's; None if one of the two is not defined."""
-    return _ratio(metrics.decode_tokens_per_second or 0, baseline.decode_tokens_per_second or 0) or None
+    """Return tokens/s divided by the baseline's; None if one of the two is not defined.
+
+    Args:
+        metrics: The run's metrics.
+        baseline: The metrics of the run's baseline, which `traces.comparable` chooses.
+    """
+    return _ratio(metrics.tokens_per_second or 0, baseline.tokens_per_second or 0) or None
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -163,6 +170,19 @@ def _seconds(work: Iterable[Span]) -> float:
 def _median(work: Iterable[Span]) -> float:
     times = [s.end - s.start for s in work if s.outcome == "done"]
     return median(times) if times else 0
+
+
+def _sequence_time(trace: Trace) -> int:
+    """Return the decoding time of each sequence, summed: from its prefill to its last token, in ns.
+
+    A sequence that waited for a place in the batch begins with the last prefill before its first
+    token.
+    """
+    prefills = [s.end for s in trace.spans if s.kind == "prefill"]
+    times: dict[int, list[int]] = {}
+    for commit in trace.commits:
+        times.setdefault(commit.sequence, []).append(commit.time)
+    return sum(max(t) - max((end for end in prefills if end <= min(t)), default=0) for t in times.values())
 
 
 def _time_per_token(trace: Trace) -> float | None:

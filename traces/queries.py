@@ -11,7 +11,7 @@ from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.checking import check_types
-from engine.trace.events import Commit, Device, Footer, Header, Status
+from engine.trace.events import Commit, Device, Footer, Header, Span, Status
 from engine.trace.trace import Trace
 from traces import recorder, schema
 from traces.checks import check
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
 _FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
 _TOKEN = schema.ROWS[Commit]
+_SPAN = schema.ROWS[Span]
 _RAW_ID = cast(RUN.c.run_id, LargeBinary)
 """A run's id as bytes, which can be read even if they are not UTF-8."""
 
@@ -39,14 +40,16 @@ class Summary(NamedTuple):
     tokens: int
     seconds: float | None
     """From the run's start to its end; None while it is in progress."""
+    decode_seconds: float | None
+    """From the end of prefill to the last committed token; None without a token."""
     text: str
     """Of the first sequence; empty while the run is in progress."""
     error: str
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens divided by the seconds of the whole run."""
-        return self.tokens / self.seconds if self.seconds else None
+        """Tokens / decode seconds, as in `traces.metrics`."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else None
 
 
 def page(
@@ -166,21 +169,31 @@ def _summary(connection: Connection, key: int, live: bool) -> Summary:
             return _undamaged_summary(connection, key, live)
     except StoreError as error:
         header = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")
-        return Summary(header, "damaged", 0, None, "", str(error))
+        return Summary(header, "damaged", 0, None, None, "", str(error))
 
 
 def _undamaged_summary(connection: Connection, key: int, live: bool) -> Summary:
-    tokens = select(func.count()).where(_TOKEN.c.run == key).scalar_subquery()
-    columns = select(tokens.label("tokens"), *_HEADER, *_FOOTER)
+    columns = select(*_HEADER, *_FOOTER)
     row = connection.execute(columns.where(RUN.c.id == key)).one()
+    tokens, decode = _speed(connection, key)
     header, footer = _header(row), _footer(row)
     check_types([header])
     check_types(header.devices)
     if footer is None:
-        return Summary(header, "running" if live else "incomplete", row.tokens, None, "", "")
+        return Summary(header, "running" if live else "incomplete", tokens, None, decode, "", "")
     check_types([footer])
     text = footer.texts[0] if footer.texts else ""
-    return Summary(header, footer.status, row.tokens, footer.time / 1e9, text, footer.error)
+    return Summary(header, footer.status, tokens, footer.time / 1e9, decode, text, footer.error)
+
+
+def _speed(connection: Connection, key: int) -> tuple[int, float | None]:
+    """Return a run's number of tokens and its decode seconds, as `traces.metrics` defines them."""
+    tokens, last = connection.execute(
+        select(func.count(), func.max(_TOKEN.c.time)).where(_TOKEN.c.run == key)
+    ).one()
+    prefill = (_SPAN.c.kind == "prefill", _SPAN.c.step == 0)
+    begun = connection.scalar(select(func.max(_SPAN.c.end)).where(_SPAN.c.run == key, *prefill))
+    return tokens, None if last is None else max(0, last - (begun or 0)) / 1e9
 
 
 def _id_of(connection: Connection, key: int) -> str:

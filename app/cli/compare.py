@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         "skipped": skipped,
         "runtime": first.runtime,
         "profile": first.profile or None,
-        "methods": {key: _summary(traces[key], traces[BASELINE], rows) for key in keys},
+        "clock": first.clock,
+        "methods": _summaries(traces, rows),
         "left_out": left_out,
     }
     if args.json:
@@ -144,40 +145,66 @@ def _parts(method: str, rows: list[common.PromptRow]) -> dict[int, list[int]]:
     return {block[0]: block for block in blocks}
 
 
-def _summary(runs: dict[int, Trace], base: dict[int, Trace], rows: list[common.PromptRow]) -> dict[str, Any]:
-    def figures(category: str | None) -> dict[str, Any]:
-        """Return the figures of a category's runs, or of all runs for None."""
-        mine, theirs = (
-            [t for i, t in traces.items() if category in (None, rows[i].category)] for traces in (runs, base)
+def _summaries(traces: dict[str, dict[int, Trace]], rows: list[common.PromptRow]) -> dict[str, Any]:
+    """Return the summary of each method: figures of all runs, facts, and figures by category."""
+    figures = _compared({key: list(runs.values()) for key, runs in traces.items()})
+    summaries = {key: {**figures[key], **_facts(list(runs.values()))} for key, runs in traces.items()}
+    for category in dict.fromkeys(r.category for r in rows if r.category):
+        part = _compared(
+            {
+                key: [t for i, t in runs.items() if rows[i].category == category]
+                for key, runs in traces.items()
+            }
         )
-        return _figures(mine, theirs)
+        for key, summary in summaries.items():
+            summary.setdefault("categories", {})[category] = part[key]
+    return summaries
 
-    traces = list(runs.values())
-    summary = {
-        **figures(None),
-        "runs": [t.header.run_id for t in traces],
-        "config": traces[0].header.config,
-        "planned": traces[0].header.environment.get("planned"),
-        "lossless": traces[0].header.lossless,
+
+def _facts(runs: list[Trace]) -> dict[str, Any]:
+    header = runs[0].header
+    return {
+        "runs": [t.header.run_id for t in runs],
+        "config": header.config,
+        "planned": header.environment.get("planned"),
+        "lossless": header.lossless,
     }
-    if categories := dict.fromkeys(r.category for r in rows if r.category):
-        summary["categories"] = {c: figures(c) for c in categories}
-    return summary
 
 
-def _figures(runs: list[Trace], base: list[Trace]) -> dict[str, Any]:
+def _compared(groups: dict[str, list[Trace]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each method, with its speed-up or the reason why it has none."""
+    from traces.comparable import comparisons
+
+    figures = {key: _figures(runs) for key, runs in groups.items()}
+    keys, texts = list(groups), _texts(groups[BASELINE])
+    for key, (baseline, reason) in zip(keys, comparisons([*groups.values()]), strict=True):
+        theirs = None if baseline is None else figures[keys[baseline]]["tokens_per_second"]
+        figures[key] |= {
+            "equal_to_autoregressive": _texts(groups[key]) == texts,
+            "speedup": _ratio(figures[key]["tokens_per_second"], theirs),
+            "not_comparable": reason or None,
+        }
+    return figures
+
+
+def _figures(runs: list[Trace]) -> dict[str, Any]:
+    from traces.comparable import batch_size
     from traces.metrics import measure
+    from traces.view.branches import has_trees
 
-    mine, theirs = [measure(t).to_dict() for t in runs], [measure(t).to_dict() for t in base]
+    mine = [measure(t).to_dict() for t in runs]
     forwards = sum(m["target_forwards"] for m in mine)
     tokens = sum(m["tokens"] for m in mine)
     drafted = sum(m["drafted"] for m in mine)
+    judging = [r.accepted for t in runs for r in t.rounds if r.drafted]
     return {
-        "equal_to_autoregressive": _texts(runs) == _texts(base),
-        "speedup": _ratio(_speed(mine), _speed(theirs)),
-        "tokens_per_second": _speed(mine),
+        "tokens_per_second": _speed(mine, "tokens_per_second"),
+        "tokens_per_second_per_sequence": _speed(mine, "tokens_per_second_per_sequence"),
+        "batch": max(map(batch_size, runs)),
         "tokens_per_target_forward": _ratio(tokens, forwards),
         "acceptance_rate": _ratio(sum(m["accepted"] for m in mine), drafted),
+        "accepted_per_round": _ratio(sum(judging), len(judging)),
+        "trees": any(has_trees(t.decisions) for t in runs),
         "tokens": tokens,
         "target_forwards": forwards,
         "draft_forwards": sum(m["draft_forwards"] for m in mine),
@@ -191,11 +218,9 @@ def _texts(runs: list[Trace]) -> list[list[int]]:
     return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
 
 
-def _speed(metrics: list[dict[str, Any]]) -> float | None:
-    seconds = sum(
-        m["tokens"] / m["decode_tokens_per_second"] for m in metrics if m["decode_tokens_per_second"]
-    )
-    return _ratio(sum(m["tokens"] for m in metrics), seconds)
+def _speed(metrics: list[dict[str, Any]], name: str) -> float | None:
+    """Return all tokens divided by all seconds of one of the speeds in the metrics."""
+    return _ratio(sum(m["tokens"] for m in metrics), sum(m["tokens"] / m[name] for m in metrics if m[name]))
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -203,22 +228,39 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    clock = f"virtual · {result['profile']}" if result["profile"] else f"measured · {result['runtime']}"
-    print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {clock}")
+    print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {result['clock']}")
     for row in result["skipped"]:
         category = f" ({row['category']})" if row["category"] else ""
         print(f"skipped: line {row['line']}{category}: {row['reason']}")
-    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>10}  output")
+    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>12}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         same += "" if m["lossless"] else " (lossy)"
         cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
-        cells += [_cell(m["tokens_per_target_forward"], ".2f", 13), _cell(m["acceptance_rate"], ".0%", 10)]
-        print(f"{key:20}{''.join(cells)}  {same}")
+        cells += [_cell(m["tokens_per_target_forward"], ".2f", 13), _accepted(m)]
+        print(f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}")
     for key, reason in result["left_out"].items():
         print(f"{key:20}left out: {reason}")
     first = " ".join(m["runs"][0] for m in result["methods"].values())
     print(f"side by side: specscope report {first} -o report.html")
+
+
+def _accepted(figures: dict[str, Any]) -> str:
+    """Return the cell of the acceptance: tokens per round for trees, else the acceptance rate."""
+    if figures["trees"]:
+        return _cell(figures["accepted_per_round"], ".2f", 12, "/round")
+    return _cell(figures["acceptance_rate"], ".0%", 12)
+
+
+def _notes(figures: dict[str, Any]) -> list[str]:
+    """Return the notes of a row: the speeds of a batch, and the reason for a missing speed-up."""
+    notes = list[str]()
+    if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
+        speed = figures["tokens_per_second_per_sequence"]
+        notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
+    if figures["not_comparable"]:
+        notes.append(f"no speed-up: {figures['not_comparable']}")
+    return notes
 
 
 def _cell(value: float | None, form: str, width: int, unit: str = "") -> str:

@@ -155,5 +155,8 @@ def _sequence(trace: Trace, i: int) -> dict[str, Any]:
 def _line(result: dict[str, Any]) -> str:
     m = result["metrics"]
     speed = f"{m['tokens_per_second']:.1f} tokens/s" if m["tokens_per_second"] else "no tokens"
+    sequence = m["tokens_per_second_per_sequence"]
+    if len(result.get("sequences", ())) > 1 and sequence:
+        speed = f"throughput {speed} · {sequence:.1f} tokens/s per sequence"
     lossy = "" if result["lossless"] else " · lossy"
     return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"

@@ -33,9 +33,17 @@ def note(message: str) -> str:
     return f'<p class="app-note" role="status">{text(message)}</p>' if message else ""
 
 
-def clock(runtime: str, profile: str | None) -> str:
-    """Return the text of the badge for the source of times, as in `Header.clock`."""
-    return f"virtual · {profile}" if profile else f"measured · {runtime}"
+def clock(runtime: str, profile: str | None, pair: str | None = None) -> str:
+    """Return the text of the badge for the source of times, as in `Header.clock`.
+
+    Args:
+        runtime: The runtime of a measured run.
+        profile: The latency profile of a virtual run.
+        pair: The profile's modelled pair; a run that names none gets it with its header.
+    """
+    if not profile:
+        return f"measured · {runtime}"
+    return " · ".join(filter(None, ("virtual", profile, pair)))
 
 
 def lossy(header: Header) -> str:

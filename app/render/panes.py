@@ -39,7 +39,7 @@ class LivePane:
         self.html = ""
         self._cursor = 0
         self._name = METHODS[run.request.method].title
-        self._badge = clock(run.request.runtime, run.request.profile)
+        self._badge = clock(run.request.runtime, run.request.profile, run.request.profile_pair)
         self._lossy = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""

@@ -22,19 +22,18 @@ function comparedOf(run) {
 /** The short table (a row per run), and a fold with all figures and their definitions. */
 function figureTables(model) {
   const main = model.figures.filter((figure) => figure.main);
-  const best = bestOf(model.runs);
   const short = table("Figures of all runs", ["method", ...main.map((f) => ({ label: f.label, title: f.definition })), "output"],
     model.runs.map((run) => [runName(run), ...main.map((f) =>
-      (f.key === "speedup" && run === best ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
+      (f.key === "speedup" && isBest(run, model.runs) ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
   const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "definition"],
     model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
-  return [short, el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
+  return [el("div", { class: "ss-scroll" }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
 }
 
-function bestOf(runs) {
-  const speed = (run) => run.metrics.decode_tokens_per_second ?? 0;
-  const fast = runs.filter((run) => run.figures.speedup !== "–" && !run.baseline);
-  return fast.reduce((best, run) => (!best || speed(run) > speed(best) ? run : best), null);
+/** Whether a run is the fastest of those that are compared with the same baseline. */
+function isBest(run, runs) {
+  const speed = (other) => other.metrics.tokens_per_second ?? 0;
+  return run.over !== null && !run.baseline && speed(run) > 0 && runs.every((other) => other.over !== run.over || other.baseline || speed(other) <= speed(run));
 }
 
 /** The timeline as tables, made when the fold is first opened. */

@@ -217,10 +217,12 @@ function tokenNode(row) {
   }, ...(ink ? [space, mark] : [mark, space]));
 }
 
+/** The speed in a pane's heading: of a batch the throughput and the speed of a sequence; the speed-up if there is a baseline. */
 function speedOf(run) {
-  const { decode_tokens_per_second: speed, speedup } = run.figures;
+  const { tokens_per_second: speed, tokens_per_second_per_sequence: each, speedup } = run.figures;
   if (!speed || speed === "–") return [];
-  return [`${speed} tok/s`, ...(speedup && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
+  const text = run.batch > 1 ? `throughput ${speed} tok/s · ${each} tok/s per sequence` : `${speed} tok/s`;
+  return [text, ...(run.over && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
 }
 
 function marksOf(run, clocks) {
@@ -228,6 +230,7 @@ function marksOf(run, clocks) {
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
   if (run.lossy) marks.push(lossyBadge(run));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
+  if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));
   if (run.identity) marks.push(identityMark(run));
   return marks;
 }

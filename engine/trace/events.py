@@ -80,8 +80,11 @@ class Header:
 
     @property
     def clock(self) -> str:
-        """The badge on every figure: virtual or measured, and the profile or runtime."""
-        return f"virtual · {self.profile}" if self.virtual else f"measured · {self.runtime}"
+        """The badge on every figure: measured, runtime; or virtual, profile and modelled pair."""
+        if not self.virtual:
+            return f"measured · {self.runtime}"
+        pair = self.environment.get("profile_pair")
+        return f"virtual · {self.profile} · {pair}" if pair else f"virtual · {self.profile}"
 
 
 @dataclass(frozen=True, slots=True)

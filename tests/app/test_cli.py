@@ -86,6 +86,9 @@ def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
     assert result["token_ids"] == result["sequences"][0]["token_ids"]
     assert sum(len(s["token_ids"]) for s in result["sequences"]) == result["metrics"]["tokens"]
     assert result["metrics"]["padding_ratio"] >= 0
+    _, out, _ = call(capsys, "run", "--method", "ems", "--set", "batch=2", *common[:-1])
+    speeds = [result["metrics"][f"tokens_per_second{kind}"] for kind in ("", "_per_sequence")]
+    assert f"throughput {speeds[0]:.1f} tokens/s · {speeds[1]:.1f} tokens/s per sequence" in out
     _, out, _ = call(capsys, "run", "--method", "autoregressive", *common)
     alone = json.loads(out)["sequences"]
     assert [s["token_ids"] for s in alone] == [s["token_ids"] for s in result["sequences"]]

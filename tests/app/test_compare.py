@@ -81,6 +81,30 @@ def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     assert len(result["methods"]["ems"]["runs"]) == 2, "a batch for each category"
 
 
+def test_a_batch_has_no_speed_up_over_single_sequences_and_two_named_speeds(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"text": f"Tell me about {x}"}) for x in ("cats", "dogs")))
+    words = ["compare", "--methods", "ems,tree", "--set", "ems.base=speculative", "--prompt-file", str(file)]
+    words += [*VIRTUAL, *db]
+    code, out, _ = call(capsys, *words, "--json")
+    result = json.loads(out)
+    plain, batch, tree = (result["methods"][key] for key in ("autoregressive", "ems", "tree"))
+    assert (code, result["clock"].split(" · ")[:2]) == (0, ["virtual", "pearl-4xA100"])
+    assert len(result["clock"].split(" · ")) == 3, "the modelled pair"
+    assert (batch["batch"], batch["speedup"]) == (2, None)
+    assert batch["not_comparable"] == "no batched plain decoding among these runs"
+    assert batch["tokens_per_second"] > batch["tokens_per_second_per_sequence"] > 0
+    assert (plain["not_comparable"], tree["not_comparable"]) == (None, None)
+    assert plain["tokens_per_second"] == pytest.approx(plain["tokens_per_second_per_sequence"])
+    assert tree["speedup"] == pytest.approx(tree["tokens_per_second"] / plain["tokens_per_second"])
+    _, out, _ = call(capsys, *words)
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert rows["ems"].split()[2] == "-"
+    assert "no speed-up: no batched plain decoding among these runs" in rows["ems"]
+    assert re.search(r"throughput of up to 2 sequences; [\d.]+ tokens/s per sequence", rows["ems"])
+    assert rows["tree"].split()[4] == f"{tree['accepted_per_round']:.2f}/round"
+
+
 def test_prompts_that_are_too_long_are_skipped_and_listed(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"text": "Hello", "category": "a"}, {"text": "word " * 4000, "category": "b"}]

@@ -41,7 +41,7 @@ def test_every_head_drafts_a_chain_and_a_tree_of_its_group(report: groups.Report
         (6, "chain", 7),
         (6, "tree", 27),
     ]
-    assert report.clock == "virtual · 8xA100"
+    assert report.clock == "virtual · 8xA100 · llama-3-8-70-tp2"
     assert all(group.speedup.valid for group in report.groups), "the same tokens with every head"
     assert all(1 <= group.tokens <= group.masks + 2 for group in report.groups)
 
@@ -54,7 +54,9 @@ def test_below_its_last_level_the_tree_continues_as_a_chain():
 
 def test_a_report_as_text_json_and_chart(report: groups.Report):
     text = report.lines()
-    assert text[0] == "parallelspec_eagle · virtual · 8xA100 · speed-up over autoregressive"
+    assert (
+        text[0] == "parallelspec_eagle · virtual · 8xA100 · llama-3-8-70-tp2 · speed-up over autoregressive"
+    )
     assert text[2].split()[:3] == ["0", "chain", "1"]
     plain = json.loads(json.dumps(report.to_dict()))
     assert plain["groups"][1]["nodes"] == 4

@@ -16,6 +16,7 @@ from app.tabs.history import History, wanted_runs
 from engine.errors import SpecScopeError, UsageError
 from engine.trace.jsonl import write_jsonl
 from engine.types import Sampling
+from traces.metrics import measure
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,13 @@ def test_runs_are_listed_newest_first_and_escaped(page, run) -> None:
     assert f'data-group="{second.run_id}"' in table
     assert f'data-group="{first.run_id}"' not in table
     assert "measured · local-process" in table
+
+
+def test_the_list_and_the_open_run_have_the_same_speed(page, run) -> None:
+    opened = run("speculative")
+    metrics = measure(page.service.store.load(opened.run_id))
+    assert f"{metrics.tokens_per_second:.1f}" != f"{metrics.tokens_per_second_with_prefill:.1f}"
+    assert f'<td class="app-n">{metrics.tokens_per_second:.1f}</td>' in page.refresh()[page.table]
 
 
 def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:

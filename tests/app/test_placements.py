@@ -45,7 +45,7 @@ def test_a_profiles_pairs_under_each_placement(virtual_reports):
     assert left_out == {}
     assert notes == ["codellama-7-70", "", "llama-2-7-70", "", "llama-3.1-8-70", ""]
     for report in reports.values():
-        assert report.clock == "virtual · pearl-4xA100"
+        assert report.clock.startswith("virtual · pearl-4xA100 · ")
         assert report.gamma == 5
         assert list(report.figures) == ["separate", "co-located", "pipeline, 3 stages", "pipeline, 4 stages"]
         assert all(figure.valid for figure in report.figures.values()), "the same tokens everywhere"
@@ -67,7 +67,7 @@ def test_moving_the_drafter_costs_time_only_if_drafting_takes_longer_than_verify
 def test_the_lines_have_measured_and_published_shares(virtual_reports):
     reports, _, _ = virtual_reports
     text = placements.lines([reports["Llama 2 7B / 70B"]], {"x": "the pair x does not"})
-    assert text[0] == "Llama 2 7B / 70B · virtual · pearl-4xA100 · PEARL, gamma 5"
+    assert text[0] == "Llama 2 7B / 70B · virtual · pearl-4xA100 · llama-2-7-70 · PEARL, gamma 5"
     (separate,) = [line for line in text if line.strip().startswith("separate")]
     assert separate.split()[2:] == ["1.000", "1.000", "1.000", "gpu0,", "gpu1-3"]
     (row,) = [line for line in text if "published, Table 8" in line]

@@ -92,6 +92,15 @@ def test_a_pane_shows_the_prediction_of_a_planned_draft() -> None:
     assert "Waiting for the first token" in pane.html
 
 
+def test_the_badge_of_a_virtual_pane_has_the_chosen_modelled_pair() -> None:
+    place = {"runtime": "virtual", "profile": "8xA100"}
+    panes = [LivePane(LiveRun(ask(**place, profile_pair=pair), lambda _: None)) for pair in ("llama-3", None)]
+    for pane in panes:
+        pane.update()
+    assert ">virtual · 8xA100 · llama-3</span>" in panes[0].html
+    assert ">virtual · 8xA100</span>" in panes[1].html
+
+
 def test_a_waiting_pane_shows_its_state(service, opener) -> None:
     opener.gate.clear()
     first, second = service.start(ask()), service.start(ask("pearl"))

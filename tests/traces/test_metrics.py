@@ -52,9 +52,10 @@ def test_every_metric_by_hand():
     expected = {
         "tokens": 5,
         "seconds": 0.05,
-        "tokens_per_second": 100,
+        "tokens_per_second": 5 / 0.035,
+        "tokens_per_second_per_sequence": 5 / 0.035,
+        "tokens_per_second_with_prefill": 100,
         "decode_seconds": 0.035,
-        "decode_tokens_per_second": 5 / 0.035,
         "ttft_ms": 25,
         "tpot_ms": 20 / 4,
         "target_forwards": 2,
@@ -136,7 +137,7 @@ def test_speedup_compares_decoding():
     base = measure(sample_trace("autoregressive"))
     fast = measure(sample_trace("pearl"))
     assert speedup(base, base) == 1
-    assert speedup(fast, base) == pytest.approx(fast.decode_tokens_per_second / base.decode_tokens_per_second)
+    assert speedup(fast, base) == pytest.approx(fast.tokens_per_second / base.tokens_per_second)
     assert speedup(fast, base) > 1
     empty = measure(Trace(sample_trace().header))
     assert speedup(empty, base) is None

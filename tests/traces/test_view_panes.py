@@ -111,6 +111,13 @@ def test_a_run_that_is_not_faster_than_the_baseline_says_why():
     assert rows > 1
 
 
+def test_the_acceptance_of_a_slow_run_with_trees_is_counted_per_tree():
+    run = view_model([sample_trace("autoregressive"), slowed(sample_trace("tree"), 5)])["runs"][1]
+    accepted = run["metrics"]["mean_accepted_length"]
+    assert f"({accepted:.2f} tokens of each tree accepted)" in run["slowness"]
+    assert "%" not in run["slowness"]
+
+
 def test_only_a_finished_run_on_the_baselines_prompt_is_compared_with_it():
     plain, slow = sample_trace("autoregressive"), slowed(sample_trace("speculative"), 5)
     slow.header = replace(slow.header, prompt_ids=((9, 9),))

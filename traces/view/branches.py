@@ -29,6 +29,11 @@ def is_tree(nodes: Nodes) -> bool:
     return any(d.parent != d.node - 1 for d in nodes.values())
 
 
+def has_trees(decisions: Iterable[Decision]) -> bool:
+    """Return whether any judged draft is a tree."""
+    return any(d.node != NO_NODE and d.parent != d.node - 1 for d in decisions)
+
+
 def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
     """Return decisions with each draft's nodes depth first: branch after branch.
 

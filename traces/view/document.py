@@ -7,8 +7,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.methods import METHODS
+from traces.comparable import Comparison, batch_size, comparisons, drafts
 from traces.metrics import Metrics, measure, speedup
 from traces.view.band import ShareOfTime, band, headline
+from traces.view.branches import has_trees
 from traces.view.clock import decoding_clock, working_devices
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.ghosts import GhostView, ghosts
@@ -98,11 +100,17 @@ class Sections(Extent):
     """Empty if redacted."""
 
 
-class RunView(Heading, Sections):
-    """A run."""
+class Compared(TypedDict):
+    """A run's figures, and how it compares with its baseline."""
 
     baseline: bool
-    """Whether it is the first run that drafts nothing; the others are compared with it."""
+    """Whether it drafts nothing and runs are compared with it, see `traces.comparable`."""
+    over: str | None
+    """Id of the run's baseline; null without one."""
+    reason: str
+    """Why the run has no baseline; empty with one, and for a run that is shown alone."""
+    batch: int
+    """Sequences decoded at once, at most."""
     metrics: dict[str, Any]
     """The fields of `traces.metrics.Metrics`."""
     figures: dict[str, str]
@@ -110,7 +118,11 @@ class RunView(Heading, Sections):
     slowness: str
     """Why the run is not faster than the baseline, see `traces.view.pace`; empty if it is."""
     identity: IdentityView | None
-    """Null for the baseline, without one, and if the prompts differ."""
+    """Null for the baseline, and without one."""
+
+
+class RunView(Heading, Sections, Compared):
+    """A run."""
 
 
 class Axis(TypedDict):
@@ -141,20 +153,14 @@ def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Docum
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
     """
-    baseline = next((t for t in traces if not _drafts(t)), None)
     measured = [measure(t) for t in traces]
-    reference = measured[traces.index(baseline)] if baseline else None
     runs: list[RunView] = [
         {
             **_heading(trace, redact_prompt),
             **_sections(trace, redact_prompt),
-            "baseline": trace is baseline,
-            "metrics": metrics.to_dict(),
-            "figures": _figures(trace, metrics, reference),
-            "slowness": _slowness(trace, metrics, baseline, reference),
-            "identity": _identity(trace, baseline) if baseline and trace is not baseline else None,
+            **_compared(i, traces, measured, comparison),
         }
-        for trace, metrics in zip(traces, measured, strict=True)
+        for i, (trace, comparison) in enumerate(zip(traces, comparisons([[t] for t in traces]), strict=True))
     ]
     return {
         "model": VERSION,
@@ -164,7 +170,7 @@ def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Docum
             "max": max((r["to"] for r in runs), default=0.0),
         },
         "clocks": sorted({t.header.clock for t in traces}),
-        "figures": figure_rows(),
+        "figures": figure_rows(batches=any(run["batch"] > 1 for run in runs)),
         "runs": runs,
     }
 
@@ -242,15 +248,9 @@ def _pieces(
     return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}
 
 
-def _drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted, by a model or otherwise."""
-    by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
-    return by_model or any(r.drafted for r in trace.rounds)
-
-
 def _note(trace: Trace) -> str:
     """Return why nothing was drafted; empty if something was, or if no round has ended yet."""
-    if _drafts(trace) or (trace.status == "running" and not trace.rounds):
+    if drafts(trace) or (trace.status == "running" and not trace.rounds):
         return ""
     if not trace.rounds:
         return "no drafts in this run: it ended before its first round"
@@ -264,21 +264,29 @@ def _note(trace: Trace) -> str:
     return "no drafts in this run: speculation inactive because every round was a plain target forward"
 
 
-def _figures(trace: Trace, metrics: Metrics, reference: Metrics | None) -> dict[str, str]:
-    faster = speedup(metrics, reference) if reference else None
-    return figure_texts(metrics, faster, {d.name: d.label for d in working_devices(trace)})
+def _compared(
+    i: int, traces: Sequence[Trace], measured: Sequence[Metrics], comparison: Comparison
+) -> Compared:
+    """Return the figures of run i, and how it compares with its baseline."""
+    trace, metrics, k = traces[i], measured[i], comparison.baseline
+    reference = None if k is None else measured[k]
+    faster = speedup(metrics, reference) if reference else comparison.reason or None
+    labels = {d.name: d.label for d in working_devices(trace)}
+    other = None if k in (None, i) else k
+    return {
+        "baseline": k == i,
+        "over": None if k is None else traces[k].header.run_id,
+        "reason": comparison.reason,
+        "batch": batch_size(trace),
+        "metrics": metrics.to_dict(),
+        "figures": figure_texts(metrics, faster, labels, trees=has_trees(trace.decisions)),
+        "slowness": "" if other is None else slowness(trace, metrics, measured[other]),
+        "identity": None if other is None else _identity(trace, traces[other]),
+    }
 
 
-def _slowness(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: Metrics | None) -> str:
-    if baseline is None or reference is None or trace is baseline:
-        return ""
-    return slowness(trace, metrics, baseline, reference)
-
-
-def _identity(trace: Trace, baseline: Trace) -> IdentityView | None:
-    """Compare token ids with the baseline's; None if the prompts differ."""
-    if trace.header.prompt_ids != baseline.header.prompt_ids:
-        return None
+def _identity(trace: Trace, baseline: Trace) -> IdentityView:
+    """Compare token ids with the baseline's."""
     ours, theirs = trace.token_ids(), baseline.token_ids()
     length = min(len(ours), len(theirs))
     equal = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))

@@ -33,7 +33,8 @@ class FigureView(TypedDict):
 
 
 FIGURES = (
-    Figure("decode_tokens_per_second", "tokens/s", "1", main=True),
+    Figure("tokens_per_second", "tokens/s", "1", main=True),
+    Figure("tokens_per_second_per_sequence", "tokens/s per sequence", "1"),
     Figure("speedup", "speed-up", "times", main=True),
     Figure("acceptance_rate", "acceptance", "share", main=True),
     Figure("tokens_per_target_forward", "tokens / forward", "2", main=True),
@@ -42,7 +43,7 @@ FIGURES = (
     Figure("both", "both busy", "share", main=True),
     Figure("tokens", "tokens", "count"),
     Figure("seconds", "seconds", "3"),
-    Figure("tokens_per_second", "tokens/s with prefill", "1"),
+    Figure("tokens_per_second_with_prefill", "tokens/s with prefill", "1"),
     Figure("decode_seconds", "decode seconds", "3"),
     Figure("ttft_ms", "time to first token, ms", "1"),
     Figure("tpot_ms", "time per output token, ms", "2"),
@@ -53,7 +54,7 @@ FIGURES = (
     Figure("discarded", "discarded", "count"),
     Figure("acceptance_rate_tested", "acceptance of tested", "share"),
     Figure("dsi_acceptance", "acceptance (DSI)", "share"),
-    Figure("mean_accepted_length", "accepted per verification", "2"),
+    Figure("mean_accepted_length", "accepted per round", "2"),
     Figure("acceptance_length", "tokens per verification", "2"),
     Figure("least_acceptance_length", "tokens per verification, least", "2"),
     Figure("padding_ratio", "padding ratio", "share"),
@@ -78,30 +79,55 @@ LOSSY = (
 """The sentence shown with a run that is not lossless."""
 
 _MORE = {
-    "speedup": "Tokens/s of this run / tokens/s of the baseline, the run that drafts nothing (autoregressive).",
+    "speedup": (
+        "Tokens/s of this run / tokens/s of its baseline: a run that drafts nothing (autoregressive), with the same "
+        "prompt, models, clock, profile, sampling and batch size. Without one, the cell names what differs."
+    ),
     "both": "Share of decoding in which drafter and target work at the same time.",
     "target_waits": "Share of decoding in which the target's devices idle while the drafter works.",
     "drafter_waits": "Share of decoding in which the drafter's devices idle while the target works.",
 }
 
 
-def figure_rows() -> list[FigureView]:
-    """Return every figure, in the order shown."""
+_OF_BATCHES = {
+    "tokens_per_second": "throughput, tokens/s",
+    "tokens_per_second_per_sequence": "tokens/s per sequence",
+}
+"""Labels of the two speeds where a run decodes several sequences at once; both are main figures."""
+
+
+def figure_rows(*, batches: bool = False) -> list[FigureView]:
+    """Return every figure, in the order shown.
+
+    Args:
+        batches: Whether one of the runs decodes several sequences at once.
+    """
+    special = _OF_BATCHES if batches else {}
     return [
-        {"key": f.key, "label": f.label, "main": f.main, "definition": _MORE.get(f.key) or DEFINITIONS[f.key]}
+        {
+            "key": f.key,
+            "label": special.get(f.key, f.label),
+            "main": f.main or f.key in special,
+            "definition": _MORE.get(f.key) or DEFINITIONS[f.key],
+        }
         for f in FIGURES
     ]
 
 
-def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, str]) -> dict[str, str]:
+def figure_texts(
+    metrics: Metrics, speedup: float | str | None, labels: Mapping[str, str], *, trees: bool = False
+) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
     Args:
         metrics: The run's metrics.
-        speedup: Over the baseline.
+        speedup: Over the baseline, or the reason why there is none.
         labels: Label of each device; a device without one is left out of the occupancies.
+        trees: Whether the run verifies trees: its acceptance is a number of tokens per round.
     """
     values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
+    if trees and metrics.mean_accepted_length is not None:
+        values["acceptance_rate"] = f"{metrics.mean_accepted_length:.2f} per round"
     for key, shares in (
         ("occupancy", metrics.occupancy),
         ("measured_occupancy", metrics.measured_occupancy),
@@ -115,6 +141,8 @@ def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, s
 def _text(form: str, value: Any) -> str:
     if value is None or value == () or value == {}:
         return "–"
+    if isinstance(value, str):
+        return value
     match form:
         case "count":
             return f"{value:,}"

@@ -1,5 +1,7 @@
 """A run of several sequences in a report: folds, the chosen sequence, and padding."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -57,6 +59,11 @@ def test_the_draft_tree_is_the_chosen_sequences_or_the_one_pointed_at(opened, tr
 
 
 def test_every_sequence_has_its_fold_and_the_first_is_open(page, traces):
+    speed = pane(page, 0).locator(".ss-pane-head .ss-num")
+    expect(speed).to_have_text(re.compile(r"^throughput [\d.]+ tok/s · [\d.]+ tok/s per sequence$"))
+    reason = "no batched plain decoding among these runs"
+    expect(pane(page, 0).locator(".ss-marks")).to_contain_text(f"no speed-up: {reason}")
+    expect(page.get_by_role("table", name="Figures of all runs").locator("tbody")).to_contain_text(reason)
     folds = pane(page, 0).locator("details.ss-sequence")
     assert folds.count() == len(PROMPTS)
     assert folds.evaluate_all("all => all.map((fold) => fold.open)") == [True, False, False, False]

@@ -1,0 +1,150 @@
+"""Which runs may be compared: every ratio between runs uses a baseline of `comparisons`.
+
+A group is the runs of one method: a single run, or one run per prompt or batch of prompts. The
+baseline of a group is a group that drafts nothing under the same conditions. Where there is none,
+the reason names the conditions that differ, and no view shows a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from engine.methods import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.trace.events import Header
+    from engine.trace.trace import Trace
+
+Group: TypeAlias = "Sequence[Trace]"
+Conditions: TypeAlias = dict[str, Any]
+"""The conditions of a group, by name; a ratio needs equal ones."""
+
+
+class Comparison(NamedTuple):
+    """The baseline of a group, or the reason why it has none."""
+
+    baseline: int | None
+    """Index of the baseline among the groups; a baseline has its own index."""
+    reason: str
+    """Empty with a baseline, and for a group that is shown alone."""
+
+
+def comparisons(groups: Sequence[Group]) -> list[Comparison]:
+    """Return the baseline of each group, or the reason why it has none.
+
+    Args:
+        groups: The groups shown together, each with at least one run. Among several baselines under
+            the same conditions, a method that is registered as the baseline has priority, then the
+            first group.
+    """
+    plain = [i for i, group in enumerate(groups) if _is_plain(group)]
+    plain.sort(key=lambda i: not _is_registered(groups[i][0].header.method))
+    known = [conditions(group) for group in groups]
+    return [_comparison(i, plain, known) for i in range(len(groups))]
+
+
+def differences(mine: Conditions, theirs: Conditions) -> list[str]:
+    """Return the names of the conditions that differ; one that a group lacks is skipped."""
+    return [name for name in mine if name in theirs and mine[name] != theirs[name]]
+
+
+def conditions(group: Group) -> Conditions:
+    """Return the conditions of a group by name; a condition that does not apply is left out.
+
+    `drafter` is left out for a run without one, because plain decoding needs none. Virtual times
+    depend on profile, modelled pair and token source, measured times on machine and threads.
+    """
+    headers = [trace.header for trace in group]
+    if any(header.virtual for header in headers):
+        timing = {
+            "profile": _distinct(h.profile for h in headers),
+            "modelled pair": _distinct(h.environment.get("profile_pair") for h in headers),
+            "token source": _distinct(h.environment.get("tokens") for h in headers),
+        }
+    else:
+        timing = {
+            "machine": _distinct(map(_machine, headers)),
+            "threads": _distinct(h.environment.get("threads") for h in headers),
+        }
+    drafters = [path for path in _distinct(h.drafter_path for h in headers) if path]
+    return {
+        "prompt": [ids for h in headers for ids in h.prompt_ids],
+        "target": _distinct(h.target_path for h in headers),
+        **({"drafter": drafters} if drafters else {}),
+        "clock": _distinct(h.runtime for h in headers),
+        **timing,
+        "sampling": [_distinct(map(_rule, headers)), _seeds(headers)],
+        "batch size": max((batch_size(trace) for trace in group), default=1),
+    }
+
+
+def batch_size(trace: Trace) -> int:
+    """Return how many sequences a run decoded at once, at most; 1 before its first round."""
+    sequences: dict[int, set[int]] = {}
+    for r in trace.rounds:
+        sequences.setdefault(r.step, set()).add(r.sequence)
+    return max(map(len, sequences.values()), default=1)
+
+
+def drafts(trace: Trace) -> bool:
+    """Return whether anything was drafted, by a model or otherwise."""
+    by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
+    return by_model or any(r.drafted for r in trace.rounds)
+
+
+def _comparison(i: int, plain: list[int], known: list[Conditions]) -> Comparison:
+    """Return the comparison of group i with the plain groups, best ones first."""
+    found = {k: differences(known[i], known[k]) for k in plain}
+    baseline = next((k for k in plain if not found[k]), None)
+    if baseline is not None or len(known) == 1:
+        return Comparison(baseline, "")
+    if known[i]["batch size"] > 1 and all(known[k]["batch size"] == 1 for k in plain):
+        return Comparison(None, "no batched plain decoding among these runs")
+    if not plain:
+        return Comparison(None, "no plain decoding among these runs")
+    return Comparison(None, f"different {', '.join(min(found.values(), key=len))}")
+
+
+def _is_plain(group: Group) -> bool:
+    """Return whether the runs have decoded tokens, all of them without drafts."""
+    return bool(group) and all(trace.commits and not drafts(trace) for trace in group)
+
+
+def _is_registered(method: str) -> bool:
+    return method in METHODS and METHODS[method].baseline
+
+
+def _machine(header: Header) -> list[Any]:
+    """Return the processor, the GPUs, and the kinds of devices that run the target."""
+    facts = [header.environment.get(name) for name in ("processor", "gpus")]
+    return [*facts, sorted({d.kind for d in header.devices if "target" in d.role})]
+
+
+def _rule(header: Header) -> dict[str, Any]:
+    """Return the sampling settings without the seed; at temperature 0 the others do nothing."""
+    if header.sampling.get("temperature") == 0:
+        return {"temperature": 0}
+    return {k: v for k, v in header.sampling.items() if k != "seed" or not isinstance(v, int)}
+
+
+def _seeds(headers: Sequence[Header]) -> list[int]:
+    """Return the seed of the group's first sequence; further ones where sequence k lacks seed + k.
+
+    Sequence i of a run draws with the run's seed + i. At temperature 0 there is no seed.
+    """
+    sampled = [h for h in headers if h.sampling.get("temperature") != 0]
+    starts = [(h.sampling.get("seed"), len(h.prompt_ids)) for h in sampled]
+    seeds = [seed + i for seed, count in starts if isinstance(seed, int) for i in range(count)]
+    return _distinct(seed - k for k, seed in enumerate(seeds))
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """Return the different values, which may not be hashable, in their order."""
+    different: list[Any] = []
+    for value in values:
+        if value not in different:
+            different.append(value)
+    return different
