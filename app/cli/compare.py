@@ -1,8 +1,8 @@
 """Decode the same prompts with several methods and compare text and speed.
 
-A method for batches decodes all prompts in one run, or one run per block of rows of a category;
-other methods have one run per prompt. Prompt i has seed S + i. Prompts of a file that are too long
-for the models are skipped and listed.
+A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
+brings batched plain decoding, its baseline; other methods have one run per prompt. Prompt i has
+seed S + i. Prompts of a file that are too long for the models are skipped and listed.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ def run(args: argparse.Namespace) -> int:
         if args.methods == "all":
             keys, left_out = able(keys, cluster)
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
-        traces: dict[str, dict[int, Trace]] = {key: {} for key in keys}
+        entries = _entries(keys, configs, rows)
+        traces: dict[str, dict[int, Trace]] = {name: {} for name in entries}
         prompts = [common.prompt_for(args, row) for row in rows]
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
-            for key in keys:
+            for name, (key, config) in entries.items():
                 if part := _parts(key, rows).get(i):
-                    seeded, config = common.seeded(sampling, i), configs[key]
+                    seeded = common.seeded(sampling, i)
                     options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
-                    traces[key][i] = recorded(store, cluster, key, [prompts[k] for k in part], options)
+                    traces[name][i] = recorded(store, cluster, key, [prompts[k] for k in part], options)
     first = traces[BASELINE][0].header
     result = {
         "prompts": len(rows),
@@ -131,6 +132,22 @@ def _fitting(
             "or lower --max-new-tokens"
         )
     return fitting, skipped
+
+
+def _entries(
+    keys: list[str], configs: dict[str, dict[str, Any]], rows: list[common.PromptRow]
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return name -> (method, config) of what is compared.
+
+    Before a batch of a method, the same batch is decoded plainly: `KEY plain`.
+    """
+    entries = dict[str, tuple[str, dict[str, Any]]]()
+    for key in keys:
+        config, plain = configs[key], {**configs[key], **find(key).plain}
+        if plain != config and any(len(part) > 1 for part in _parts(key, rows).values()):
+            entries[f"{key} plain"] = (key, plain)
+        entries[key] = (key, config)
+    return entries
 
 
 def _parts(method: str, rows: list[common.PromptRow]) -> dict[int, list[int]]:

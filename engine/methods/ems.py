@@ -33,8 +33,9 @@ class Config:
 
     base: str = setting(
         "llma",
-        "The base method: llma copies from prompt and output, speculative uses the drafter.",
-        choices=("llma", "speculative"),
+        "The base method: llma copies from prompt and output, speculative uses the drafter, plain drafts nothing: "
+        "batched plain decoding, the baseline of a batch.",
+        choices=("llma", "speculative", "plain"),
     )
     batch: int = setting(8, "Sequences decoded at once; further prompts wait.", low=1, high=24)
     unpad_inputs: bool = setting(True, "Feed only each sequence's new tokens; off pads all to the longest.")
@@ -86,6 +87,15 @@ def _copied(batch: Batch, cfg: Config) -> Propose:
     return propose
 
 
+def _plain(batch: Batch, cfg: Config) -> Propose:  # noqa: ARG001 - it has no settings
+    """Draft nothing."""
+
+    async def propose() -> list[Draft]:
+        return [Draft.empty() for _ in batch.xs]
+
+    return propose
+
+
 class _Base(NamedTuple):
     """A base method: its way of drafting, and the number of drafters."""
 
@@ -93,7 +103,7 @@ class _Base(NamedTuple):
     drafters: int
 
 
-BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
+BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1), "plain": _Base(_plain, 0)}
 
 
 @method(
@@ -101,6 +111,7 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1)}
     source="EMS-SD, section 3",
     config=Config,
     batched=True,
+    plain={"base": "plain"},
     layout=lambda cfg: Layout(
         Separate(drafters=BASES[cfg.base].drafters, turns=True),
         batch=cfg.batch,

@@ -173,6 +173,8 @@ class Method:
     """Config -> the workers that the method needs."""
     batched: bool
     """Whether one run decodes several prompts at once."""
+    plain: Mapping[str, Any]
+    """For a method for batches: settings with which it drafts nothing, the baseline of a batch."""
     plan: Callable[[Any, Situation], Any]
     """(Config, Situation) -> Config without `auto` values, checked against the cluster."""
 
@@ -210,6 +212,7 @@ def method(
     uses: tuple[str, ...] = ("target", "drafter"),
     baseline: bool = False,
     batched: bool = False,
+    plain: Mapping[str, Any] | None = None,
     layout: Callable[[Any], Layout] | None = None,
     plan: Callable[[Any, Situation], Any] | None = None,
 ) -> Callable[[Decode], Decode]:
@@ -222,6 +225,7 @@ def method(
         uses: Models that the method runs.
         baseline: Whether it is the baseline of speed-ups.
         batched: Whether one run decodes several prompts at once.
+        plain: Settings with which a method for batches drafts nothing.
         layout: Config -> workers; by default one device for each model in `uses`.
         plan: Replaces `auto` values of a Config and checks it; by default nothing is replaced.
     """
@@ -243,6 +247,7 @@ def method(
             decode,
             layout or (lambda _: device_per_model),
             batched,
+            plain or {},
             plan or (lambda cfg, _: cfg),
         )
         return decode

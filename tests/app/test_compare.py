@@ -81,26 +81,31 @@ def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     assert len(result["methods"]["ems"]["runs"]) == 2, "a batch for each category"
 
 
-def test_a_batch_has_no_speed_up_over_single_sequences_and_two_named_speeds(capsys, db, tmp_path):
+def test_a_batch_is_compared_with_the_same_batch_decoded_plainly_and_has_two_named_speeds(
+    capsys, db, tmp_path
+):
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"text": f"Tell me about {x}"}) for x in ("cats", "dogs")))
     words = ["compare", "--methods", "ems,tree", "--set", "ems.base=speculative", "--prompt-file", str(file)]
     words += [*VIRTUAL, *db]
     code, out, _ = call(capsys, *words, "--json")
     result = json.loads(out)
-    plain, batch, tree = (result["methods"][key] for key in ("autoregressive", "ems", "tree"))
+    assert list(result["methods"]) == ["autoregressive", "ems plain", "ems", "tree"]
+    plain, base, batch, tree = result["methods"].values()
     assert (code, result["clock"].split(" · ")[:2]) == (0, ["virtual", "pearl-4xA100"])
     assert len(result["clock"].split(" · ")) == 3, "the modelled pair"
-    assert (batch["batch"], batch["speedup"]) == (2, None)
-    assert batch["not_comparable"] == "no batched plain decoding among these runs"
+    assert (base["batch"], base["drafted"], base["speedup"]) == (2, 0, 1.0)
+    assert base["equal_to_autoregressive"]
+    assert (batch["batch"], batch["not_comparable"]) == (2, None)
+    assert batch["speedup"] == pytest.approx(batch["tokens_per_second"] / base["tokens_per_second"])
     assert batch["tokens_per_second"] > batch["tokens_per_second_per_sequence"] > 0
     assert (plain["not_comparable"], tree["not_comparable"]) == (None, None)
     assert plain["tokens_per_second"] == pytest.approx(plain["tokens_per_second_per_sequence"])
     assert tree["speedup"] == pytest.approx(tree["tokens_per_second"] / plain["tokens_per_second"])
     _, out, _ = call(capsys, *words)
-    rows = {line.split()[0]: line for line in out.splitlines()}
-    assert rows["ems"].split()[2] == "-"
-    assert "no speed-up: no batched plain decoding among these runs" in rows["ems"]
+    rows = {line[:20].strip(): line for line in out.splitlines()}
+    assert rows["ems plain"].split()[3] == "1.00×"
+    assert rows["ems"].split()[2] == f"{batch['speedup']:.2f}×"
     assert re.search(r"throughput of up to 2 sequences; [\d.]+ tokens/s per sequence", rows["ems"])
     assert rows["tree"].split()[4] == f"{tree['accepted_per_round']:.2f}/round"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,18 @@ def alone(cluster, sampling: Sampling, limits: Limits, **config) -> list[Trace]:
         cluster.run("ems", p, config=config, sampling=Sampling(*warp, seed=sampling.seed + i), limits=limits)
         for i, p in enumerate(PROMPTS)
     ]
+
+
+def test_plain_batches_draft_nothing_and_write_the_text_of_plain_decoding(cluster):
+    for sampling in SAMPLINGS:
+        config = {"base": "plain", "batch": 3}
+        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
+        assert {(r.drafted, r.emitted) for r in trace.rounds} == {(0, 1)}
+        assert not any(s.kind == "draft" or s.model == "drafter" for s in trace.spans)
+        for i, prompt in enumerate(PROMPTS):
+            seeded = replace(sampling, seed=sampling.seed + i)
+            single = cluster.run("autoregressive", prompt, sampling=seeded, limits=Limits(10))
+            assert trace.token_ids(i) == single.token_ids()
 
 
 def verifies(trace: Trace):
