@@ -32,7 +32,8 @@ class Gantt {
       class: "ss-gantt", tabindex: "0", role: "group",
       "aria-label": "Timeline of all runs. Full stop and comma step through spans, question mark lists all keys. The table below has the same data.",
     }, this.under, this.plot, this.over);
-    this.node = el("div", {}, this.box, this.note);
+    this.untimed = el("div");
+    this.node = el("div", {}, this.box, this.untimed, this.note);
     this.settle = throttled(() => this.draw(), 120);
     this.resizing = new ResizeObserver(() => this.resize());
     this.resizing.observe(this.box);
@@ -47,7 +48,8 @@ class Gantt {
     this.model = model;
     this.place = geometry(model);
     this.box.style.height = `${this.place.height}px`;
-    this.box.hidden = !model.runs.length;
+    this.box.hidden = !model.runs.some((run) => run.timed);
+    this.untimed.replaceChildren(...(model.runs.length && this.box.hidden ? model.runs.map(untimedCard) : []));
     if (this.follow || !this.range) this.range = fitWindow(model);
     this.frame();
     this.draw();
@@ -73,7 +75,8 @@ class Gantt {
 
   /** Draw the window: one call of plotly at a time, and one more if something changed meanwhile. */
   draw() {
-    if (!this.plotly || this.drawing || !this.model?.runs.length || !this.plot.clientWidth) {
+    if (this.box.hidden) this.root.dataset.drawn ??= "0";
+    if (!this.plotly || this.box.hidden || this.drawing || !this.model?.runs.length || !this.plot.clientWidth) {
       this.again = Boolean(this.drawing);
       return;
     }
@@ -228,6 +231,13 @@ function stripLabel(run, row) {
   const share = spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy;
   const title = spans ? "share of decoding in which the device works" : "mean load of the whole device while decoding, other programs included";
   return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)}\u202f%`}`);
+}
+
+/** A sentence in place of the timeline of a run without times. */
+function untimedCard(run) {
+  return el("section", { class: "ss-card ss-untimed" },
+    el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge)),
+    el("p", {}, "There is no timeline: the file holds no times. ", run.note));
 }
 
 function headOf(run) {

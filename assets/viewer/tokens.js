@@ -98,7 +98,7 @@ class Pane {
   say(run) {
     const text = run.error
       || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
-      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : "No token was decoded."))
+      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."))
       || run.slowness;
     this.message.textContent = text;
     this.message.hidden = !text;
@@ -220,6 +220,7 @@ function tokenNode(row) {
 function speedOf(run) {
   const { decode_tokens_per_second: speed, speedup } = run.figures;
   if (!speed || speed === "–") return [];
+  if (!run.timed) return ["speed unknown"];
   return [`${speed} tok/s`, ...(speedup && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
 }
 

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.methods import METHODS
+from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.clock import decoding_clock, working_devices
@@ -66,6 +67,10 @@ class Heading(TypedDict):
     redacted: bool
     greedy: bool
     """Whether the temperature is 0."""
+    imported: bool
+    """Whether another engine made the run; then its rule of acceptance is unknown."""
+    timed: bool
+    """Whether the times are facts; if not, all of them are 0."""
 
 
 Extent = TypedDict("Extent", {"from": float, "to": float})
@@ -80,7 +85,7 @@ class Sections(Extent):
     """(kind, start, end), see `traces.view.band`."""
     headline: list[ShareOfTime]
     note: str
-    """Why nothing was drafted; empty if something was."""
+    """Why nothing was drafted, or what is unknown of an imported run; may be empty."""
     sequences: list[int]
     tokens: list[TokenView]
     ghosts: list[GhostView]
@@ -190,7 +195,9 @@ def _heading(trace: Trace, redact_prompt: bool) -> Heading:
         "reasons": list(footer.reasons) if footer else [],
         "prompts": [] if redact_prompt else list(header.prompts),
         "redacted": redact_prompt,
-        "greedy": header.sampling.get("temperature", 0) == 0,
+        "greedy": header.sampling.get("temperature", 0) == 0 and origin(header) is None,
+        "imported": origin(header) is not None,
+        "timed": is_timed(header),
     }
 
 
@@ -243,13 +250,20 @@ def _pieces(
 
 
 def _drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted, by a model or otherwise."""
+    """Return whether anything was drafted; true of imported runs, which are no baseline."""
+    if origin(trace.header) is not None:
+        return True
     by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
     return by_model or any(r.drafted for r in trace.rounds)
 
 
 def _note(trace: Trace) -> str:
-    """Return why nothing was drafted; empty if something was, or if no round has ended yet."""
+    """Return why nothing was drafted, or what is unknown of an imported run.
+
+    The text is empty if something was drafted, or if no round has ended yet.
+    """
+    if imported := origin(trace.header):
+        return imported.sentence
     if _drafts(trace) or (trace.status == "running" and not trace.rounds):
         return ""
     if not trace.rounds:
@@ -266,11 +280,13 @@ def _note(trace: Trace) -> str:
 
 def _figures(trace: Trace, metrics: Metrics, reference: Metrics | None) -> dict[str, str]:
     faster = speedup(metrics, reference) if reference else None
-    return figure_texts(metrics, faster, {d.name: d.label for d in working_devices(trace)})
+    labels = {d.name: d.label for d in working_devices(trace)}
+    imported = origin(trace.header)
+    return figure_texts(metrics, faster, labels, imported.figures if imported else ())
 
 
 def _slowness(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: Metrics | None) -> str:
-    if baseline is None or reference is None or trace is baseline:
+    if baseline is None or reference is None or trace is baseline or origin(trace.header):
         return ""
     return slowness(trace, metrics, baseline, reference)
 

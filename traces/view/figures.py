@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from traces.definitions import DEFINITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from traces.metrics import Metrics
 
@@ -77,6 +77,9 @@ LOSSY = (
 )
 """The sentence shown with a run that is not lossless."""
 
+UNKNOWN = "unknown"
+"""The text of a figure that the file of an imported run leaves open."""
+
 _MORE = {
     "speedup": "Tokens/s of this run / tokens/s of the baseline, the run that drafts nothing (autoregressive).",
     "both": "Share of decoding in which drafter and target work at the same time.",
@@ -93,23 +96,26 @@ def figure_rows() -> list[FigureView]:
     ]
 
 
-def figure_texts(metrics: Metrics, speedup: float | None, labels: Mapping[str, str]) -> dict[str, str]:
+def figure_texts(
+    metrics: Metrics, speedup: float | None, labels: Mapping[str, str], unknown: Collection[str] = ()
+) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
     Args:
         metrics: The run's metrics.
         speedup: Over the baseline.
         labels: Label of each device; a device without one is left out of the occupancies.
+        unknown: Keys of the figures that the file of an imported run leaves open.
     """
-    values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
+    values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     for key, shares in (
         ("occupancy", metrics.occupancy),
         ("measured_occupancy", metrics.measured_occupancy),
     ):
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
-    if not metrics.draft_forwards:
+    if not metrics.draft_forwards and "draft_forwards" not in unknown:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
-    return {f.key: _text(f.form, values[f.key]) for f in FIGURES}
+    return {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
 
 
 def _text(form: str, value: Any) -> str:
