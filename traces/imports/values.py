@@ -96,7 +96,7 @@ def number(row: Mapping[str, Any], name: str) -> float:
     Raises:
         ValueError: The field is missing or no finite number.
     """
-    value = row.get(name)
+    value: Any = row.get(name)
     if type(value) not in (int, float) or abs(value) > 1e300 or not math.isfinite(value):
         raise ValueError(f"{name} is {_found(row, name)}; expected a number")
     return float(value)
