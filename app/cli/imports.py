@@ -38,5 +38,6 @@ def run(args: argparse.Namespace) -> int:
         count = "unknown number of tokens" if tokens is None else f"{tokens} tokens"
         print(f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}")
     if found.skipped:
-        print(f"{found.skipped} requests without speculative decoding were left out")
+        noun = "request was" if found.skipped == 1 else "requests were"
+        print(f"{found.skipped} {noun} left out: nothing about speculative decoding")
     return 0

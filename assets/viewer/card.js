@@ -18,6 +18,7 @@ const FATES = {
   discarded: "Its token was discarded untested: the work was wasted.",
   cancelled: "The forward was cancelled: the work was wasted.",
   open: "Its token is not decided yet.",
+  unknown: "The file does not say whether its tokens were accepted.",
 };
 const BANDS = {
   both: "both busy",

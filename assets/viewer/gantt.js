@@ -237,7 +237,7 @@ function stripLabel(run, row) {
 function untimedCard(run) {
   return el("section", { class: "ss-card ss-untimed" },
     el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge)),
-    el("p", {}, "There is no timeline: the file holds no times. ", run.note));
+    el("p", {}, "There is no timeline: the file holds no times. ", run.tokens.length ? run.note : ""));
 }
 
 function headOf(run) {
@@ -245,7 +245,7 @@ function headOf(run) {
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
   const forwards = run.metrics.target_forwards;
   const each = run.figures.tokens_per_target_forward;
-  const rest = forwards ? `${number(forwards, 0)} target forwards · ${each} tokens each` : "";
+  const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
   return [
     el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge),
       run.note ? el("span", { class: "ss-note" }, run.note) : null),

@@ -220,7 +220,7 @@ function tokenNode(row) {
 function speedOf(run) {
   const { decode_tokens_per_second: speed, speedup } = run.figures;
   if (!speed || speed === "–") return [];
-  if (!run.timed) return ["speed unknown"];
+  if (speed === "unknown") return ["speed unknown"];
   return [`${speed} tok/s`, ...(speedup && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
 }
 

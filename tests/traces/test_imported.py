@@ -10,6 +10,7 @@ from engine.errors import StoreError, UsageError
 from engine.trace.jsonl import read_jsonl, to_json
 from tests.traces.samples import sample_trace
 from traces.export.perfetto import to_perfetto
+from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imported import FIGURES, NO_TOKEN, origin
 from traces.imports.modelopt import profile_of
@@ -18,6 +19,7 @@ from traces.metrics import measure
 from traces.store import Store
 from traces.view.document import view_model
 from traces.view.figures import UNKNOWN
+from traces.view.tracks import span_fates
 
 FILES = Path(__file__).parent / "imported"
 NAMES = (
@@ -179,6 +181,15 @@ def test_scopes_of_a_profiler_are_spans_without_tokens(name, kinds, steps):
     figures = view_model([trace])["runs"][0]["figures"]
     assert figures["tokens"] == figures["c"] == UNKNOWN
     assert figures["occupancy"] != UNKNOWN
+    assert {fate for s, fate in zip(trace.spans, fates(trace), strict=True) if s.kind == "draft"} == {
+        "unknown"
+    }
+
+
+def fates(trace):
+    """Return the fate of each span."""
+    of = span_fates(trace)
+    return [of[span.id] for span in trace.spans]
 
 
 def test_times_of_a_profiler_are_nanoseconds_since_its_first_scope():
@@ -386,6 +397,15 @@ def test_an_unknown_file_names_the_document_with_all_forms(tmp_path):
     (tmp_path / "other.json").write_text('{"answer": 42}')
     with pytest.raises(UsageError, match=r"docs/traces\.md"):
         read_traces(tmp_path / "other.json")
+
+
+def test_a_report_says_what_is_unknown():
+    (trace,) = read_traces(FILES / "sglang.json").traces
+    summary = render_report([trace]).split("<script")[0]
+    assert "<h2>Prompt</h2><p>unknown</p>" in summary
+    assert "prompt left out" not in summary
+    assert "nothing was decoded" not in summary
+    assert origin(trace.header).sentence in summary
 
 
 @pytest.mark.parametrize("entry", [5, {}, {"source": 1, "unknown": []}, {"source": "x", "unknown": 3}])

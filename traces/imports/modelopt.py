@@ -126,7 +126,7 @@ def profile_of(trace: Trace) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA,
         "measured": True,
-        "method": trace.header.method,
+        "method": None if origin(trace.header) else trace.header.method,
         "draft_checkpoint": None,
         "target_model": None,
         "num_speculative_tokens": gamma,

@@ -137,6 +137,10 @@ def test_a_run_without_times_has_a_sentence_in_place_of_the_timeline(opened):
     page.wait_for_selector("#viewer[data-drawn]")
     assert page.locator(".ss-gantt").is_hidden()
     assert page.locator(".ss-replay").is_hidden()
+    assert page.get_by_role("button", name="fit", exact=True).is_hidden()
+    page.locator(".ss-token").first.focus()
+    for key in ".fn[+":
+        page.keyboard.press(key)
     assert page.locator(".ss-untimed").count() == 2
     assert "the file holds no times" in page.locator(".ss-untimed").first.inner_text()
     assert "speed unknown" in pane(page, 0).inner_text()
@@ -157,4 +161,7 @@ def test_a_profile_without_tokens_has_a_timeline(opened):
     page.locator(".ss-gantt").focus()
     page.keyboard.press(".")
     page.wait_for_selector(".ss-float:visible")
-    assert "rows\nunknown" in page.locator(".ss-float").inner_text().lower()
+    card = page.locator(".ss-float").inner_text()
+    assert "rows\nunknown" in card.lower()
+    assert "discarded work" not in page.locator(".ss-legend").inner_text()
+    assert "unknown tok/s" not in pane(page, 0).inner_text()
