@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.security.commands import command
 from tests.traces.samples import sample_trace
 from traces.export.jsonl import read_file
 from traces.export.perfetto import to_perfetto
+from traces.imports import reading
 from traces.imports.reading import read_traces
 from traces.store import Store
 from traces.view.document import view_model
@@ -273,3 +276,15 @@ def test_files_of_other_engines_are_read_or_refused_in_one_line(place, content):
     for trace in traces:
         json.dumps(view_model([trace]), allow_nan=False)
         "\n".join(map(to_json, trace.events())).encode()
+
+
+def test_a_gzip_bomb_is_refused_while_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_BYTES", 2**20)
+    file = tmp_path / "bomb"
+    file.write_bytes(gzip.compress(b"[" + b"0," * 2**24 + b"0]"))
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="unpacked it has more than 1048576 bytes"):
+        read_traces(file, 2**20)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 * 2**20

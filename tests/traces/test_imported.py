@@ -1,5 +1,6 @@
 """Files of other engines become traces; what a file does not hold stays unknown."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from traces.export.perfetto import to_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imported import FIGURES, NO_TOKEN, origin
+from traces.imports import reading
 from traces.imports.modelopt import profile_of
 from traces.imports.reading import FORMS, read_traces
 from traces.metrics import measure
@@ -361,6 +363,18 @@ def test_a_cut_file_is_refused(name, tmp_path):
             read_traces(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_packed_with_gzip_is_the_same(name, tmp_path):
+    packed = gzip.compress((FILES / name).read_bytes())
+    (tmp_path / "packed").write_bytes(packed)
+    ids = [trace.header.run_id for trace in read_traces(tmp_path / "packed").traces]
+    assert ids == [trace.header.run_id for trace in read_traces(FILES / name).traces]
+    for cut in (packed[:-9], packed[:40], packed[:3]):
+        (tmp_path / "packed").write_bytes(cut)
+        with pytest.raises(UsageError, match="gzip"):
+            read_traces(tmp_path / "packed")
+
+
 @pytest.mark.parametrize("value", [None, True, -1, 2**60, 1.5, "x", [], {}, [[]], [-1], [2**40]])
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_values_of_other_types_are_bad_input(name, value, tmp_path):
@@ -391,6 +405,12 @@ def test_a_file_with_too_many_requests_is_refused(tmp_path):
     (tmp_path / "many.json").write_text("[" + ",".join(["{}"] * 10_001) + "]")
     with pytest.raises(UsageError, match="10001 requests; at most 10000"):
         read_traces(tmp_path / "many.json")
+
+
+def test_a_file_with_too_many_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(reading, "MOST_ROWS", 30)
+    with pytest.raises(UsageError, match="more than 30 tokens and drafts"):
+        read_traces(FILES / "vllm.jsonl")
 
 
 def test_an_unknown_file_names_the_document_with_all_forms(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ MAX_BYTES = 128 * 2**20
 """Size of the largest file of another engine: parsed, it needs several times as much memory."""
 MOST_RUNS = 10_000
 """The most requests of one file."""
+MOST_ROWS = 2_000_000
+"""The most decisions and tokens of all requests of one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,21 @@ def read_traces(path: str | Path, max_bytes: int = jsonl.MAX_BYTES) -> Imports:
     """
     content = read_bytes(Path(path), max_bytes)
     try:
+        content = _unpacked(content)
         rows = _rows(content)
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
     form = _form_of(rows)
     if form is None:
         return Imports((_own(content, path),))
-    traces: list[Trace] = []
+    traces, size = list[Trace](), 0
     try:
         for number, row in enumerate(rows, 1):
             if trace := _read(form, row, number if len(rows) > 1 else 0):
                 traces.append(trace)
+                size += len(trace.decisions) + len(trace.commits)
+            if size > MOST_ROWS:
+                raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
     if not traces:
@@ -60,6 +67,26 @@ def read_traces(path: str | Path, max_bytes: int = jsonl.MAX_BYTES) -> Imports:
             f"cannot import {path}: it says nothing of speculative decoding; expected {form.NAME}"
         )
     return Imports(tuple(traces), len(rows) - len(traces))
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return the content of a file, unpacked if it is gzip, as profilers write traces.
+
+    Raises:
+        ValueError: The file is damaged, or too large when unpacked; not more is unpacked.
+    """
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    packed = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = packed.decompress(content, MAX_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError(f"it is no gzip file: {error}") from None
+    if len(unpacked) > MAX_BYTES:
+        raise ValueError(f"unpacked it has more than {MAX_BYTES} bytes, the most that are read")
+    if not packed.eof:
+        raise ValueError("the gzip file is cut")
+    return unpacked
 
 
 def _form_of(rows: list[Any]) -> Any:
