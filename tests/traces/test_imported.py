@@ -408,8 +408,8 @@ def test_a_file_with_too_many_requests_is_refused(tmp_path):
 
 
 def test_a_file_with_too_many_tokens_is_refused(monkeypatch):
-    monkeypatch.setattr(reading, "MOST_ROWS", 30)
-    with pytest.raises(UsageError, match="more than 30 tokens and drafts"):
+    monkeypatch.setattr(reading, "MOST_ROWS", 20)
+    with pytest.raises(UsageError, match="more than 20 tokens and drafts"):
         read_traces(FILES / "vllm.jsonl")
 
 

@@ -52,7 +52,8 @@ def read_traces(path: str | Path, max_bytes: int = jsonl.MAX_BYTES) -> Imports:
     form = _form_of(rows)
     if form is None:
         return Imports((_own(content, path),))
-    traces, size = list[Trace](), 0
+    traces: list[Trace] = []
+    size = 0
     try:
         for number, row in enumerate(rows, 1):
             if trace := _read(form, row, number if len(rows) > 1 else 0):
