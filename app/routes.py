@@ -191,7 +191,7 @@ def import_trace(service: Service, file: IO[bytes]) -> str:
         raise UsageError(str(error).replace(path, "the file")) from None
     store_of(service).insert(*found.traces)
     first, others = found.traces[0].header.run_id, len(found.traces) - 1
-    return f"{first} and {others} more" if others else first
+    return f"{first} (and {others} more)" if others else first
 
 
 def store_of(service: Service) -> Store:

@@ -157,7 +157,7 @@ def test_an_exported_run_is_imported_into_another_database(page, run, tmp_path) 
 def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> None:
     files = Path(__file__).parents[1] / "traces" / "imported"
     with (files / "vllm.jsonl").open("rb") as opened:
-        assert import_trace(service, opened).endswith(" and 1 more")
+        assert import_trace(service, opened).endswith(" (and 1 more)")
     for name in ("sglang.json", "sglang-profile.json"):
         with (files / name).open("rb") as opened:
             import_trace(service, opened)
