@@ -19,10 +19,10 @@ from app.limits import CLOSE
 from engine.errors import SpecScopeError, StoreError, UsageError
 from engine.trace.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
-from traces.export.jsonl import read_file
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
+from traces.imports.reading import read_traces
 from traces.view.document import view_model
 
 if TYPE_CHECKING:
@@ -134,10 +134,10 @@ def build_router(service: Service) -> APIRouter:
             return _refusal(UsageError(f"there is no download {form!r}; choose one of {', '.join(EXPORTS)}"))
         try:
             trace = find_traces(service, run_id)[0]
+            (write, media), file = EXPORTS[form], io.StringIO(newline="")
+            write(trace, file)
         except SpecScopeError as error:
             return _refusal(error)
-        (write, media), file = EXPORTS[form], io.StringIO(newline="")
-        write(trace, file)
         return _download(file.getvalue(), media, f"specscope-{trace.header.run_id}-{form}")
 
     importing = asyncio.Lock()
@@ -178,19 +178,20 @@ async def receive_file(request: Request, file: IO[bytes]) -> None:
 
 
 def import_trace(service: Service, file: IO[bytes]) -> str:
-    """Store the trace in an open file and return its run id.
+    """Store the traces in an open file; return the run id, and how many other runs there are.
 
     Raises:
-        UsageError: The file is not a trace, or its run is already stored.
-        StoreError: The trace cannot be stored.
+        UsageError: The file is of no form that is read, or one of its runs is already stored.
+        StoreError: The traces cannot be stored.
     """
     path = f"/dev/fd/{file.fileno()}"
     try:
-        trace = read_file(path)
+        found = read_traces(path)
     except UsageError as error:
         raise UsageError(str(error).replace(path, "the file")) from None
-    store_of(service).insert(trace)
-    return trace.header.run_id
+    store_of(service).insert(*found.traces)
+    first, others = found.traces[0].header.run_id, len(found.traces) - 1
+    return f"{first} (and {others} more)" if others else first
 
 
 def store_of(service: Service) -> Store:

@@ -178,7 +178,7 @@ window.SpecScopeApp = (() => {
     });
     const chooser = document.createElement("input");
     chooser.type = "file";
-    chooser.accept = ".jsonl";
+    chooser.accept = ".jsonl,.json,.gz";
     chooser.hidden = true;
     document.body.append(chooser);
     // Gradio may replace the button, so the document listens.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.methods import METHODS
+from traces.imported import origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +44,11 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
     plain = [i for i, group in enumerate(groups) if _is_plain(group)]
     plain.sort(key=lambda i: not _is_registered(groups[i][0].header.method))
     known = [conditions(group) for group in groups]
-    return [_comparison(i, plain, known) for i in range(len(groups))]
+    foreign = [any(origin(trace.header) for trace in group) and len(groups) > 1 for group in groups]
+    return [
+        Comparison(None, "a run of another engine") if foreign[i] else _comparison(i, plain, known)
+        for i in range(len(groups))
+    ]
 
 
 def differences(mine: Conditions, theirs: Conditions) -> list[str]:
@@ -90,7 +95,9 @@ def batch_size(trace: Trace) -> int:
 
 
 def drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted, by a model or otherwise."""
+    """Return whether anything was drafted, by a model or otherwise; true of imported runs."""
+    if origin(trace.header) is not None:
+        return True
     by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
     return by_model or any(r.drafted for r in trace.rounds)
 

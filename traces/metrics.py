@@ -1,22 +1,26 @@
 """The metrics of a run; `traces.definitions` defines each. Pure functions on a `Trace`.
 
-A rate without anything to count is None. Decoding is `waiting.decode_window`: the time after the
+A rate without anything to count is None, and so is what the file of an imported run does not hold.
+Decoding is `waiting.decode_window`: the time after the
 prefill of all models.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from traces import padding, spans, waiting
+from traces.imported import origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.trace.events import Decision, Span
     from engine.trace.trace import Trace
+    from traces.imported import Counts
 
 _FATES = frozenset({"accepted", "rejected", "discarded"})
 """Outcomes of draft tokens; the other outcomes are of the target's own tokens."""
@@ -27,9 +31,9 @@ class Slot:
     """Acceptance at one place of the draft; place 1 is right after the committed prefix."""
 
     slot: int
-    drafted: int
+    drafted: int | None
     tested: int
-    accepted: int
+    accepted: int | None
     conditional: float | None
     """accepted / tested: the rate if all tokens before it were accepted."""
     unconditional: float
@@ -40,20 +44,20 @@ class Slot:
 class Metrics:
     """The metrics of one run; see `traces.definitions` for each."""
 
-    tokens: int
-    seconds: float
+    tokens: int | None
+    seconds: float | None
     decode_seconds: float | None
     tokens_per_second: float | None
     tokens_per_second_per_sequence: float | None
     tokens_per_second_with_prefill: float | None
     ttft_ms: float | None
     tpot_ms: float | None
-    target_forwards: int
-    draft_forwards: int
+    target_forwards: int | None
+    draft_forwards: int | None
     drafted: int
     accepted: int
-    rejected: int
-    discarded: int
+    rejected: int | None
+    discarded: int | None
     acceptance_rate: float | None
     acceptance_rate_tested: float | None
     dsi_acceptance: float | None
@@ -63,7 +67,7 @@ class Metrics:
     least_acceptance_length: float | None
     padding_ratio: float | None
     padding_share: float | None
-    attention_cells: int
+    attention_cells: int | None
     run_length: float | None
     per_position: tuple[Slot, ...]
     draft_seconds_per_100_tokens: float | None
@@ -72,9 +76,9 @@ class Metrics:
     waiting: dict[str, float | None]
     occupancy: dict[str, float]
     measured_occupancy: dict[str, float]
-    sp_degree: int
-    wasted_device_seconds: float
-    preempted_device_seconds: float
+    sp_degree: int | None
+    wasted_device_seconds: float | None
+    preempted_device_seconds: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics as plain JSON values."""
@@ -82,7 +86,50 @@ class Metrics:
 
 
 def measure(trace: Trace) -> Metrics:
-    """Return the metrics of a run, which may be in progress, stopped or failed."""
+    """Return the metrics of a run, which may be in progress, stopped, failed or imported."""
+    metrics, imported = _of_rows(trace), origin(trace.header)
+    if imported is None:
+        return metrics
+    if imported.counts is not None:
+        metrics = replace(metrics, **_of_counts(imported.counts))
+    empty: dict[str, Any] = {"waiting": {}, "occupancy": {}, "measured_occupancy": {}, "per_position": ()}
+    names = imported.figures & {f.name for f in fields(Metrics)}
+    if not imported.timed:
+        names |= {"waiting"}
+    return replace(metrics, **{name: empty.get(name) for name in names})
+
+
+def _of_counts(counts: Counts) -> dict[str, Any]:
+    """Return the metrics that counts determine; rejections need a single draft length."""
+    steps, accepted, drafted, gamma = counts.steps, counts.accepted, counts.drafted, counts.gamma
+    rejected = None if gamma is None else steps - sum(counts.histogram[gamma:])
+    tested = None if rejected is None else accepted + rejected
+    return {
+        "tokens": counts.tokens,
+        "drafted": drafted,
+        "accepted": accepted,
+        "rejected": rejected,
+        "discarded": None if drafted is None or tested is None else drafted - tested,
+        "acceptance_rate": _ratio(accepted, drafted or 0),
+        "acceptance_rate_tested": _ratio(accepted, tested or 0),
+        "mean_accepted_length": _ratio(accepted, steps),
+        "acceptance_length": _ratio(accepted + steps, steps),
+        "per_position": () if gamma is None else _places(counts.histogram, gamma),
+    }
+
+
+def _places(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
+    """Return acceptance at each place of drafts of one length, from `Counts.histogram`."""
+    reached = [sum(histogram[slot:]) for slot in range(gamma + 1)]
+    return tuple(
+        Slot(slot, reached[0], tested, accepted, _ratio(accepted, tested), accepted / reached[0])
+        for slot, (tested, accepted) in enumerate(pairwise(reached), 1)
+        if reached[0]
+    )
+
+
+def _of_rows(trace: Trace) -> Metrics:
+    """Return the metrics that the rows of a trace determine."""
     start, end = waiting.decode_window(trace)
     forwards = spans.forwards(trace)
     drafts = [s for s in forwards if spans.side(s) == "drafter"]

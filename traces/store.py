@@ -64,16 +64,18 @@ class Store:
         """
         return self._writing().record(header)
 
-    def insert(self, trace: Trace) -> None:
-        """Store a whole trace in one transaction, under its own id. A stored run is never replaced.
+    def insert(self, *traces: Trace) -> None:
+        """Store whole traces in one transaction, under their ids. A stored run is never replaced.
 
         Raises:
-            StoreError: The database cannot be written, or holds a run of this id.
+            StoreError: The database cannot be written, or holds a run of one of these ids; then
+                none is stored.
         """
 
         def work(connection: Connection) -> None:
-            rows = [*trace.rows(), *([trace.footer] if trace.footer else [])]
-            insert_rows(connection, insert_run(connection, trace.header), rows, {})
+            for trace in traces:
+                rows = [*trace.rows(), *([trace.footer] if trace.footer else [])]
+                insert_rows(connection, insert_run(connection, trace.header), rows, {})
 
         self._writing().call(work)
 

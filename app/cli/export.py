@@ -1,9 +1,10 @@
-"""Write a stored run as JSONL, CSV or a Perfetto trace."""
+"""Write a stored run as JSONL, CSV, a Perfetto trace or a profile of Model Optimizer."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -13,11 +14,13 @@ from engine.files import replacing
 from engine.trace.jsonl import write_jsonl
 from engine.trace.trace import Trace
 
+FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
-    parser.add_argument("--format", choices=("jsonl", "csv", "perfetto"), default="jsonl", help="(jsonl)")
+    parser.add_argument("--format", choices=FORMATS, default="jsonl", help="(jsonl)")
     tables = ("tokens", "decisions", "copies", "spans")
     parser.add_argument("--table", choices=tables, default="tokens", help="table of the CSV (tokens)")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="file to write (standard output)")
@@ -48,11 +51,15 @@ def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
     """Write a trace in a format; `table` is for CSV only."""
     from traces.export.perfetto import write_perfetto
     from traces.export.tables import write_csv
+    from traces.imports.modelopt import profile_of
 
     match form:
         case "csv":
             write_csv(trace, table, file)
         case "perfetto":
             write_perfetto(trace, file)
+        case "modelopt":
+            json.dump(profile_of(trace), file, indent=2, allow_nan=False)
+            file.write("\n")
         case _:
             write_jsonl(trace, file)

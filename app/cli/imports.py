@@ -1,4 +1,4 @@
-"""Store a run from a JSONL file."""
+"""Store the runs of a file: SpecScope's own, or one of another engine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ from app.cli import common
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument(
-        "file", type=Path, metavar="F", help="file written by `specscope export --format jsonl`"
+        "file",
+        type=Path,
+        metavar="F",
+        help="a trace of `specscope export`, or a file of vLLM, SGLang, AIPerf, Model Optimizer or torch's profiler",
     )
     common.add_database(parser)
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Store the run."""
-    from traces.export.jsonl import read_file
+    """Store the runs; with `--json`, print a row for one run and a list for several."""
+    from traces.imports.reading import read_traces
+    from traces.metrics import measure
 
-    trace = read_file(args.file)
+    found = read_traces(args.file)
     with contextlib.closing(common.open_store(args)) as store:
-        store.insert(trace)
+        store.insert(*found.traces)
+    rows = [{"run_id": t.header.run_id, "method": t.header.method, "status": t.status} for t in found.traces]
     if args.json:
-        common.print_json(
-            {"run_id": trace.header.run_id, "method": trace.header.method, "status": trace.status}
-        )
-    else:
-        print(f"run {trace.header.run_id}: {trace.header.title}, {len(trace.commits)} tokens, {trace.status}")
+        common.print_json(rows[0] if len(rows) == 1 else rows)
+        return 0
+    for trace in found.traces:
+        tokens = measure(trace).tokens
+        count = "unknown number of tokens" if tokens is None else f"{tokens} tokens"
+        print(f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}")
+    if found.skipped:
+        noun = "request was" if found.skipped == 1 else "requests were"
+        print(f"{found.skipped} {noun} left out: nothing about speculative decoding")
     return 0

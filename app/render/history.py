@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.render.html import badge, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
+from traces.imported import origin
 from traces.view.settings import config_text
 
 if TYPE_CHECKING:
@@ -71,10 +72,19 @@ def _row(row: Summary, selected: bool) -> str:
         f'aria-label="Select run {run_id}"></td><td class="app-when">{text(when(header.created))}</td>'
         f"<td>{text(name_of(header))} {lossy(header)}</td>"
         f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
-        f'<td>{badge(header.clock)}</td><td class="app-n">{row.tokens}</td><td class="app-n">{speed}</td>'
+        f'<td>{badge(header.clock)}</td><td class="app-n">{_tokens(row)}</td><td class="app-n">{speed}</td>'
         f'<td>{status}</td><td class="app-acts">'
         f'<button type="button" class="ss-button" data-open="{run_id}" aria-label="Open run {run_id}">open</button>{compare}</td></tr>'
     )
+
+
+def _tokens(row: Summary) -> str:
+    """Return the number of tokens of a run; a dash if its file does not hold it."""
+    imported = origin(row.header)
+    if imported is None or not ("number of tokens" in imported.unknown or imported.counts):
+        return str(row.tokens)
+    counted = imported.counts.tokens if imported.counts else None
+    return "–" if counted is None else str(counted)
 
 
 def _pager(shown: int, total: int, offset: int, size: int) -> str:

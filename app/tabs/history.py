@@ -60,7 +60,7 @@ class History:
                 "Delete", size="sm", interactive=False, min_width=0, elem_id="history-delete"
             )
             # `app.js` posts the file to /specscope/import: others could read Gradio's uploads.
-            gr.Button("Import JSONL", size="sm", min_width=0, elem_id="history-import")
+            gr.Button("Import", size="sm", min_width=0, elem_id="history-import")
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
             self.really = gr.Button(

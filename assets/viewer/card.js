@@ -18,6 +18,7 @@ const FATES = {
   discarded: "Its token was discarded untested: the work was wasted.",
   cancelled: "The forward was cancelled: the work was wasted.",
   open: "Its token is not decided yet.",
+  unknown: "The file does not say whether its tokens were accepted.",
 };
 const BANDS = {
   both: "both busy",
@@ -26,8 +27,17 @@ const BANDS = {
   none: "neither works",
 };
 
+const IMPORTED = {
+  accepted: "The target accepted this draft token.",
+  rejected: "The target rejected a draft token here; the file does not say which.",
+  discarded: "A token was drafted here after the rejected one, or after the end of the text; the file does not say which.",
+  corrected: "A draft token was rejected here; the target's own token takes its place.",
+  plain: "No draft was verified here: it is the target's own token.",
+};
+
 /** A sentence that explains the outcome of a token. */
 function story(run, row) {
+  if (run.imported && IMPORTED[row.outcome]) return IMPORTED[row.outcome];
   const p = probability(row.p);
   const proposed = copyOf(run, row) ? "It was copied" : "The drafter proposed it";
   const q = probability(row.q);
@@ -112,17 +122,20 @@ function tokenCard(run, row) {
       ["u", row.u === null ? "" : probability(row.u)],
       ["rule", RULES[row.rule] ?? ""],
       ["device", deviceOf(run, row)],
-      ["token id", row.id],
+      ["token id", row.id === -1 ? "unknown" : row.id],
       ["position", row.position],
-      ["step", row.step],
+      ["step", run.imported ? row.step || "prefill" : row.step],
       ["place in the draft", row.node >= 0 ? row.node + 1 : ""],
-      ["time", ms(row.t)],
-      ["since last commit", ghost || row.gap === undefined ? "" : ms(row.gap)],
+      ["time", run.timed ? ms(row.t) : "unknown"],
+      ["since last commit", ghost || !run.timed || row.gap === undefined ? "" : ms(row.gap)],
     ]),
     el("div", { class: "ss-tops" },
       topList(run, "target, top 5", row.top_p, row.id), topList(run, "drafter, top 5", row.top_q, row.id)),
   ];
 }
+
+/** A count; -1 stands for one that the file of an imported run does not hold. */
+const known = (count) => (count < 0 ? "unknown" : count);
 
 function spanCard(run, { track, index }) {
   const spans = track.spans;
@@ -139,8 +152,8 @@ function spanCard(run, { track, index }) {
       ["from", ms(spans.start[index])],
       ["to", ms(spans.end[index])],
       ["step", spans.step[index] || "prefill"],
-      ["rows", spans.rows[index]],
-      ["rows cached", spans.context[index]],
+      ["rows", known(spans.rows[index])],
+      ["rows cached", known(spans.context[index])],
       ...poolFacts(run, spans.id[index]),
       ["span", spans.id[index]],
     ]),

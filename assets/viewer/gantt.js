@@ -32,7 +32,8 @@ class Gantt {
       class: "ss-gantt", tabindex: "0", role: "group",
       "aria-label": "Timeline of all runs. Full stop and comma step through spans, question mark lists all keys. The table below has the same data.",
     }, this.under, this.plot, this.over);
-    this.node = el("div", {}, this.box, this.note);
+    this.untimed = el("div");
+    this.node = el("div", {}, this.box, this.untimed, this.note);
     this.settle = throttled(() => this.draw(), 120);
     this.resizing = new ResizeObserver(() => this.resize());
     this.resizing.observe(this.box);
@@ -47,7 +48,8 @@ class Gantt {
     this.model = model;
     this.place = geometry(model);
     this.box.style.height = `${this.place.height}px`;
-    this.box.hidden = !model.runs.length;
+    this.box.hidden = !model.runs.some((run) => run.timed);
+    this.untimed.replaceChildren(...(model.runs.length && this.box.hidden ? model.runs.map(untimedCard) : []));
     if (this.follow || !this.range) this.range = fitWindow(model);
     this.frame();
     this.draw();
@@ -73,7 +75,8 @@ class Gantt {
 
   /** Draw the window: one call of plotly at a time, and one more if something changed meanwhile. */
   draw() {
-    if (!this.plotly || this.drawing || !this.model?.runs.length || !this.plot.clientWidth) {
+    if (this.box.hidden) this.root.dataset.drawn ??= "0";
+    if (!this.plotly || this.box.hidden || this.drawing || !this.model?.runs.length || !this.plot.clientWidth) {
       this.again = Boolean(this.drawing);
       return;
     }
@@ -230,12 +233,19 @@ function stripLabel(run, row) {
   return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)}\u202f%`}`);
 }
 
+/** A sentence in place of the timeline of a run without times. */
+function untimedCard(run) {
+  return el("section", { class: "ss-card ss-untimed" },
+    el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge)),
+    el("p", {}, "There is no timeline: the file holds no times. ", run.tokens.length ? run.note : ""));
+}
+
 function headOf(run) {
   const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none" },
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
   const forwards = run.metrics.target_forwards;
   const each = run.figures.tokens_per_target_forward;
-  const rest = forwards ? `${number(forwards, 0)} target forwards · ${each} tokens each` : "";
+  const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
   return [
     el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge),
       run.note ? el("span", { class: "ss-note" }, run.note) : null),

@@ -113,7 +113,7 @@ function bandIn(band, from, to) {
   }));
 }
 
-const isLost = (fate) => fate !== "kept" && fate !== "open";
+const isLost = (fate) => fate !== "kept" && fate !== "open" && fate !== "unknown";
 
 /**
  * Level of detail: instead of single bars, the share of each bin that each look fills, stacked from below. Bars get

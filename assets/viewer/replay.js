@@ -34,7 +34,7 @@ class Replay {
     this.model = model;
     this.slider.min = Math.min(0, model.axis.min);
     this.slider.max = model.axis.max;
-    this.node.hidden = model.state !== "ready";
+    this.node.hidden = model.state !== "ready" || !model.runs.some((run) => run.timed);
     if (model.state !== "ready") this.play(false);
     this.to(atEnd ? model.axis.max : this.t);
   }

@@ -54,7 +54,7 @@ function runTables(run) {
     const row = run.ngrams.find((other) => other.step === r.step && other.sequence === r.sequence);
     return row ? [row.tried.length, row.gained.length, row.size] : ["–", "–", "–"];
   };
-  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, ms(r.t),
+  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, run.timed ? ms(r.t) : "unknown",
     ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : [])]);
   const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : []),
     ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : [])];

@@ -98,7 +98,7 @@ class Pane {
   say(run) {
     const text = run.error
       || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
-      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : "No token was decoded."))
+      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."))
       || run.slowness;
     this.message.textContent = text;
     this.message.hidden = !text;
@@ -221,6 +221,7 @@ function tokenNode(row) {
 function speedOf(run) {
   const { tokens_per_second: speed, tokens_per_second_per_sequence: each, speedup } = run.figures;
   if (!speed || speed === "–") return [];
+  if (speed === "unknown") return ["speed unknown"];
   const text = run.batch > 1 ? `throughput ${speed} tok/s · ${each} tok/s per sequence` : `${speed} tok/s`;
   return [text, ...(run.over && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
 }

@@ -27,8 +27,8 @@ class Viewer {
     this.rejected = el("input", { type: "checkbox", onchange: () => this.showRejected(this.rejected.checked) });
     const check = el("label", { class: "ss-check" }, this.rejected, "rejected drafts");
     const helpButton = el("button", { type: "button", class: "ss-button", "aria-label": "Keys", title: "Keys ( ? )", onclick: () => this.help(true) }, "?");
-    const fit = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Fit ( f )", onclick: () => this.gantt.fit() }, "fit");
-    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, fit, helpButton);
+    this.fit = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Fit ( f )", onclick: () => this.gantt.fit() }, "fit");
+    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, this.fit, helpButton);
     this.insets = INSETS.map((make) => make(this));
     this.below = el("div", { class: "ss-insets" }, this.insets.map((inset) => inset.node));
     this.tables = el("div", { class: "ss-tables" });
@@ -58,6 +58,7 @@ class Viewer {
       }
       this.panes[i].update(run, model.clocks.length);
     });
+    this.fit.hidden = !model.runs.some((run) => run.timed);
     this.bar.hidden = this.tables.hidden = !model.runs.length;
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
     this.gantt.update(model);
@@ -82,7 +83,7 @@ class Viewer {
 
   header(model) {
     const run = model.runs[0];
-    const prompt = run ? (run.redacted ? "(prompt left out)" : run.prompts[0]) : "";
+    const prompt = run ? (run.redacted ? "(prompt left out)" : run.prompts[0] || (run.imported ? "(prompt unknown)" : "")) : "";
     this.head.hidden = this.options.header === false || !run;
     this.head.replaceChildren(
       el("span", { class: "ss-prompt", title: prompt ?? "" }, prompt ?? ""),
@@ -210,6 +211,7 @@ class Viewer {
     const run = now?.run ?? this.model.runs[0];
     const place = now ? findSpan(run, now.item.span) : null;
     const track = place?.track ?? run.tracks[0];
+    if (!track) return;
     const at = place ? place.index + direction : upperBound(track.spans.start, Math.min(this.replay.t, this.gantt.range[0]));
     this.pickSpan(run, track, Math.max(0, Math.min(track.spans.id.length - 1, at)));
   }

@@ -66,7 +66,8 @@ class Header:
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
     """Software versions, processor and host. In virtual runs also the profile's pair and the token
-    source; with a drafting head its path."""
+    source; with a drafting head its path; of a run of another engine, `imported` (see
+    `traces.imported`)."""
     group: str = ""
     """Shared by the runs of one comparison."""
     lossless: bool = True
@@ -80,7 +81,9 @@ class Header:
 
     @property
     def clock(self) -> str:
-        """The badge on every figure: measured, runtime; or virtual, profile and modelled pair."""
+        """The badge on every figure: measured or imported, and runtime; virtual, profile, pair."""
+        if "imported" in self.environment:
+            return f"imported · {self.runtime}"
         if not self.virtual:
             return f"measured · {self.runtime}"
         pair = self.environment.get("profile_pair")

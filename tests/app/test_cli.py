@@ -175,6 +175,23 @@ def test_a_stored_run_is_reported_exported_and_imported(capsys, db, tmp_path):
     assert json.loads(out)["traceEvents"]
 
 
+def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_read(capsys, tmp_path):
+    db = ["--db", str(tmp_path / "engines.db")]
+    files = Path(__file__).parents[1] / "traces" / "imported"
+    code, out, _ = call(capsys, "import", str(files / "vllm.jsonl"), *db, "--json")
+    assert code == 0
+    first, second = (row["run_id"] for row in json.loads(out))
+    code, out, _ = call(capsys, "import", str(files / "aiperf.jsonl"), *db)
+    assert "vllm · request-1, 6 tokens, done" in out
+    assert "1 request was left out" in out
+    profile = tmp_path / "profile.json"
+    assert call(capsys, "export", first, "--format", "modelopt", "-o", str(profile), *db)[0] == 0
+    code, out, _ = call(capsys, "import", str(profile), *db)
+    assert "Model Optimizer, unknown number of tokens" in out
+    assert call(capsys, "export", second, "--format", "perfetto", "-o", str(tmp_path / "x"), *db)[0] == 2
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

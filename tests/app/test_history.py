@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import gradio as gr
@@ -158,6 +160,20 @@ def test_an_exported_run_is_imported_into_another_database(page, run, tmp_path) 
     with file.open("rb") as opened, pytest.raises(SpecScopeError):
         import_trace(other, opened)
     other.close()
+
+
+def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> None:
+    files = Path(__file__).parents[1] / "traces" / "imported"
+    with (files / "vllm.jsonl").open("rb") as opened:
+        assert import_trace(service, opened).endswith(" (and 1 more)")
+    for name in ("sglang.json", "sglang-profile.json"):
+        with (files / name).open("rb") as opened:
+            import_trace(service, opened)
+    rows = page.refresh()[page.table].split("<tr data-run=")[1:]
+    counts = {row.split("imported · ")[1].split("<")[0]: row for row in rows}
+    assert set(counts) == {"vLLM", "SGLang"}
+    numbers = sorted(cell for row in rows for cell in re.findall(r'class="app-n">([^<]*)<', row)[:1])
+    assert numbers == ["10", "5", "8", "–"]
 
 
 def test_the_error_of_a_bad_file_has_no_path(page, service, tmp_path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +20,8 @@ from tests.security.commands import command
 from tests.traces.samples import sample_trace
 from traces.export.jsonl import read_file
 from traces.export.perfetto import to_perfetto
+from traces.imports import reading
+from traces.imports.reading import read_traces
 from traces.store import Store
 from traces.view.document import view_model
 
@@ -231,3 +236,55 @@ def test_a_trace_of_many_prompts_without_a_footer_is_read_fast(tmp_path):
     cut = Trace(header, spans=trace.spans, commits=trace.commits * 400)
     cut.close_incomplete()
     assert len(cut.footer.texts) == many
+
+
+FOREIGN = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in sorted((Path(__file__).parents[1] / "traces" / "imported").iterdir())
+}
+
+
+@st.composite
+def foreign_attacks(draw):
+    """Return an example of another engine's file whose first value has one field changed."""
+    text = FOREIGN[draw(st.sampled_from(sorted(FOREIGN)))]
+    first, *rest = text.splitlines() if text.startswith('{"') else [text]
+    row = json.loads(first)
+    place, key = row, draw(st.sampled_from(sorted(row)))
+    while isinstance(place[key], dict | list) and place[key] and draw(st.integers(0, 4)):
+        place = place[key]
+        key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = draw(plain)
+    return "\n".join([json.dumps(row), *rest]).encode()
+
+
+def foreign(file):
+    """Read a file of another engine; return its traces, or none and the refusal."""
+    try:
+        return read_traces(file).traces, ""
+    except UsageError as error:
+        return (), str(error)
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=foreign_attacks())
+def test_files_of_other_engines_are_read_or_refused_in_one_line(place, content):
+    file, _ = place
+    file.write_bytes(content)
+    traces, refusal = foreign(file)
+    assert "\n" not in refusal
+    for trace in traces:
+        json.dumps(view_model([trace]), allow_nan=False)
+        "\n".join(map(to_json, trace.events())).encode()
+
+
+def test_a_gzip_bomb_is_refused_while_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_BYTES", 2**20)
+    file = tmp_path / "bomb"
+    file.write_bytes(gzip.compress(b"[" + b"0," * 2**24 + b"0]"))
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="unpacked it has more than 1048576 bytes"):
+        read_traces(file, 2**20)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 * 2**20

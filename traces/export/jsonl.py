@@ -27,7 +27,15 @@ def read_file(path: str | Path, max_bytes: int = MAX_BYTES) -> Trace:
         UsageError: The file cannot be read, is no regular file, is too large, or is not a valid
             trace.
     """
-    content = read_bytes(Path(path), max_bytes)
+    return parse(read_bytes(Path(path), max_bytes), path)
+
+
+def parse(content: bytes, path: str | Path) -> Trace:
+    """Read a trace from the content of a file; the path is named in errors.
+
+    Raises:
+        UsageError: The content is not a valid trace.
+    """
     try:
         trace = read_jsonl(_lines(content))
         check(trace)

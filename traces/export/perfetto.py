@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import IO, TYPE_CHECKING, Any
 
+from engine.errors import UsageError
+from traces.imported import is_timed
 from traces.spans import busy, lanes
 
 if TYPE_CHECKING:
@@ -25,7 +27,15 @@ def write_perfetto(trace: Trace, file: IO[str]) -> None:
 
 
 def to_perfetto(trace: Trace) -> dict[str, Any]:
-    """Return the trace as one JSON object of that format."""
+    """Return the trace as one JSON object of that format.
+
+    Raises:
+        UsageError: The run was imported from a file without times.
+    """
+    if not is_timed(trace.header):
+        raise UsageError(
+            f"run {trace.header.run_id} has no times, so it has no timeline; export JSONL or CSV"
+        )
     header = trace.header
     pids = {d.name: i for i, d in enumerate(header.devices, 1)}
     tids = _threads(trace)

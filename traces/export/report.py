@@ -83,7 +83,9 @@ def _summary(traces: Sequence[Trace], model: Document) -> str:
 
 
 def _head(model: Document) -> str:
-    prompt = next(iter(model["runs"][0]["prompts"]), "prompt left out")
+    run = model["runs"][0]
+    prompt = "prompt left out" if run["redacted"] else next(filter(None, run["prompts"]), "")
+    prompt = prompt or ("prompt unknown" if run["imported"] else "")
     clocks = "".join(f'<span class="ss-badge">{_text(clock)}</span>' for clock in model["clocks"])
     return f'<span class="ss-prompt" title="{_text(prompt)}">{_text(prompt)}</span>{clocks}'
 
@@ -91,6 +93,8 @@ def _head(model: Document) -> str:
 def _prompts(run: RunView) -> str:
     if run["redacted"]:
         return "<h2>Prompt</h2><p>(left out on request)</p>"
+    if run["imported"] and not any(run["prompts"]):
+        return "<h2>Prompt</h2><p>unknown</p>"
     return "<h2>Prompt</h2>" + "".join(f"<pre>{_text(p)}</pre>" for p in run["prompts"])
 
 
@@ -118,10 +122,11 @@ def _section(trace: Trace, run: RunView) -> str:
     header = trace.header
     texts = trace.footer.texts if trace.footer else (trace.text,)
     shares = " · ".join(f"{part['label']} {part['percent']} %" for part in run["headline"])
+    nothing = "nothing was decoded" if run["timed"] else "unknown"
     facts = {
         "status": f"{trace.status}: {run['error']}" if run["error"] else trace.status,
         "time": header.clock,
-        "who waited": shares or "nothing was decoded",
+        "who waited": shares or nothing,
         "speculation": run["note"],
         "lossy": run["lossy"],
         "method": f"{header.method} {_settings(shown_config(header, run['redacted']))}",
@@ -137,7 +142,7 @@ def _section(trace: Trace, run: RunView) -> str:
     rows = [[name, value] for name, value in facts.items() if value]
     return (
         f"<h2>{_text(_name(run))}</h2>"
-        + "".join(f"<pre>{_text(text)}</pre>" for text in texts)
+        + "".join(f"<pre>{_text(text)}</pre>" for text in texts if text or not run["imported"])
         + _table([], rows, "report-facts")
     )
 

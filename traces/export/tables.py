@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from engine.errors import UsageError
 from engine.trace.events import Commit, Copied, Decision, Span, Top
+from traces.imported import NO_TOKEN, origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,8 @@ _DECISION = ("p", "q", "u", "rule")
 
 def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
     """Write one table with a header line, times in ns; open the file with `newline=""`.
+
+    A time or a token id that the file of an imported run did not hold is an empty cell.
 
     A text that a spreadsheet would run as a formula gets an apostrophe in front.
 
@@ -43,6 +46,16 @@ def _values(row: Any) -> list[Any]:
     return [getattr(row, name) for name in _names(type(row))]
 
 
+def _known(trace: Trace, row: Commit | Decision) -> list[Any]:
+    """Return the values of a row, None for a time or a token id that is unknown."""
+    names, imported = _names(type(row)), origin(trace.header)
+    if imported is None:
+        return _values(row)
+    lost = {"token"} if row.token == NO_TOKEN else set[str]()
+    lost |= set() if imported.timed else {"time"}
+    return [None if name in lost else getattr(row, name) for name in names]
+
+
 def _spans(trace: Trace) -> Iterator[list[Any]]:
     yield [*_names(Span), "nanoseconds"]
     for span in trace.spans:
@@ -55,13 +68,13 @@ def _tokens(trace: Trace) -> Iterator[list[Any]]:
     decided = {(d.sequence, d.position): d for d in trace.decisions if d.outcome not in lost}
     for commit in trace.commits:
         decision = decided.get((commit.sequence, commit.position))
-        yield [*_values(commit), *(getattr(decision, name, None) for name in _DECISION)]
+        yield [*_known(trace, commit), *(getattr(decision, name, None) for name in _DECISION)]
 
 
 def _decisions(trace: Trace) -> Iterator[list[Any]]:
     yield [*_names(Decision), "text"]
     for decision in trace.decisions:
-        *values, top_p, top_q = _values(decision)
+        *values, top_p, top_q = _known(trace, decision)
         yield [*values, _top(top_p), _top(top_q), trace.pieces.get(decision.token, "")]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.methods import METHODS
 from traces.comparable import Comparison, batch_size, comparisons, drafts
+from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.branches import has_trees
@@ -68,6 +69,10 @@ class Heading(TypedDict):
     redacted: bool
     greedy: bool
     """Whether the temperature is 0."""
+    imported: bool
+    """Whether another engine made the run; then its rule of acceptance is unknown."""
+    timed: bool
+    """Whether the times are facts; if not, all of them are 0."""
 
 
 Extent = TypedDict("Extent", {"from": float, "to": float})
@@ -82,7 +87,7 @@ class Sections(Extent):
     """(kind, start, end), see `traces.view.band`."""
     headline: list[ShareOfTime]
     note: str
-    """Why nothing was drafted; empty if something was."""
+    """Why nothing was drafted, or what is unknown of an imported run; may be empty."""
     sequences: list[int]
     tokens: list[TokenView]
     ghosts: list[GhostView]
@@ -196,7 +201,9 @@ def _heading(trace: Trace, redact_prompt: bool) -> Heading:
         "reasons": list(footer.reasons) if footer else [],
         "prompts": [] if redact_prompt else list(header.prompts),
         "redacted": redact_prompt,
-        "greedy": header.sampling.get("temperature", 0) == 0,
+        "greedy": header.sampling.get("temperature", 0) == 0 and origin(header) is None,
+        "imported": origin(header) is not None,
+        "timed": is_timed(header),
     }
 
 
@@ -249,7 +256,12 @@ def _pieces(
 
 
 def _note(trace: Trace) -> str:
-    """Return why nothing was drafted; empty if something was, or if no round has ended yet."""
+    """Return why nothing was drafted, or what is unknown of an imported run.
+
+    The text is empty if something was drafted, or if no round has ended yet.
+    """
+    if imported := origin(trace.header):
+        return imported.sentence
     if drafts(trace) or (trace.status == "running" and not trace.rounds):
         return ""
     if not trace.rounds:
@@ -272,6 +284,8 @@ def _compared(
     reference = None if k is None else measured[k]
     faster = speedup(metrics, reference) if reference else comparison.reason or None
     labels = {d.name: d.label for d in working_devices(trace)}
+    imported = origin(trace.header)
+    unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
     return {
         "baseline": k == i,
@@ -279,7 +293,7 @@ def _compared(
         "reason": comparison.reason,
         "batch": batch_size(trace),
         "metrics": metrics.to_dict(),
-        "figures": figure_texts(metrics, faster, labels, trees=has_trees(trace.decisions)),
+        "figures": figure_texts(metrics, faster, labels, unknown, trees=has_trees(trace.decisions)),
         "slowness": "" if other is None else slowness(trace, metrics, measured[other]),
         "identity": None if other is None else _identity(trace, traces[other]),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from traces.definitions import DEFINITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from traces.metrics import Metrics
 
@@ -78,6 +78,9 @@ LOSSY = (
 )
 """The sentence shown with a run that is not lossless."""
 
+UNKNOWN = "unknown"
+"""The text of a figure that the file of an imported run leaves open."""
+
 _MORE = {
     "speedup": (
         "Tokens/s of this run / tokens/s of its baseline: a run that drafts nothing (autoregressive), with the same "
@@ -115,7 +118,12 @@ def figure_rows(*, batches: bool = False) -> list[FigureView]:
 
 
 def figure_texts(
-    metrics: Metrics, speedup: float | str | None, labels: Mapping[str, str], *, trees: bool = False
+    metrics: Metrics,
+    speedup: float | str | None,
+    labels: Mapping[str, str],
+    unknown: Collection[str] = (),
+    *,
+    trees: bool = False,
 ) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
@@ -123,9 +131,10 @@ def figure_texts(
         metrics: The run's metrics.
         speedup: Over the baseline, or the reason why there is none.
         labels: Label of each device; a device without one is left out of the occupancies.
+        unknown: Keys of the figures that the file of an imported run leaves open.
         trees: Whether the run verifies trees: its acceptance is a number of tokens per round.
     """
-    values = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
+    values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     if trees and metrics.mean_accepted_length is not None:
         values["acceptance_rate"] = f"{metrics.mean_accepted_length:.2f} per round"
     for key, shares in (
@@ -133,9 +142,9 @@ def figure_texts(
         ("measured_occupancy", metrics.measured_occupancy),
     ):
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
-    if not metrics.draft_forwards:
+    if not metrics.draft_forwards and "draft_forwards" not in unknown:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
-    return {f.key: _text(f.form, values[f.key]) for f in FIGURES}
+    return {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
 
 
 def _text(form: str, value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT
 from traces.view.branches import NO_NODE, by_branch
 from traces.view.clock import decoding_clock
 from traces.view.tokens import DecisionView, decided
@@ -24,7 +25,7 @@ class GhostView(DecisionView):
     before: int
     """Position where its branch left the text; it is shown in front of that output token."""
     id: int | None
-    """None if redacted."""
+    """None if redacted or unknown."""
     text: str
     outcome: str
     """`rejected` or `discarded`."""
@@ -60,8 +61,8 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
             "sequence": d.sequence,
             "position": d.position,
             "before": before,
-            "id": d.token,
-            "text": trace.pieces.get(d.token, ""),
+            "id": None if d.token == NO_TOKEN else d.token,
+            "text": UNKNOWN_TEXT if d.token == NO_TOKEN else trace.pieces.get(d.token, ""),
             "outcome": d.outcome,
             "step": d.step,
             "t": clock(times.get((d.sequence, d.step), ends.get(d.draft_span, 0))),

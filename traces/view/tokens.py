@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT, origin
 from traces.view.branches import NO_NODE
 from traces.view.clock import decoding_clock
 
@@ -84,13 +85,20 @@ def _token(
         "sequence": commit.sequence,
         "position": commit.position,
         "id": commit.token,
-        "text": commit.text,
+        "text": _shown(trace, commit),
         "outcome": commit.origin,
         "step": commit.step,
         "t": now,
         "gap": gap,
     }
     return {**token, **decided(trace, decision)} if decision else token
+
+
+def _shown(trace: Trace, commit: Commit) -> str:
+    """Return the text of a token; of another engine's token without one, its id or a block."""
+    if commit.text or origin(trace.header) is None:
+        return commit.text
+    return f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "
 
 
 def decided(trace: Trace, d: Decision) -> DecisionView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.imported import origin
 from traces.metrics import measured_occupancy
 from traces.spans import lanes
 from traces.view.clock import decoding_clock, working_devices
@@ -102,7 +103,8 @@ def span_fates(trace: Trace) -> dict[int, str]:
     """Return the fate of each span's work, by id.
 
     `kept`: one of its tokens was committed, or it drafts nothing; `rejected` or `discarded`: none
-    of its tokens was accepted; `cancelled`; `open`: its draft is not decided yet.
+    of its tokens was accepted; `cancelled`; `open`: its draft is not decided yet; `unknown`: a
+    draft of an imported run without decisions.
     """
     order = {"accepted": 3, "rejected": 2, "discarded": 1}
     best: dict[int, str] = {}
@@ -110,6 +112,8 @@ def span_fates(trace: Trace) -> dict[int, str]:
         if d.draft_span >= 0 and order.get(d.outcome, 0) > order.get(best.get(d.draft_span, ""), 0):
             best[d.draft_span] = d.outcome
     undecided = "open" if trace.status == "running" else "discarded"
+    if origin(trace.header):
+        undecided = "unknown"
 
     def fate(span: Span) -> str:
         if span.outcome == "cancelled":

@@ -207,7 +207,7 @@ def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
     file.write_text("\n".join([json.dumps({**header, "run_id": "imported01"}), *lines[1:]]) + "\n")
     page.get_by_role("button", name="All runs").click()
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Import JSONL").click()
+        page.get_by_role("button", name="Import", exact=True).click()
     chooser.value.set_files(file)
     expect(page.locator("#history-message")).to_contain_text("imported01 was imported")
     expect(page.locator('tr[data-run="imported01"]')).to_be_visible()

@@ -1,6 +1,7 @@
 """Other states of the viewer: hostile texts, themes, a hidden tab, a growing run, no run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,11 @@ from engine.trace.events import Footer
 from engine.trace.trace import Trace
 from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
 from tests.traces.samples import sample_events, sample_trace
+from traces.imports.reading import read_traces
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
+IMPORTED = Path(__file__).parents[2] / "traces" / "imported"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b><a href=https://example.org>x</a>"
 
 
@@ -126,3 +129,39 @@ def test_empty_failed_and_unknown_documents_have_messages(opened):
     page = opened.show({**view_model([]), "model": 99})
     assert page.get_attribute("#viewer", "data-state") == "error"
     assert "version 99" in page.get_by_role("alert").inner_text()
+
+
+def test_a_run_without_times_has_a_sentence_in_place_of_the_timeline(opened):
+    first, second = read_traces(IMPORTED / "vllm.jsonl").traces
+    page = opened.show(view_model([first, second]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    assert page.locator(".ss-gantt").is_hidden()
+    assert page.locator(".ss-replay").is_hidden()
+    assert page.get_by_role("button", name="fit", exact=True).is_hidden()
+    page.locator(".ss-token").first.focus()
+    for key in ".fn[+":
+        page.keyboard.press(key)
+    assert page.locator(".ss-untimed").count() == 2
+    assert "the file holds no times" in page.locator(".ss-untimed").first.inner_text()
+    assert "speed unknown" in pane(page, 0).inner_text()
+    page.get_by_label("rejected drafts").check()
+    page.locator(".ss-ghost").first.hover()
+    card = page.locator(".ss-float").inner_text()
+    assert "the file does not say which" in card
+    assert "unknown" in card
+
+
+def test_a_profile_without_tokens_has_a_timeline(opened):
+    (trace,) = read_traces(IMPORTED / "sglang-profile.json").traces
+    page = opened.show(view_model([trace]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    assert page.locator(".ss-gantt").is_visible()
+    assert page.locator(".ss-untimed").count() == 0
+    assert "Imported from a profile of SGLang" in pane(page, 0).inner_text()
+    page.locator(".ss-gantt").focus()
+    page.keyboard.press(".")
+    page.wait_for_selector(".ss-float:visible")
+    card = page.locator(".ss-float").inner_text()
+    assert "rows\nunknown" in card.lower()
+    assert "discarded work" not in page.locator(".ss-legend").inner_text()
+    assert "unknown tok/s" not in pane(page, 0).inner_text()

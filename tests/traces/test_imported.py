@@ -1,0 +1,444 @@
+"""Files of other engines become traces; what a file does not hold stays unknown."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.errors import StoreError, UsageError
+from engine.trace.jsonl import read_jsonl, to_json
+from tests.traces.samples import sample_trace
+from traces.export.perfetto import to_perfetto
+from traces.export.report import render_report
+from traces.export.tables import write_csv
+from traces.imported import FIGURES, NO_TOKEN, origin
+from traces.imports import reading
+from traces.imports.modelopt import profile_of
+from traces.imports.reading import FORMS, read_traces
+from traces.metrics import measure
+from traces.store import Store
+from traces.view.document import view_model
+from traces.view.figures import UNKNOWN
+from traces.view.tracks import span_fates
+
+FILES = Path(__file__).parent / "imported"
+NAMES = (
+    "vllm.jsonl",
+    "aiperf.jsonl",
+    "sglang.json",
+    "speculation_profile.json",
+    "sglang-profile.json",
+    "vllm-profile.json",
+)
+
+
+def rows_of(name):
+    """Return the JSON values of an example file."""
+    text = (FILES / name).read_text()
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Return a function that changes the first value of an example, and returns the error."""
+
+    def attempt(file_name, *path, **fields):
+        rows = rows_of(file_name)
+        place = rows[0]
+        for key in path:
+            place = place[key]
+        place.update(fields)
+        file = tmp_path / file_name
+        file.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(UsageError) as caught:
+            read_traces(file)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return attempt
+
+
+def test_a_response_of_vllm_gives_every_token_its_origin():
+    first, second = read_traces(FILES / "vllm.jsonl").traces
+    origins = ["plain", "accepted", "accepted", "corrected", "corrected", "accepted", "accepted", "accepted"]
+    assert [c.origin for c in first.commits] == origins
+    assert [c.token for c in first.commits] == [11, 12, 13, 14, 15, 16, 17, 18]
+    assert [c.position for c in first.commits] == list(range(3, 11))
+    assert [c.step for c in first.commits] == [0, 1, 1, 1, 2, 3, 3, 3]
+    assert [(r.drafted, r.accepted, r.emitted) for r in first.rounds] == [(3, 2, 3), (2, 0, 1), (3, 3, 3)]
+    lost = [(d.outcome, d.token) for d in first.decisions if d.outcome in ("rejected", "discarded")]
+    assert lost == [("rejected", NO_TOKEN), ("rejected", NO_TOKEN), ("discarded", NO_TOKEN)]
+    assert first.header.prompt_ids == ((1, 2, 3),)
+    assert first.header.created == "2026-01-05T10:00:00.000+00:00"
+    assert first.footer.texts == ("The cat sat on the mat, and purred.",)
+    assert first.footer.reasons == ("length",)
+    assert {c.token for c in second.commits} == {NO_TOKEN}
+    assert len(second.commits) == 5
+
+
+def test_accepted_tokens_after_the_end_of_the_text_are_counted_but_have_no_id(tmp_path):
+    row = rows_of("vllm.jsonl")[0]
+    row["choices"][0]["token_ids"] = [11, 12, 13, 14, 15, 16]
+    row["usage"]["completion_tokens"] = 6
+    (tmp_path / "cut.json").write_text(json.dumps(row))
+    (trace,) = read_traces(tmp_path / "cut.json").traces
+    assert trace.token_ids() == [11, 12, 13, 14, 15, 16]
+    assert trace.rounds[-1].accepted == 3
+    assert trace.rounds[-1].emitted == 1
+    last = [(d.token, d.outcome) for d in trace.decisions if d.step == 3]
+    assert last == [(16, "accepted"), (NO_TOKEN, "accepted"), (NO_TOKEN, "accepted")]
+    assert measure(trace).accepted == 5
+
+
+def test_steps_without_a_draft_leave_the_origins_open(tmp_path):
+    row = rows_of("vllm.jsonl")[1]
+    row["usage"]["completion_tokens"] = 9
+    (tmp_path / "copied.json").write_text(json.dumps(row))
+    (trace,) = read_traces(tmp_path / "copied.json").traces
+    assert (trace.commits, trace.rounds, trace.decisions) == ([], [], [])
+    metrics = measure(trace)
+    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (9, 4, 2)
+    assert "origin of each token" in origin(trace.header).unknown
+
+
+def test_records_of_aiperf_are_runs_and_the_others_are_counted():
+    found = read_traces(FILES / "aiperf.jsonl")
+    assert found.skipped == 1
+    first, second = found.traces
+    assert [c.origin for c in first.commits] == [
+        "plain",
+        "accepted",
+        "corrected",
+        "accepted",
+        "accepted",
+        "accepted",
+    ]
+    assert second.rounds == []
+    metrics = measure(second)
+    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (11, 12, 6)
+    assert metrics.rejected is None, "the drafts of this engine may be trees"
+    assert metrics.acceptance_length == 2.5
+
+
+def test_counts_of_sglang_are_figures_without_rounds():
+    (trace,) = read_traces(FILES / "sglang.json").traces
+    metrics = measure(trace)
+    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (10, 15, 5)
+    assert metrics.acceptance_rate == pytest.approx(1 / 3)
+    assert metrics.acceptance_length == 2
+    assert metrics.per_position == ()
+    assert metrics.run_length is None
+
+
+def test_a_profile_of_model_optimizer_is_read_and_written_back():
+    (trace,) = read_traces(FILES / "speculation_profile.json").traces
+    metrics = measure(trace)
+    assert [slot.unconditional for slot in metrics.per_position] == [0.75, 0.5, 0.25]
+    assert [slot.conditional for slot in metrics.per_position] == pytest.approx([0.75, 2 / 3, 0.5])
+    assert metrics.acceptance_length == 2.5
+    assert metrics.tokens is None
+    written, read = profile_of(trace), rows_of("speculation_profile.json")[0]
+    same = ("schema_version", "conditional_accept_rates", "marginal_accept_rates", "mean_accept_length")
+    for name in (*same, "num_speculative_tokens", "acceptance_length_histogram"):
+        assert written[name] == read[name], name
+
+
+def test_a_profile_counts_the_longest_drafts_of_a_run(tmp_path):
+    trace = sample_trace("speculative")
+    profile = profile_of(trace)
+    gamma = profile["num_speculative_tokens"]
+    judged = [r.accepted for r in trace.rounds if r.drafted == gamma]
+    assert profile["mean_accept_length"] == pytest.approx(1 + sum(judged) / len(judged), abs=1e-6)
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile))
+    (again,) = read_traces(file).traces
+    assert origin(again.header).counts.accepted == sum(judged)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("autoregressive", "no draft"), ("pearl", "in parts"), ("tree", "trees")]
+)
+def test_a_run_without_chains_of_drafts_has_no_profile(kind, message):
+    with pytest.raises(UsageError, match=message):
+        profile_of(sample_trace(kind))
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "steps"),
+    [
+        ("sglang-profile.json", "prefill draft verify draft verify", [0, 1, 1, 2, 2]),
+        ("vllm-profile.json", "prefill sample draft verify sample draft", [0, 1, 1, 1, 2, 2]),
+    ],
+)
+def test_scopes_of_a_profiler_are_spans_without_tokens(name, kinds, steps):
+    (trace,) = read_traces(FILES / name).traces
+    assert [s.kind for s in trace.spans] == kinds.split()
+    assert [s.step for s in trace.spans] == steps
+    assert trace.spans[0].start == 0
+    metrics = measure(trace)
+    assert (metrics.tokens, metrics.drafted, metrics.accepted, metrics.draft_forwards) == (None,) * 4
+    assert metrics.seconds == trace.footer.time / 1e9 > 0
+    figures = view_model([trace])["runs"][0]["figures"]
+    assert figures["tokens"] == figures["c"] == UNKNOWN
+    assert figures["occupancy"] != UNKNOWN
+    assert {fate for s, fate in zip(trace.spans, fates(trace), strict=True) if s.kind == "draft"} == {
+        "unknown"
+    }
+
+
+def fates(trace):
+    """Return the fate of each span."""
+    of = span_fates(trace)
+    return [of[span.id] for span in trace.spans]
+
+
+def test_times_of_a_profiler_are_nanoseconds_since_its_first_scope():
+    (trace,) = read_traces(FILES / "sglang-profile.json").traces
+    assert (trace.spans[2].start, trace.spans[2].end) == (75_500, 105_500)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_stored_written_and_read_again(name, tmp_path):
+    found = read_traces(FILES / name)
+    with Store(tmp_path / "traces.db") as store:
+        store.insert(*found.traces)
+        for trace in found.traces:
+            loaded = store.load(trace.header.run_id)
+            assert loaded == trace
+            lines = tmp_path / "again.jsonl"
+            lines.write_text("\n".join(to_json(event) for event in trace.events()))
+            assert read_traces(lines).traces == (trace,)
+            assert read_jsonl(lines.read_text().splitlines()) == trace
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_figures_say_so_and_nothing_is_a_speed_without_times(name):
+    for trace in read_traces(FILES / name).traces:
+        document = view_model([trace, sample_trace("autoregressive")])
+        run = document["runs"][0]
+        imported = origin(trace.header)
+        assert run["badge"].startswith("imported · ")
+        assert run["note"] == imported.sentence
+        assert not run["baseline"]
+        assert run["figures"]["speedup"] == "a run of another engine"
+        assert {key for key, text in run["figures"].items() if text == UNKNOWN} == {
+            key for key in imported.figures if key in run["figures"]
+        }
+        assert run["timed"] == bool(trace.spans)
+        if not run["timed"]:
+            assert run["tracks"] == []
+            assert run["metrics"]["tokens_per_second"] is None
+            assert run["figures"]["seconds"] == run["figures"]["both"] == UNKNOWN
+        json.dumps(document, allow_nan=False)
+
+
+def test_a_rejected_token_is_a_block_without_an_id():
+    run = view_model(read_traces(FILES / "vllm.jsonl").traces[:1])["runs"][0]
+    assert {(ghost["id"], ghost["text"]) for ghost in run["ghosts"]} == {(None, "▒")}
+    assert [token["text"] for token in run["tokens"][:2]] == ["11 ", "12 "]
+    assert run["imported"]
+    assert not run["greedy"], "the rule of acceptance is unknown"
+
+
+def test_a_run_without_times_has_no_perfetto_trace_and_empty_cells(tmp_path):
+    trace = read_traces(FILES / "vllm.jsonl").traces[1]
+    with pytest.raises(UsageError, match="no times"):
+        to_perfetto(trace)
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        write_csv(trace, "tokens", file)
+    head, first, *_ = (tmp_path / "t.csv").read_text().splitlines()
+    cells = dict(zip(head.split(","), first.split(","), strict=True))
+    assert (cells["time"], cells["token"], cells["origin"]) == ("", "", "plain")
+
+
+def test_a_second_import_of_a_file_stores_nothing(tmp_path):
+    found = read_traces(FILES / "vllm.jsonl")
+    fresh = replace(found.traces[0], header=replace(found.traces[0].header, run_id="fresh"))
+    with Store(tmp_path / "traces.db") as store:
+        store.insert(*found.traces)
+        with pytest.raises(StoreError, match="already stored"):
+            store.insert(fresh, found.traces[1])
+        assert store.runs()[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fields", "message"),
+    [
+        ("vllm.jsonl", ("usage",), {"completion_tokens": 9}, "8 token ids, but completion_tokens is 9"),
+        (
+            "vllm.jsonl",
+            ("choices", 0),
+            {"token_ids": [1] * 5},
+            "5 token ids, but completion_tokens is 8",
+        ),
+        (
+            "aiperf.jsonl",
+            ("spec_decode_acceptance",),
+            {"completion_tokens": 3},
+            "3 tokens, but its steps make 4 to 7",
+        ),
+        (
+            "aiperf.jsonl",
+            ("spec_decode_acceptance",),
+            {"num_spec_steps": 3},
+            "2 steps, but the number of steps is 3",
+        ),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_accepted": [3, 5]}, "accepted 5 of 4"),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_accepted": [2, 2]}, "does not count"),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_drafted": [4]}, "has 2 entries, but"),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"acceptance_histogram": {"x": 1}}, "a key 'x'"),
+        (
+            "sglang.json",
+            ("sglext", "spec_tokens_details"),
+            {"spec_num_correct_drafts": 6},
+            "5 accepted tokens, but the total is 6",
+        ),
+        (
+            "sglang.json",
+            ("sglext", "spec_tokens_details"),
+            {"spec_num_proposed_drafts": 4},
+            "5 tokens were accepted, but only 4 were drafted",
+        ),
+        (
+            "speculation_profile.json",
+            (),
+            {"marginal_accept_rates": [0.8, 0.5, 0.25]},
+            "marginal rate 1 is 0.8, but the histogram gives 0.75",
+        ),
+        (
+            "speculation_profile.json",
+            (),
+            {"num_speculative_tokens": 2},
+            "put out 4 tokens; expected at most 3",
+        ),
+        ("sglang-profile.json", ("traceEvents", 2), {"dur": -1}, "lasts -1"),
+        ("sglang-profile.json", ("traceEvents", 2), {"pid": 1}, "2 GPUs; give the file of one rank"),
+    ],
+)
+def test_contradictions_are_named(refused, name, path, fields, message):
+    assert message in refused(name, *path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fields", "message"),
+    [
+        (
+            "vllm.jsonl",
+            ("metrics", "speculative_decoding"),
+            {"version": 2},
+            "a field 'version'; expected only",
+        ),
+        (
+            "vllm.jsonl",
+            ("metrics", "speculative_decoding"),
+            {"acceptance_histogram": {"0": 1}},
+            "expected a list",
+        ),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"tree": []}, "AIPerf 0.12 and 0.13"),
+        ("sglang.json", ("sglext", "spec_tokens_details"), {"per_step": []}, "a field 'per_step'"),
+        ("speculation_profile.json", (), {"schema_version": "2.0"}, "'2.0'; expected '1.0'"),
+        ("speculation_profile.json", (), {"measured": False}, "not measured"),
+        ("speculation_profile.json", (), {"verification_method": "block"}, "expected 'longest_prefix'"),
+        (
+            "sglang-profile.json",
+            ("traceEvents", 4),
+            {"name": "step[TARGET_VERIFY bs=1]"},
+            "another version of SGLang; expected step[DRAFT ...]",
+        ),
+        ("vllm-profile.json", (), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
+    ],
+)
+def test_an_unknown_version_is_refused_with_what_was_expected(refused, name, path, fields, message):
+    assert message in refused(name, *path, **fields)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_file_is_refused(name, tmp_path):
+    content = (FILES / name).read_bytes()
+    for share in (0.4, 0.97):
+        (tmp_path / name).write_bytes(content[: int(share * len(content))])
+        with pytest.raises(UsageError):
+            read_traces(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_packed_with_gzip_is_the_same(name, tmp_path):
+    packed = gzip.compress((FILES / name).read_bytes())
+    (tmp_path / "packed").write_bytes(packed)
+    ids = [trace.header.run_id for trace in read_traces(tmp_path / "packed").traces]
+    assert ids == [trace.header.run_id for trace in read_traces(FILES / name).traces]
+    for cut in (packed[:-9], packed[:40], packed[:3]):
+        (tmp_path / "packed").write_bytes(cut)
+        with pytest.raises(UsageError, match="gzip"):
+            read_traces(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 2**60, 1.5, "x", [], {}, [[]], [-1], [2**40]])
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_values_of_other_types_are_bad_input(name, value, tmp_path):
+    rows = rows_of(name)
+    places = {
+        "vllm.jsonl": lambda row: row["metrics"]["speculative_decoding"],
+        "aiperf.jsonl": lambda row: row["spec_decode_acceptance"],
+        "sglang.json": lambda row: row["sglext"]["spec_tokens_details"],
+        "speculation_profile.json": lambda row: row,
+    }
+    for field in places[name](rows[0]):
+        changed = json.loads(json.dumps(rows))
+        places[name](changed[0])[field] = value
+        (tmp_path / name).write_text("\n".join(map(json.dumps, changed)))
+        try:
+            found = read_traces(tmp_path / name)
+        except UsageError:
+            continue
+        view_model(found.traces[:2])
+
+
+def test_a_draft_longer_than_the_limit_takes_no_memory(refused):
+    huge = {"per_step_drafted": [2**30, 2**30], "num_draft_tokens": 2**31}
+    assert "0 to 1024" in refused("aiperf.jsonl", "spec_decode_acceptance", **huge)
+
+
+def test_a_file_with_too_many_requests_is_refused(tmp_path):
+    (tmp_path / "many.json").write_text("[" + ",".join(["{}"] * 10_001) + "]")
+    with pytest.raises(UsageError, match="10001 requests; at most 10000"):
+        read_traces(tmp_path / "many.json")
+
+
+def test_a_file_with_too_many_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(reading, "MOST_ROWS", 20)
+    with pytest.raises(UsageError, match="more than 20 tokens and drafts"):
+        read_traces(FILES / "vllm.jsonl")
+
+
+def test_an_unknown_file_names_the_document_with_all_forms(tmp_path):
+    (tmp_path / "other.json").write_text('{"answer": 42}')
+    with pytest.raises(UsageError, match=r"docs/traces\.md"):
+        read_traces(tmp_path / "other.json")
+
+
+def test_a_report_says_what_is_unknown():
+    (trace,) = read_traces(FILES / "sglang.json").traces
+    summary = render_report([trace]).split("<script")[0]
+    assert "<h2>Prompt</h2><p>unknown</p>" in summary
+    assert "prompt left out" not in summary
+    assert "nothing was decoded" not in summary
+    assert origin(trace.header).sentence in summary
+
+
+@pytest.mark.parametrize("entry", [5, {}, {"source": 1, "unknown": []}, {"source": "x", "unknown": 3}])
+def test_a_mark_of_another_form_is_no_import(entry):
+    trace = sample_trace("speculative")
+    trace.header = replace(trace.header, environment={"imported": entry})
+    assert origin(trace.header) is None
+    view_model([trace])
+
+
+def test_every_unknown_figure_exists_and_every_form_is_recognised_alone():
+    shown = view_model([sample_trace("speculative")])["runs"][0]
+    known = set(shown["figures"]) | set(shown["metrics"])
+    assert {key for keys in FIGURES.values() for key in keys} <= known
+    for name in NAMES:
+        assert sum(form.recognises(rows_of(name)[0]) for form in FORMS) == 1

@@ -1,0 +1,1 @@
+"""Files of other engines and tools as traces, one module per form."""

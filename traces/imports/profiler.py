@@ -1,0 +1,203 @@
+"""Traces of the torch profiler (Chrome's JSON) with the scopes of SGLang or vLLM.
+
+Read: SGLang with pull request 38630 (merged in September 2026): `step[DRAFT ...]` is a step of the
+drafter, `step[VERIFY ...]` one of the target. vLLM 0.32 with its V1 runner, started with
+`VLLM_CUSTOM_SCOPES_FOR_PROFILING=1`: `gpu_model_runner: forward`, `sample` and `draft`, inside
+`execute_context_a(b)_generation_c(d)`. Only the scopes' times on the GPU are read: on the host, a
+scope ends before its kernels do. `ts` and `dur` are microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.errors import shown
+from engine.trace.events import Device, Footer, Span
+from engine.trace.trace import Trace
+from traces.imported import Imported
+from traces.imports.requests import new_header
+from traces.imports.values import is_object, number
+
+if TYPE_CHECKING:
+    from engine.trace.events import SpanKind
+
+NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
+MOST_SCOPES = 500_000
+"""The most scopes of one file."""
+DEVICE = "gpu0"
+_UNKNOWN_COUNT = -1
+_SGLANG = re.compile(r"step\[([A-Za-z_0-9]{1,40})(?: [^\]]{0,400})?\]")
+_VLLM = re.compile(r"gpu_model_runner: (forward|sample|draft)")
+_BATCH = re.compile(r"execute_context_\d{1,9}\((\d{1,9})\)_generation_(\d{1,9})\((\d{1,9})\)")
+_MODES: dict[str, SpanKind] = {
+    "VERIFY": "verify",
+    "DECODE": "verify",
+    "EXTEND": "prefill",
+    "MIXED": "prefill",
+}
+"""Kinds of the target's steps of SGLang; `IDLE` is left out, and `DRAFT...` is of the drafter."""
+_KINDS: dict[str, SpanKind] = {"forward": "verify", "sample": "sample", "draft": "draft"}
+_UNKNOWN = (
+    "number of tokens",
+    "origin of each token",
+    "texts of the tokens",
+    "ids of the tokens",
+    "accepted and rejected drafts",
+    "prompt",
+    "probabilities",
+    "forwards of the drafter",
+    "rows cached before each forward",
+)
+
+
+class _Scope(NamedTuple):
+    """A named scope on the GPU, with times in microseconds."""
+
+    start: float
+    end: float
+    name: str
+    place: tuple[Any, Any]
+    """(GPU, stream)"""
+
+
+class _Work(NamedTuple):
+    """What a scope did."""
+
+    kind: SpanKind
+    model: str
+    rows: int
+    start: float
+    end: float
+
+
+def recognises(row: Any) -> bool:
+    """Return whether a JSON value is a trace in Chrome's form."""
+    return is_object(row) and isinstance(row.get("traceEvents"), list)
+
+
+def read(row: dict[str, Any]) -> Trace | None:
+    """Return the trace of a profile: spans without tokens.
+
+    Raises:
+        ValueError: The file has no such scopes on a GPU, scopes of several GPUs, or of an older
+            version.
+    """
+    scopes = _scopes(row["traceEvents"])
+    vllm = any(_VLLM.fullmatch(scope.name) for scope in scopes)
+    work = _vllm(scopes) if vllm else _sglang(scopes)
+    engine = "vLLM" if vllm else "SGLang"
+    if not work:
+        raise ValueError(f"the file has no scopes of speculative decoding on a GPU; expected {NAME}")
+    imported = Imported(f"a profile of {engine} by torch", _UNKNOWN)
+    device = Device(DEVICE, "drafter+target", "GPU · drafter and target", "cuda")
+    header = new_header(imported, engine=engine, key="profile", content=work, prompts=0, devices=(device,))
+    trace = Trace(header)
+    trace.spans.extend(_spans(work))
+    trace.footer = Footer("done", (), (), max(span.end for span in trace.spans))
+    return trace
+
+
+def _scopes(events: list[Any]) -> list[_Scope]:
+    """Return the named scopes of one stream of one GPU, by start; the stream with the most of them.
+
+    Raises:
+        ValueError: An event has a wrong type, there are too many, or they are of several GPUs.
+    """
+    scopes: list[_Scope] = []
+    for event in events:
+        if not is_object(event) or event.get("ph") != "X" or event.get("cat") != "gpu_user_annotation":
+            continue
+        name = event.get("name")
+        if not isinstance(name, str) or not any(form.fullmatch(name) for form in (_SGLANG, _VLLM, _BATCH)):
+            continue
+        start, length = number(event, "ts"), number(event, "dur")
+        if length < 0 or not 0 <= start < 1e16 or length > 1e12:
+            raise ValueError(f"scope {shown(name)} starts at {start:g} µs and lasts {length:g} µs")
+        scopes.append(_Scope(start, start + length, name, (_place(event, "pid"), _place(event, "tid"))))
+        if len(scopes) > MOST_SCOPES:
+            raise ValueError(f"the file has more than {MOST_SCOPES} scopes, the most that are read")
+    work = Counter(scope.place for scope in scopes if not _BATCH.fullmatch(scope.name))
+    gpus = {gpu for gpu, _ in work}
+    if len(gpus) > 1:
+        raise ValueError(f"the file has scopes of {len(gpus)} GPUs; give the file of one rank")
+    ((place, _),) = work.most_common(1) or [((0, 0), 0)]
+    return sorted(scope for scope in scopes if scope.place == place)
+
+
+def _place(event: dict[str, Any], name: str) -> str:
+    value = event.get(name)
+    if type(value) not in (int, str):
+        raise ValueError(f"{name} of an event is {shown(value)}; expected a number or a text")
+    return str(value)[:80]
+
+
+def _sglang(scopes: list[_Scope]) -> list[_Work]:
+    """Return the work of SGLang's steps."""
+    work: list[_Work] = []
+    for scope in scopes:
+        match = _SGLANG.fullmatch(scope.name)
+        mode = match[1] if match else "IDLE"
+        if mode == "IDLE":
+            continue
+        if mode.startswith("DRAFT"):
+            work.append(_Work("draft", "drafter", _UNKNOWN_COUNT, scope.start, scope.end))
+        elif mode in _MODES:
+            work.append(_Work(_MODES[mode], "target", _UNKNOWN_COUNT, scope.start, scope.end))
+        else:
+            raise ValueError(
+                f"scope {shown(scope.name)} is of another version of SGLang; expected step[DRAFT ...] and "
+                "step[VERIFY ...], as SGLang writes since its pull request 38630"
+            )
+    if work and not any(item.kind == "draft" for item in work):
+        raise ValueError(
+            "the file has no scope step[DRAFT ...], so nothing was drafted while it was recorded"
+        )
+    return work
+
+
+def _vllm(scopes: list[_Scope]) -> list[_Work]:
+    """Return the work of vLLM's scopes; a forward without a generating request is a prefill."""
+    batches = [scope for scope in scopes if _BATCH.fullmatch(scope.name)]
+    starts = [batch.start for batch in batches]
+    work: list[_Work] = []
+    for scope in scopes:
+        match = _VLLM.fullmatch(scope.name)
+        if match is None:
+            continue
+        kind, rows = _KINDS[match[1]], _UNKNOWN_COUNT
+        if kind == "verify":
+            at = bisect_right(starts, scope.start) - 1
+            batch = _BATCH.fullmatch(batches[at].name) if at >= 0 and batches[at].end >= scope.end else None
+            if batch:
+                rows = int(batch[1]) + int(batch[3])
+                kind = "verify" if int(batch[2]) else "prefill"
+        model = "drafter" if kind == "draft" else "target"
+        work.append(_Work(kind, model, rows, scope.start, scope.end))
+    return work
+
+
+def _spans(work: list[_Work]) -> list[Span]:
+    """Return the work as spans. A draft belongs to the step of the verification after it."""
+    first, step, spans = work[0].start, 1, list[Span]()
+    for index, item in enumerate(work):
+        prefill = item.kind == "prefill" and step == 1
+        spans.append(
+            Span(
+                id=index,
+                device=DEVICE,
+                kind=item.kind,
+                start=round((item.start - first) * 1000),
+                end=round((item.end - first) * 1000),
+                model=item.model,
+                step=0 if prefill else step,
+                sequence=-1,
+                rows=item.rows,
+                context=_UNKNOWN_COUNT,
+                outcome="done",
+            )
+        )
+        step += item.kind == "verify"
+    return spans

@@ -1,0 +1,165 @@
+"""Read a file as traces: SpecScope's own JSONL, or a form of another engine or tool."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError
+from engine.files import parse_json, read_bytes
+from traces.checks import check
+from traces.export import jsonl
+from traces.imports import aiperf, modelopt, profiler, sglang, vllm
+
+if TYPE_CHECKING:
+    from engine.trace.trace import Trace
+
+FORMS = (vllm, aiperf, sglang, modelopt, profiler)
+MAX_BYTES = 128 * 2**20
+"""Size of the largest file of another engine: parsed, it needs several times as much memory."""
+MOST_RUNS = 10_000
+"""The most requests of one file."""
+MOST_ROWS = 2_000_000
+"""The most decisions and tokens of all requests of one file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """The traces of a file."""
+
+    traces: tuple[Trace, ...]
+    """At least one."""
+    skipped: int = 0
+    """Requests that say nothing of speculative decoding."""
+
+
+def read_traces(path: str | Path, max_bytes: int = jsonl.MAX_BYTES) -> Imports:
+    """Read a file; each request of another engine becomes a trace of its own.
+
+    Raises:
+        UsageError: The file cannot be read, is too large, or is of no known form or version.
+    """
+    content = read_bytes(Path(path), max_bytes)
+    try:
+        content = _unpacked(content)
+        rows = _rows(content)
+    except ValueError as error:
+        raise UsageError(f"cannot import {path}: {error}") from None
+    form = _form_of(rows)
+    if form is None:
+        return Imports((_own(content, path),))
+    traces: list[Trace] = []
+    size = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            if trace := _read(form, row, number if len(rows) > 1 else 0):
+                traces.append(trace)
+                size += len(trace.decisions) + len(trace.commits)
+            if size > MOST_ROWS:
+                raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
+    except ValueError as error:
+        raise UsageError(f"cannot import {path}: {error}") from None
+    if not traces:
+        raise UsageError(
+            f"cannot import {path}: it says nothing of speculative decoding; expected {form.NAME}"
+        )
+    return Imports(tuple(traces), len(rows) - len(traces))
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return the content of a file, unpacked if it is gzip, as profilers write traces.
+
+    Raises:
+        ValueError: The file is damaged, or too large when unpacked; not more is unpacked.
+    """
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    packed = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = packed.decompress(content, MAX_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError(f"it is no gzip file: {error}") from None
+    if len(unpacked) > MAX_BYTES:
+        raise ValueError(f"unpacked it has more than {MAX_BYTES} bytes, the most that are read")
+    if not packed.eof:
+        raise ValueError("the gzip file is cut")
+    return unpacked
+
+
+def _form_of(rows: list[Any]) -> Any:
+    """Return the module that reads a file's values, judged by the first; None for no form."""
+    return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
+
+
+def _own(content: bytes, path: str | Path) -> Trace:
+    """Return the trace of SpecScope's own file; the error for a file without events says more."""
+    try:
+        return jsonl.parse(content, path)
+    except UsageError as error:
+        events = b'"event"' in content[:4096]
+        more = "" if events else "; docs/traces.md lists the files of other engines that are read"
+        raise UsageError(f"{error}{more}") from None
+
+
+def _read(form: Any, row: Any, number: int) -> Trace | None:
+    """Return the trace of one request, checked and dated."""
+    try:
+        if not form.recognises(row):
+            raise ValueError(f"expected {form.NAME}")
+        trace = form.read(row)
+        if trace is not None:
+            if not trace.header.created:
+                now = datetime.now(UTC).isoformat(timespec="milliseconds")
+                trace.header = replace(trace.header, created=now)
+            check(trace)
+    except RecursionError:
+        raise ValueError("the JSON nests too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"request {number}: {error}" if number else str(error)) from None
+    return trace
+
+
+def _rows(content: bytes) -> list[Any]:
+    """Return the JSON values of a file: one, those of a list, or one per line.
+
+    The list is empty if the file is SpecScope's own, or no JSON.
+
+    Raises:
+        ValueError: A file of another engine is too large, has too many requests, or is cut.
+    """
+    first = content.lstrip()[:4096].split(b"\n", 1)[0]
+    if first.startswith(b'{"event"') or not first.startswith((b"{", b"[")):
+        return []
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has {len(content)} bytes; of another engine at most {MAX_BYTES} are read")
+    try:
+        whole = parse_json(content)
+    except json.JSONDecodeError:
+        rows = _lines(content)
+    except ValueError:
+        return []
+    else:
+        rows = whole if isinstance(whole, list) else [whole]
+    if len(rows) > MOST_RUNS:
+        raise ValueError(f"it has {len(rows)} requests; at most {MOST_RUNS} are read")
+    return rows
+
+
+def _lines(content: bytes) -> list[Any]:
+    """Return the values of the lines; none if the first line is of no form of another engine."""
+    rows: list[Any] = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            try:
+                rows.append(parse_json(line))
+            except ValueError as error:
+                if _form_of(rows) is None:
+                    return []
+                raise ValueError(f"line {number} is no JSON ({error}); is the file cut?") from None
+            if _form_of(rows) is None:
+                return []
+    return rows

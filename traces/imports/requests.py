@@ -1,0 +1,226 @@
+"""The trace of one request of another engine, from its verifications and token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from engine.trace.events import Commit, Decision, Footer, Header, Round
+from engine.trace.trace import Trace
+from traces.imported import NO_TOKEN, Counts, Imported
+from traces.imports.values import LONGEST_DRAFT, MOST_TOKENS
+
+if TYPE_CHECKING:
+    from engine.trace.events import Device, Row
+
+ALWAYS = ("times", "texts of the tokens", "ids of rejected tokens", "probabilities")
+"""What no file of counts holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, as a file describes it."""
+
+    source: str
+    """See `Imported`."""
+    engine: str
+    """The engine's name."""
+    key: str
+    """The request's id in the file; empty without one."""
+    content: Any
+    """The part of the file that describes it; the run id is a hash of it."""
+    steps: tuple[tuple[int, int], ...] | None = None
+    """(drafted, accepted) of each verification in order; None if the file does not say."""
+    counts: Counts
+    """The same as totals."""
+    tokens: tuple[int, ...] | None = None
+    """Token ids of the output."""
+    prompt: tuple[int, ...] | None = None
+    """Token ids of the prompt."""
+    text: str = ""
+    model: str = ""
+    created: float | None = None
+    """Seconds since 1970."""
+    reason: str = ""
+    """Why the output ended: eos, stop, length, or empty if the file does not say."""
+
+
+def check_counts(
+    counts: Counts, steps: int, accepted: int, arrays: tuple[tuple[int, int], ...] | None = None
+) -> None:
+    """Check that the totals, the histogram and the arrays of a request agree.
+
+    Raises:
+        ValueError: They contradict each other; the message holds both numbers.
+    """
+    if counts.steps != steps:
+        raise ValueError(f"the histogram counts {counts.steps} steps, but the number of steps is {steps}")
+    if counts.accepted != accepted:
+        raise ValueError(
+            f"the histogram counts {counts.accepted} accepted tokens, but the total is {accepted}"
+        )
+    if counts.drafted is not None and accepted > counts.drafted:
+        raise ValueError(f"{accepted} tokens were accepted, but only {counts.drafted} were drafted")
+    if counts.gamma is not None and any(counts.histogram[counts.gamma + 1 :]):
+        raise ValueError(f"a step accepted more tokens than the draft length {counts.gamma}")
+    if arrays is not None:
+        _check_arrays(counts, arrays)
+
+
+def _check_arrays(counts: Counts, arrays: tuple[tuple[int, int], ...]) -> None:
+    for number, (drafted, accepted) in enumerate(arrays, 1):
+        if not accepted <= drafted <= LONGEST_DRAFT:
+            raise ValueError(f"step {number} accepted {accepted} of {drafted} drafted tokens")
+    drafted = sum(d for d, _ in arrays)
+    if drafted != counts.drafted:
+        raise ValueError(f"the steps drafted {drafted} tokens, but the total is {counts.drafted}")
+    times = Counter(accepted for _, accepted in arrays)
+    if any(times[a] != number for a, number in enumerate(counts.histogram)) or len(arrays) != counts.steps:
+        raise ValueError("the histogram does not count the steps of per_step_accepted")
+
+
+def trace_of(request: Request) -> Trace:
+    """Return the trace of a request: its rows if they are determined, else its counts.
+
+    The output has 1 + sum(accepted + 1) tokens: one of the prompt's forward, and per verification
+    the accepted tokens and one of the target's own; the end of the text may cut the last step. A
+    longer output has steps without a draft, at places that the file does not name: then no token's
+    origin is known.
+
+    Raises:
+        ValueError: The output is shorter than the steps allow, or longer than is read.
+    """
+    rows, unknown = _rows(request)
+    if request.tokens is None:
+        unknown.append("ids of the tokens")
+    if request.prompt is None:
+        unknown.append("prompt")
+    imported = Imported(request.source, (*ALWAYS, *unknown), None if rows else request.counts)
+    trace = Trace(_header(request, imported))
+    for row in rows:
+        trace.add(row)
+    trace.footer = Footer("done", (request.reason,), (request.text,), 0)
+    return trace
+
+
+def _rows(request: Request) -> tuple[list[Row], list[str]]:
+    """Return the rows of a request, or none, and the facts that are unknown because of that."""
+    length, steps = request.counts.tokens, request.steps
+    if length is not None and length > MOST_TOKENS:
+        raise ValueError(f"the output has {length} tokens; at most {MOST_TOKENS} are read")
+    if length is None:
+        return [], ["number of tokens", *_of_counts(request.counts)]
+    if not steps:
+        return [], _of_counts(request.counts)
+    most = 1 + sum(accepted + 1 for _, accepted in steps)
+    least = most - steps[-1][1]
+    if length < least:
+        raise ValueError(f"the output has {length} tokens, but its steps make {least} to {most}")
+    if length > most:
+        return [], _of_counts(request.counts)
+    if sum(drafted for drafted, _ in steps) > MOST_TOKENS:
+        raise ValueError(f"the steps drafted more than {MOST_TOKENS} tokens, the most that are read")
+    return _decoded(request, steps, length), []
+
+
+def _of_counts(counts: Counts) -> list[str]:
+    """Return what counts leave open."""
+    lengths = [] if counts.gamma is not None else ["draft length of each step"]
+    return ["origin of each token", "order of the steps", *lengths]
+
+
+def _decoded(request: Request, steps: tuple[tuple[int, int], ...], length: int) -> list[Row]:
+    """Return the rows of an output whose tokens' origins are determined."""
+    ids = request.tokens or (NO_TOKEN,) * length
+    start = len(request.prompt or ())
+    rows: list[Row] = [Commit(0, 0, start, ids[0], "plain", "", 0)]
+    at = 1
+    for step, (drafted, accepted) in enumerate(steps, 1):
+        own = "corrected" if accepted < drafted else "bonus" if drafted else "plain"
+        origins = ["accepted"] * accepted + [own]
+        emitted = min(len(origins), length - at)
+        for node in range(drafted):
+            outcome = "accepted" if node < accepted else "rejected" if node == accepted else "discarded"
+            token = ids[at + node] if node < min(accepted, emitted) else NO_TOKEN
+            rows.append(_decision(step, node, node - 1, start + at + node, token, outcome))
+        if emitted > accepted:
+            rows.append(_decision(step, -1, accepted - 1, start + at + accepted, ids[at + accepted], own))
+        for offset in range(emitted):
+            place = at + offset
+            rows.append(Commit(step, 0, start + place, ids[place], origins[offset], "", 0))
+        rows.append(Round(step, 0, "verify" if drafted else "plain", drafted, accepted, emitted, 0, -1))
+        at += emitted
+    return rows
+
+
+def _decision(step: int, node: int, parent: int, position: int, token: int, outcome: str) -> Decision:
+    return Decision(step, 0, node, parent, position, token, None, None, None, "", outcome, -1, -1)
+
+
+def _header(request: Request, imported: Imported) -> Header:
+    return new_header(
+        imported,
+        engine=request.engine,
+        key=request.key,
+        content=request.content,
+        prompts=1,
+        prompt=request.prompt or (),
+        model=request.model,
+        created=request.created,
+    )
+
+
+def new_header(
+    imported: Imported,
+    *,
+    engine: str,
+    key: str,
+    content: Any,
+    prompts: int,
+    prompt: tuple[int, ...] = (),
+    model: str = "",
+    created: float | None = None,
+    devices: tuple[Device, ...] = (),
+) -> Header:
+    """Return the header of an imported run; its `created` is empty if the file names no date.
+
+    Args:
+        imported: The origin.
+        engine: The engine's name.
+        key: What the run is called in the file; may be empty.
+        content: What the run id is a hash of, so that a second import of a file is noticed.
+        prompts: The number of sequences, 0 for a summary of many requests.
+        prompt: Token ids of the prompt.
+        model: The target's name.
+        created: Seconds since 1970.
+        devices: The devices of the spans.
+    """
+    code = json.dumps([imported.source, key, content], sort_keys=True).encode("utf-8", "surrogatepass")
+    return Header(
+        run_id=hashlib.sha256(code).hexdigest()[:12],
+        created="" if created is None else _date(created),
+        method="imported",
+        title=f"{engine} · {key}" if key else engine,
+        config={},
+        prompts=("",) * prompts,
+        prompt_ids=(prompt,) * prompts,
+        sampling={},
+        limits={},
+        runtime=engine,
+        profile="",
+        devices=devices,
+        target_path=model,
+        drafter_path="",
+        environment={"imported": imported.to_dict()},
+    )
+
+
+def _date(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"the date {seconds:g} is no time in seconds since 1970") from None
