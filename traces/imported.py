@@ -75,7 +75,7 @@ _WAITING = ("both", "target_waits", "drafter_waits", "occupancy", "measured_occu
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a file says of its verifications without saying it of each in order."""
+    """Totals of a run's verifications, for a file that does not list them in order."""
 
     histogram: tuple[int, ...]
     """At index a, the number of verifications that accepted a draft tokens."""

@@ -137,7 +137,7 @@ def _fitting(
 def _entries(
     keys: list[str], configs: dict[str, dict[str, Any]], rows: list[common.PromptRow]
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return name -> (method, config) of what is compared.
+    """Return name -> (method, config) for each row of the comparison.
 
     Before a batch of a method, the same batch is decoded plainly: `KEY plain`.
     """

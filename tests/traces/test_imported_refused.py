@@ -1,0 +1,188 @@
+"""Files of other engines that are cut, contradictory, too large or of another version."""
+
+import gzip
+import json
+
+import pytest
+
+from engine.errors import UsageError
+from tests.traces.test_imported import FILES, NAMES, rows_of
+from traces.imports import reading
+from traces.imports.reading import read_traces
+from traces.view.document import view_model
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Return a function that changes the first value of an example, and returns the error."""
+
+    def attempt(file_name, *path, **fields):
+        rows = rows_of(file_name)
+        place = rows[0]
+        for key in path:
+            place = place[key]
+        place.update(fields)
+        file = tmp_path / file_name
+        file.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(UsageError) as caught:
+            read_traces(file)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fields", "message"),
+    [
+        ("vllm.jsonl", ("usage",), {"completion_tokens": 9}, "8 token ids, but completion_tokens is 9"),
+        (
+            "vllm.jsonl",
+            ("choices", 0),
+            {"token_ids": [1] * 5},
+            "5 token ids, but completion_tokens is 8",
+        ),
+        (
+            "aiperf.jsonl",
+            ("spec_decode_acceptance",),
+            {"completion_tokens": 3},
+            "3 tokens, but its steps make 4 to 7",
+        ),
+        (
+            "aiperf.jsonl",
+            ("spec_decode_acceptance",),
+            {"num_spec_steps": 3},
+            "2 steps, but the number of steps is 3",
+        ),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_accepted": [3, 5]}, "accepted 5 of 4"),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_accepted": [2, 2]}, "does not count"),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_drafted": [4]}, "has 2 entries, but"),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"acceptance_histogram": {"x": 1}}, "a key 'x'"),
+        (
+            "sglang.json",
+            ("sglext", "spec_tokens_details"),
+            {"spec_num_correct_drafts": 6},
+            "5 accepted tokens, but the total is 6",
+        ),
+        (
+            "sglang.json",
+            ("sglext", "spec_tokens_details"),
+            {"spec_num_proposed_drafts": 4},
+            "5 tokens were accepted, but only 4 were drafted",
+        ),
+        (
+            "speculation_profile.json",
+            (),
+            {"marginal_accept_rates": [0.8, 0.5, 0.25]},
+            "marginal rate 1 is 0.8, but the histogram gives 0.75",
+        ),
+        (
+            "speculation_profile.json",
+            (),
+            {"num_speculative_tokens": 2},
+            "put out 4 tokens; expected at most 3",
+        ),
+        ("sglang-profile.json", ("traceEvents", 2), {"dur": -1}, "lasts -1"),
+        ("sglang-profile.json", ("traceEvents", 2), {"pid": 1}, "2 GPUs; give the file of one rank"),
+    ],
+)
+def test_contradictions_are_named(refused, name, path, fields, message):
+    assert message in refused(name, *path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fields", "message"),
+    [
+        (
+            "vllm.jsonl",
+            ("metrics", "speculative_decoding"),
+            {"version": 2},
+            "a field 'version'; expected only",
+        ),
+        (
+            "vllm.jsonl",
+            ("metrics", "speculative_decoding"),
+            {"acceptance_histogram": {"0": 1}},
+            "expected a list",
+        ),
+        ("aiperf.jsonl", ("spec_decode_acceptance",), {"tree": []}, "AIPerf 0.12 and 0.13"),
+        ("sglang.json", ("sglext", "spec_tokens_details"), {"per_step": []}, "a field 'per_step'"),
+        ("speculation_profile.json", (), {"schema_version": "2.0"}, "'2.0'; expected '1.0'"),
+        ("speculation_profile.json", (), {"measured": False}, "not measured"),
+        ("speculation_profile.json", (), {"verification_method": "block"}, "expected 'longest_prefix'"),
+        (
+            "sglang-profile.json",
+            ("traceEvents", 4),
+            {"name": "step[TARGET_VERIFY bs=1]"},
+            "another version of SGLang; expected step[DRAFT ...]",
+        ),
+        ("vllm-profile.json", (), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
+    ],
+)
+def test_an_unknown_version_is_refused_with_what_was_expected(refused, name, path, fields, message):
+    assert message in refused(name, *path, **fields)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_file_is_refused(name, tmp_path):
+    content = (FILES / name).read_bytes()
+    for share in (0.4, 0.97):
+        (tmp_path / name).write_bytes(content[: int(share * len(content))])
+        with pytest.raises(UsageError):
+            read_traces(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_packed_with_gzip_is_the_same(name, tmp_path):
+    packed = gzip.compress((FILES / name).read_bytes())
+    (tmp_path / "packed").write_bytes(packed)
+    ids = [trace.header.run_id for trace in read_traces(tmp_path / "packed").traces]
+    assert ids == [trace.header.run_id for trace in read_traces(FILES / name).traces]
+    for cut in (packed[:-9], packed[:40], packed[:3]):
+        (tmp_path / "packed").write_bytes(cut)
+        with pytest.raises(UsageError, match="gzip"):
+            read_traces(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 2**60, 1.5, "x", [], {}, [[]], [-1], [2**40]])
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_values_of_other_types_are_bad_input(name, value, tmp_path):
+    rows = rows_of(name)
+    places = {
+        "vllm.jsonl": lambda row: row["metrics"]["speculative_decoding"],
+        "aiperf.jsonl": lambda row: row["spec_decode_acceptance"],
+        "sglang.json": lambda row: row["sglext"]["spec_tokens_details"],
+        "speculation_profile.json": lambda row: row,
+    }
+    for field in places[name](rows[0]):
+        changed = json.loads(json.dumps(rows))
+        places[name](changed[0])[field] = value
+        (tmp_path / name).write_text("\n".join(map(json.dumps, changed)))
+        try:
+            found = read_traces(tmp_path / name)
+        except UsageError:
+            continue
+        view_model(found.traces[:2])
+
+
+def test_a_draft_longer_than_the_limit_takes_no_memory(refused):
+    huge = {"per_step_drafted": [2**30, 2**30], "num_draft_tokens": 2**31}
+    assert "0 to 1024" in refused("aiperf.jsonl", "spec_decode_acceptance", **huge)
+
+
+def test_a_file_with_too_many_requests_is_refused(tmp_path):
+    (tmp_path / "many.json").write_text("[" + ",".join(["{}"] * 10_001) + "]")
+    with pytest.raises(UsageError, match="10001 requests; at most 10000"):
+        read_traces(tmp_path / "many.json")
+
+
+def test_a_file_with_too_many_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(reading, "MOST_ROWS", 20)
+    with pytest.raises(UsageError, match="more than 20 tokens and drafts"):
+        read_traces(FILES / "vllm.jsonl")
+
+
+def test_an_unknown_file_names_the_document_with_all_forms(tmp_path):
+    (tmp_path / "other.json").write_text('{"answer": 42}')
+    with pytest.raises(UsageError, match=r"docs/traces\.md"):
+        read_traces(tmp_path / "other.json")
