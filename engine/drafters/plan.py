@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush, nlargest
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -61,6 +61,8 @@ class Plan:
     """Predicted tokens per second over those of plain decoding."""
     paths: tuple[Ranks, ...] = ()
     """The nodes of a static tree; empty if the drafter's probabilities choose them."""
+    width: int = 0
+    """Most nodes of one level, where each level has the same limit; else 0."""
 
     def facts(self) -> dict[str, Any]:
         """Return the plan for a run's header, without the paths."""
@@ -97,6 +99,17 @@ def best_dynamic(probe: Probe, top: int, levels: int = 0, nodes: int = 0) -> Pla
     return _fastest(probe, _dynamic_trees(probe, top, levels, nodes))
 
 
+def best_wide(probe: Probe, width: int = 0, levels: int = 0) -> Plan:
+    """Return the tree of at most `width` nodes per level with the most predicted tokens per second.
+
+    Args:
+        probe: Measured with at least this width and this number of levels.
+        width: Most nodes of one level; 0 chooses it.
+        levels: Levels of the tree, all measured ones if there are fewer; 0 chooses them.
+    """
+    return _fastest(probe, _wide_trees(probe, width, levels))
+
+
 Candidate: TypeAlias = tuple[Plan, Sequence[int]]
 """A draft without its speed-up, and the number of nodes with children of each level."""
 
@@ -104,7 +117,7 @@ Candidate: TypeAlias = tuple[Plan, Sequence[int]]
 def _fastest(probe: Probe, candidates: Iterable[Candidate]) -> Plan:
     plain = _seconds(probe.verify, 1)
     plans = [
-        Plan(p.levels, p.nodes, p.tokens, p.tokens * plain / _round_seconds(probe, p.nodes, parents), p.paths)
+        replace(p, speedup=p.tokens * plain / _round_seconds(probe, p.nodes, parents))
         for p, parents in candidates
     ]
     return max(plans, key=lambda plan: plan.speedup)  # among equals the first, which is the smallest
@@ -136,6 +149,20 @@ def _dynamic_trees(probe: Probe, top: int, levels: int, nodes: int) -> Iterable[
         counts = [min(nodes, len(shares))] if nodes else range(1, len(shares) + 1)
         for count in counts:
             yield Plan(depth, count, 1 + sum(shares[:count]), 0.0), [1] + [top] * (depth - 1)
+
+
+def _wide_trees(probe: Probe, width: int, levels: int) -> Iterable[Candidate]:
+    """Yield trees whose levels hold the most probable children of the level above."""
+    widest = max(map(len, probe.rates))
+    for limit in [width] if width else range(1, widest + 1):
+        level, nodes, tokens, parents = [1.0], 0, 1.0, list[int]()
+        for depth, ranks in enumerate(probe.rates, 1):
+            parents.append(len(level))
+            level = nlargest(limit, (above * rate for above in level for rate in ranks))
+            nodes, tokens = nodes + len(level), tokens + sum(level)
+            fits = nodes <= _most_nodes(probe) or nodes == 1
+            if depth == min(levels, len(probe.rates)) or (fits and not levels):
+                yield Plan(depth, nodes, tokens, 0.0, width=limit), [*parents]
 
 
 def _most_nodes(probe: Probe) -> int:

@@ -11,9 +11,12 @@ sampled from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.drafters.plan import best_wide
+from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.layout import LayerParallel, Layout, Separate
@@ -25,11 +28,25 @@ if TYPE_CHECKING:
     from engine.run.run import Run
 
 
+GAMMA = 5
+"""Draft length where nothing is planned."""
+LONGEST = 8
+"""Draft length of runs that measure acceptance rates, and the longest planned one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of EasySpec."""
 
-    gamma: int = setting(5, "Draft length: levels drafted before each verification.", low=1, high=32)
+    gamma: int = setting(
+        0,
+        "Draft length: levels drafted before each verification; 0 plans it from measured cost, and is "
+        f"{GAMMA} where nothing is planned.",
+        low=1,
+        high=32,
+        auto="planned",
+        paper=GAMMA,
+    )
     size: int = setting(
         4,
         "Layer-parallel size: attention layers that read the same hidden state; 1 is ordinary drafting.",
@@ -72,7 +89,16 @@ def plan(cfg: Config, situation: Situation) -> Config:
         )
     most = min(cfg.size, situation.devices)
     check_range("devices", cfg.devices, 0, most)
-    return replace(cfg, devices=cfg.devices or most)
+    cfg = replace(cfg, devices=cfg.devices or most)
+    return cfg if cfg.gamma else replace(cfg, gamma=_planned_gamma(cfg, situation))
+
+
+def _planned_gamma(cfg: Config, situation: Situation) -> int:
+    """Return the draft length with the most predicted tokens per second, or the usual one."""
+    most = MOST_NODES // cfg.width
+    probe = {**asdict(cfg), "gamma": min(LONGEST, most)}
+    chosen = situation.planned(probe, partial(best_wide, width=cfg.width))
+    return min(GAMMA, most) if chosen is None else chosen.levels
 
 
 @method(

@@ -8,16 +8,27 @@ trees of the most probable paths. The KV rows of the accepted path are kept, all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.drafters.plan import best_wide
+from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Wide
 from engine.layout import Layout, Separate
 from engine.methods.common import check_nodes, decode_trees, tree_drafts
-from engine.methods.registry import method, setting
+from engine.methods.registry import Situation, method, setting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.run.run import Run
+
+
+PAPER = {"width": 4, "depth": 5}
+"""The tree where nothing is planned."""
+PLANNED = {"width": 4, "depth": 6}
+"""The tree of runs that measure acceptance, and the largest planned one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +36,51 @@ class Config:
     """Settings of token trees."""
 
     width: int = setting(
-        4, "Largest number of nodes per level; width times depth is at most 64.", low=1, high=16
+        0,
+        "Largest number of nodes per level; width times depth is at most 64. 0 plans it from measured cost, "
+        f"and is {PAPER['width']} where nothing is planned.",
+        low=1,
+        high=16,
+        auto="planned",
+        paper=PAPER["width"],
     )
-    depth: int = setting(5, "Levels: tokens of the longest path.", low=1, high=32)
+    depth: int = setting(
+        0,
+        "Levels: tokens of the longest path; 0 plans them from measured cost, and is "
+        f"{PAPER['depth']} where nothing is planned.",
+        low=1,
+        high=32,
+        auto="planned",
+        paper=PAPER["depth"],
+    )
     drafts: str = tree_drafts()
 
     def __post_init__(self) -> None:
         check_nodes(self.width, self.depth, "depth")
 
 
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Choose width and depth where they are 0."""
+    if cfg.width and cfg.depth:
+        return cfg
+    probe = {**asdict(cfg), **_within(cfg, PLANNED)}
+    chosen = situation.planned(probe, partial(best_wide, width=cfg.width, levels=cfg.depth))
+    if chosen is None:
+        return replace(cfg, **_within(cfg, PAPER))
+    return replace(cfg, width=chosen.width, depth=cfg.depth or chosen.levels)
+
+
+def _within(cfg: Config, usual: Mapping[str, int]) -> dict[str, int]:
+    """Return width and depth, the usual ones where they are 0, with at most `MOST_NODES` nodes."""
+    width = cfg.width or min(usual["width"], MOST_NODES // (cfg.depth or 1))
+    return {"width": width, "depth": cfg.depth or min(usual["depth"], MOST_NODES // width)}
+
+
 @method(
     title="Token tree",
     source="SpecInfer (2024), as in EasySpec",
     config=Config,
+    plan=plan,
     layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from engine.drafters.plan import Probe, best_dynamic, best_tree, likeliest
+from engine.drafters.plan import Probe, best_dynamic, best_tree, best_wide, likeliest
 from engine.drafters.static import MOST_NODES, spelled, tree
 from engine.drafters.tree import Ranks
 from engine.errors import UsageError
@@ -144,6 +144,25 @@ def test_a_dynamic_tree_keeps_the_nodes_that_pay():
     assert best_dynamic(facts, top=4, nodes=1).levels == 1
     dear = probe(orders=orders, verify=((1, 0.1), (64, 0.1)), later=((4, 1.0),), rest=0.0)
     assert best_dynamic(dear, top=4).levels == 1
+
+
+def test_a_wide_tree_has_the_width_and_the_levels_that_pay():
+    rates = [[0.5, 0.25], [0.5, 0.25], [0.5, 0.25]]
+    costs = {"verify": ((1, 0.1), (64, 0.1)), "first": ((1, 0.0),), "later": ((1, 0.0),), "rest": 0.0}
+    free = probe(rates, **costs)
+    plan = best_wide(free)
+    assert (plan.width, plan.levels, plan.nodes) == (2, 3, 6)
+    assert plan.tokens == pytest.approx(1 + 0.75 + (0.25 + 0.125) + (0.125 + 0.0625)), "2 paths per level"
+    assert plan.speedup == pytest.approx(plan.tokens)
+    chain = best_wide(free, width=1)
+    assert (chain.width, chain.levels, chain.nodes) == (1, 3, 3)
+    assert chain.tokens == pytest.approx(best_tree(probe([[0.5]] * 3, **costs)).tokens)
+    assert best_wide(free, levels=2).levels == 2
+    assert best_wide(free, levels=9).levels == 3, "no more levels than were measured"
+    dear = probe(
+        rates, verify=((1, 0.1), (2, 0.1), (3, 0.5)), first=((1, 0.01),), later=((1, 0.2),), rest=0.0
+    )
+    assert (best_wide(dear).width, best_wide(dear).levels) == (1, 1)
 
 
 def test_a_planned_tree_is_spelled_as_the_setting_reads_it():

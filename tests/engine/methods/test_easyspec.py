@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import engine
+from engine.drafters.plan import Plan
 from engine.drafters.tree import Wide
 from engine.draws import Draws, warp
 from engine.errors import UsageError
@@ -90,6 +91,20 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
 )
 def test_all_devices_are_used_up_to_the_size(depth, devices, asked, planned):
     assert plan(Config(**asked), situation(depth=depth, devices=devices)).devices == planned
+
+
+@pytest.mark.parametrize(("asked", "measured"), [({}, 8), ({"width": 16}, 4), ({"gamma": 3}, None)])
+def test_gamma_is_planned_where_it_is_0(asked, measured):
+    seen = list[int]()
+
+    def planned(settings, best):
+        seen.append(settings["gamma"])
+        return Plan(2, 2, 1.5, 1.2)
+
+    assert plan(Config(**asked), situation(planned=planned)).gamma == asked.get("gamma", 2)
+    assert seen == ([measured] if measured else [])
+    assert plan(Config(width=16), situation()).gamma == 4, "16 times 5 would be more than 64 nodes"
+    assert plan(Config(), situation()).gamma == 5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 import engine
 from engine.cluster.placement import Placement
+from engine.drafters.plan import Plan
 from engine.drafters.tree import Wide
 from engine.draws import Draws
 from engine.errors import UsageError
@@ -27,10 +28,12 @@ from engine.workers.jobs import Grow, Grown, Stamp
 from engine.workers.transports.virtual import VirtualLoop
 from engine.workers.trees import Drafting, grow
 from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, Racks, TestCluster
 
 PROMPT = [1, 2, 3]
 SAMPLE_US, COMMUNICATE_US = 30, 20
+METHOD = find("tree")
 
 
 class Ranked(Scripted):
@@ -289,11 +292,41 @@ def test_drafter_and_target_take_turns_on_shared_gpus():
 
 
 @pytest.mark.parametrize(
+    ("asked", "planned", "measured"),
+    [
+        ({}, (2, 3), (4, 6)),
+        ({"depth": 12}, (2, 12), (4, 12)),
+        ({"depth": 32}, (2, 32), (2, 32)),
+        ({"width": 16}, (2, 3), (16, 4)),
+        ({"width": 3, "depth": 7}, (3, 7), None),
+    ],
+)
+def test_width_and_depth_are_planned_where_they_are_0(asked, planned, measured):
+    seen = list[dict[str, int]]()
+
+    def plan(settings, best):
+        seen.append(settings)
+        return Plan(3, 6, 2.0, 1.5, width=2)
+
+    cfg = METHOD.plan(METHOD.configure(asked), situation(planned=plan))
+    assert (cfg.width, cfg.depth) == planned
+    assert [(probe["width"], probe["depth"]) for probe in seen] == ([measured] if measured else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual"), [({}, (4, 5)), ({"width": 16}, (16, 4)), ({"depth": 20}, (3, 20))]
+)
+def test_where_nothing_is_planned_width_and_depth_are_the_usual_ones(asked, usual):
+    cfg = METHOD.plan(METHOD.configure(asked), situation())
+    assert (cfg.width, cfg.depth) == usual
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"width": 13}, r"width 13 times depth 5 is 65 nodes; it must be at most 64: at this width depth is at most 4"),
+        ({"width": 13, "depth": 5}, r"width 13 times depth 5 is 65 nodes; it must be at most 64: at this width depth is at most 4"),
         ({"width": 17}, "width is 17; it must be at least 1 and at most 16"),
-        ({"depth": 0}, "depth is 0; it must be at least 1 and at most 32"),
+        ({"depth": 33}, "depth is 33; it must be at least 1 and at most 32"),
         ({"drafts": "best"}, "choose one of sampled, greedy"),
     ],
 )  # fmt: skip
