@@ -28,6 +28,7 @@ from engine.model.shape import ModelShape
 from engine.model.weights import Linear, Norm, identity
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import DRAFTER_MARK, read_config, read_object
+from engine.pairs.int8 import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -187,6 +188,17 @@ def read_drafter(folder: Path, target: Path) -> tuple[LayerDrafter, Checkpoint]:
     return config, weights
 
 
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return a drafter's own tensors: ids as int64, all others in float32.
+
+    Raises:
+        ModelError: The file is missing or broken.
+    """
+    weights = Checkpoint(folder, [folder / WEIGHTS])
+    kinds = {"ids": torch.int64}
+    return {name: weights.take(name, CPU, kinds.get(name, torch.float32)) for name in weights.shapes}
+
+
 def load_drafter(
     folder: Path, target: Path, device: str | torch.device, dtype: torch.dtype, name: str
 ) -> Decoder:
@@ -251,10 +263,10 @@ def merged(config: LayerDrafter, source: Checkpoint, deltas: Checkpoint) -> Call
 
 
 def write_drafter(folder: Path, config: LayerDrafter, tensors: Mapping[str, Tensor]) -> None:
-    """Write a drafter's tensors in bf16, then its config; each file appears whole."""
+    """Write matrices in int8 and norms in bf16, then the config; each file appears whole."""
     part = folder / f"{WEIGHTS}.part"
     stored = {name: t.to(torch.int32 if name == "ids" else torch.bfloat16) for name, t in tensors.items()}
-    save_file({name: t.detach().cpu().contiguous() for name, t in stored.items()}, part)
+    save_file({name: t.detach().cpu().contiguous() for name, t in pack(stored).items()}, part)
     os.replace(part, folder / WEIGHTS)
     with replacing(folder / "config.json") as file:
         file.write(json.dumps({DRAFTER_MARK: VERSION} | dataclasses.asdict(config)) + "\n")

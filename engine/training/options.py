@@ -263,7 +263,7 @@ class HeadOptions(Recipe):
     batch: int = setting(16, "Texts in one step.", low=1, high=65536)
     sequence: int = setting(512, "Most tokens of a text that are used.", low=3, high=131072)
     anchors: float = setting(0.5, "Share of the tokens after which a draft is learned.", low=0.001, high=1)
-    learning_rate: float = setting(6e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
+    learning_rate: float = setting(1e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of the matrices.", low=0, high=1)
     warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
     decay: float = setting(0.9, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 
 from engine.errors import RunCancelled, UsageError
@@ -32,6 +31,7 @@ from engine.pairs.layers import (
     check_vocabulary,
     is_layer_drafter,
     read_drafter,
+    read_tensors,
     target_digest,
     write_drafter,
 )
@@ -205,11 +205,11 @@ def _begin(
         write_drafter(options.out, config, student.tensors())
         source = options.out
     else:
-        config, tensors = read_drafter(source, options.target)[0], load_file(source / WEIGHTS)
-        ids = tensors["ids"].long() if config.vocabulary else None
-        student = Student(stack, config.layers, config.rank, ids, tensors.get("map"), options.seed)
+        config, tensors = read_drafter(source, options.target)[0], read_tensors(source)
+        ids, mapping = tensors.get("ids"), tensors.get("map")
+        student = Student(stack, config.layers, config.rank, ids, mapping, options.seed)
     # the file has rounded values: a training that is resumed before its first step begins with them
-    student.load(load_file(source / WEIGHTS))
+    student.load(read_tensors(source))
     return config, student
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError, PairError, UsageError
 from engine.model.slots import Rows
-from engine.pairs.layers import WEIGHTS, target_digest
+from engine.pairs.layers import WEIGHTS, read_tensors, target_digest
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -59,7 +59,7 @@ def test_all_layers_without_deltas_give_the_targets_logits(targets, family, tmp_
 def test_deltas_norms_and_map_give_the_logits_of_transformers_with_these_weights(targets, family, tmp_path):
     """The reference computes W + B A, the kept layers and the map by itself."""
     path = make_drafter(tmp_path / "drafter", targets[family], noise=0.1, layers=(0, 2), mapped=True)
-    model, stored = bf16(tiny.reference(family)), load_file(path / WEIGHTS)
+    model, stored = bf16(tiny.reference(family)), read_tensors(path)
     model.model.layers = torch.nn.ModuleList([model.model.layers[i] for i in (0, 2)])
     model.config.num_hidden_layers = 2
     if getattr(model.config, "layer_types", None):
@@ -70,8 +70,8 @@ def test_deltas_norms_and_map_give_the_logits_of_transformers_with_these_weights
             if name in stored:
                 parameter.copy_(stored[name])
             elif f"{matrix}.a" in stored:
-                parameter += stored[f"{matrix}.b"].float() @ stored[f"{matrix}.a"].float()
-        model.model.norm.register_forward_pre_hook(lambda _, args: args[0] @ stored["map"].float().T)
+                parameter += stored[f"{matrix}.b"] @ stored[f"{matrix}.a"]
+        model.model.norm.register_forward_pre_hook(lambda _, args: args[0] @ stored["map"].T)
         expected = model(torch.arange(12)[None], use_cache=False).logits[0]
     torch.testing.assert_close(logits(load(path, target=targets[family])), expected, atol=2e-4, rtol=1e-4)
 
@@ -79,7 +79,7 @@ def test_deltas_norms_and_map_give_the_logits_of_transformers_with_these_weights
 def test_a_shortened_vocabulary_keeps_its_logits_and_excludes_the_others(target, tmp_path):
     path = make_drafter(tmp_path / "drafter", target, vocabulary=20)
     mine, full = logits(load(path, target=target)), logits(load(target))
-    ids = load_file(path / WEIGHTS)["ids"].long()
+    ids = read_tensors(path)["ids"]
     torch.testing.assert_close(mine[:, ids], full[:, ids])
     assert int(mine.isfinite().sum()) == 12 * 20
     assert (mine[mine.isinf()] < 0).all()

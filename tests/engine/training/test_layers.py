@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import engine
 from engine.errors import ModelError, PairError, RunCancelled, UsageError
 from engine.model.slots import Rows
+from engine.pairs.layers import read_tensors
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training import cli
@@ -107,7 +107,7 @@ def test_the_trained_form_and_the_engine_compute_the_same(tmp_path: Path, family
     save_with_tokenizer(tiny.reference(family), tmp_path / "target")
     noisy = {"layers": (0, 2), "vocabulary": 30, "mapped": True}
     path = make_drafter(tmp_path / "drafter", tmp_path / "target", noise=0.1, **noisy)
-    tensors = load_file(path / "model.safetensors")
+    tensors = read_tensors(path)
     stack = Stack(load_teacher(tmp_path / "target", torch.device("cpu")), torch.float32)
     trained = Student(stack, (0, 2), 2, tensors["ids"].long(), tensors["map"], seed=0)
     trained.load(tensors)
@@ -128,7 +128,7 @@ def test_a_drafter_goes_on_with_another_training(made: Path, settings: Options, 
     )
     out = train_drafter(options)
     assert (out / "config.json").read_bytes() == (made / "config.json").read_bytes()
-    before, after = (load_file(path / "model.safetensors") for path in (made, out))
+    before, after = (read_tensors(path) for path in (made, out))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         torch.testing.assert_close(after[name].float(), tensor.float(), atol=1e-3, rtol=1e-2)
@@ -293,7 +293,7 @@ def test_the_command_line_makes_a_drafter(
     assert f"--target {options.target} --drafter {options.out}" in capsys.readouterr().out
     config, tensors = (
         json.loads((options.out / "config.json").read_text()),
-        load_file(options.out / "model.safetensors"),
+        read_tensors(options.out),
     )
     assert (config["layers"], config["rank"], config["vocabulary"]) == ([0, 1], 2, 0)
     assert "ids" not in tensors
