@@ -88,7 +88,7 @@ def train_head(
         ModelError: A model, the text or the checkpoint is broken.
     """
     target, shape = options.target, check(options)
-    training, out, kind = Training(options, progress, cancel, resume), options.out, KINDS[options.kind]
+    training, out = Training(options, progress, cancel, resume), options.out
     with training.execution.main_first():
         text = _text(options, training)
         corpus = read_text(text, target)
@@ -99,12 +99,7 @@ def train_head(
         frozen = frozen.shortened(vocabulary.tokens.to(training.device))
     batches = Batches(corpus, features, frozen.embedding, options.sequence)
     steps = batches.steps(options.epochs, options.batch) or options.steps
-    level = float(features[:_SAMPLE].float().square().mean().sqrt())
-    scale = level / float(frozen.embedding.square().mean().sqrt())
-    head = build_head(options.kind, shape, options.size, options.seed, scale, level)
-    head.module.to(training.device)
-    start = compare(options, head_config(options, shape, scale))
-    begun = {"begun_from": copy(head, options, start)} if start else {}
+    head, config, begun = _begin(options, shape, features[:_SAMPLE], frozen, training)
     phase = Phase(options.kind, "head", steps, options.batch, 0, options.learning_rate, 0)
     if training.is_main:
         for name in (LOG, ACCEPTANCE):
@@ -115,7 +110,7 @@ def train_head(
         return head_losses(head, texts, frozen, options)
 
     def measure(step: int) -> None:
-        held_out, count = batches.held(_AT_ONCE, _MEASURED), kind.drafts(options.size)
+        held_out, count = batches.held(_AT_ONCE, _MEASURED), KINDS[options.kind].drafts(options.size)
         total = reduce(add, (acceptance(head, texts, frozen, count) for texts in held_out))
         row = {"phase": phase.name, "step": step, "rates": total.rates, "length": total.length}
         with (out / ACCEPTANCE).open("a", encoding="utf-8") as log:
@@ -125,13 +120,26 @@ def train_head(
     if not training.is_main:
         return out
     tensors = head.tensors() | ({"d2t": offsets(vocabulary.tokens)} if vocabulary else {})
-    write_head(out, head_config(options, shape, scale), tensors, int8=options.storage == "int8")
+    write_head(out, config, tensors, int8=options.storage == "int8")
     tokens = batches.tokens(steps * options.batch, options.seed)
     more = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
     _write_facts(options, training.state, phase, corpus, tokens, begun | more)
     with replacing(out / PLOT) as file:
         file.write(training_curves(out))
     return out
+
+
+def _begin(
+    options: HeadOptions, shape: ModelShape, features: Tensor, frozen: Frozen, training: Training
+) -> tuple[TrainableHead, HeadConfig, dict[str, Any]]:
+    """Return the untrained head, its config, and facts about the head that it begins from."""
+    level = float(features.float().square().mean().sqrt())
+    scale = level / float(frozen.embedding.square().mean().sqrt())
+    head = build_head(options.kind, shape, options.size, options.seed, scale, level)
+    head.module.to(training.device)
+    config = head_config(options, shape, scale)
+    start = compare(options, config)
+    return head, config, {"begun_from": copy(head, options, start)} if start else {}
 
 
 def check(options: HeadOptions) -> ModelShape:
