@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the playground until it is stopped."""
+    if sys.stderr.isatty():
+        _tell("starting the playground")  # the imports take seconds
     from app import pairs
     from app.server import AUTH, serve
 

@@ -49,6 +49,12 @@ def test_a_chosen_pair_opens_without_a_remark(capsys, served) -> None:
     assert (code, "choose one of smollm2, bundled" in err, len(served)) == (2, True, 1)
 
 
+def test_a_terminal_shows_at_once_that_the_playground_starts(capsys, served, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    code, _, err = call(capsys, "play", "--pair", "bundled")
+    assert (code, err) == (0, "specscope: starting the playground\n")
+
+
 def test_the_model_is_got_once(capsys, served, monkeypatch, tmp_path) -> None:
     folder, asked = tmp_path / "models" / "smollm2", []
 
