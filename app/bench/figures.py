@@ -61,6 +61,10 @@ BARS = {
     "pearl_over_autoregressive": Bar(at_least=1.3),
     "best_head_over_autoregressive": Bar(at_least=1.4),
     "copying_over_autoregressive": Bar(at_least=1.3),
+    "soak_errors": Bar(at_most=0),
+    "soak_lost": Bar(at_most=0),
+    "soak_memory_growth": Bar(at_most=1.1),
+    "server_start_s": Bar(at_most=5),
 }
 """Bars by figure; the other figures explain these."""
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from app.bench.plan import Plan
 
 
+RUNS, CLIENTS = 200, 8
+"""Of --soak."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("--quick", action="store_true", help="fewer prompts and rounds: under five minutes")
@@ -29,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--placements",
         action="store_true",
         help="measure PEARL's placements only: drafter and target on separate or shared devices",
+    )
+    parser.add_argument(
+        "--soak",
+        action="store_true",
+        help="measure the server only: 200 runs through the page's requests, 8 clients at once",
     )
     parser.add_argument(
         "--heads",
@@ -74,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, with progress on stderr."""
-    from app.bench import figures, plan, suite
+    from app.bench import figures, plan, soak, suite
     from engine.environment import environment
 
     _check(args)
@@ -88,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
     else:
         with _progress() as note:
-            measured = suite.measure(chosen, note)
+            measured = soak.measure(RUNS, CLIENTS, note) if args.soak else suite.measure(chosen, note)
     bars = figures.judged(measured)
     result = {key: figure.to_dict() for key, figure in measured.items()} | {
         "bars": bars,
@@ -106,11 +115,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
-    if args.placements and args.heads:
-        raise UsageError("--placements and --heads exclude each other; choose one")
+    parts = [f"--{name}" for name in ("placements", "heads", "soak") if getattr(args, name)]
+    if len(parts) > 1:
+        raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
     models = args.pair or args.target
-    if models and (args.placements or args.heads):
-        raise UsageError("--placements and --heads measure the bundled pair; leave out --pair and --target")
+    if models and parts:
+        raise UsageError(f"{parts[0]} measures the bundled pair; leave out --pair and --target")
     for name in ("drafter", "head", "prompt_file", "limit"):
         if getattr(args, name) is not None and not models:
             raise UsageError(f"--{name.replace('_', '-')} needs --pair or --target; give one of them")
