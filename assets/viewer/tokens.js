@@ -25,11 +25,12 @@ class Pane {
     this.marks = el("div", { class: "ss-marks" });
     this.planned = el("p", { class: "ss-note ss-planned", hidden: true });
     this.message = el("p", { class: "ss-message", hidden: true });
+    this.verdict = el("div", { class: "ss-verdict", hidden: true });
     this.sources = new Sources();
     this.text = el("div", { class: "ss-text" });
     this.tree = new TreeInset(bus);
     this.root = el("section", { class: "ss-card ss-pane" },
-      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.planned, this.message, this.sources.root, this.text, this.tree.root);
+      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.planned, this.message, this.sources.root, this.text, this.verdict, this.tree.root);
     this.listen();
   }
 
@@ -98,12 +99,22 @@ class Pane {
   say(run) {
     const text = run.error
       || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
-      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."))
-      || run.slowness;
+      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."));
     this.message.textContent = text;
     this.message.hidden = !text;
     this.message.classList.toggle("ss-bad", run.status === "failed" || run.status === "incomplete");
     if (run.error) this.message.setAttribute("role", "alert");
+    this.judge(run.verdict);
+  }
+
+  /** Show the verdict, with a button that starts the advised run where the page can start runs. */
+  judge({ summary, reason, advice, run }) {
+    const start = this.bus.options.advise;
+    this.verdict.hidden = !summary;
+    this.verdict.replaceChildren(...[
+      summary && el("p", { class: "ss-verdict-main" }, summary), reason && el("p", {}, reason), advice && el("p", {}, advice),
+      run && start ? el("button", { type: "button", class: "ss-button ss-wide-button", title: `Predicted by ${run.source}`, onclick: () => start(this.run, run) }, `Run ${run.title} with ${run.setting}`) : null,
+    ].filter(Boolean));
   }
 
   append(tokens) {

@@ -10,6 +10,7 @@ from engine.methods import METHODS
 from traces.comparable import Comparison, batch_size, comparisons, drafts
 from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
+from traces.verdict import Verdict, verdict
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.branches import has_trees
 from traces.view.clock import decoding_clock, working_devices
@@ -17,7 +18,6 @@ from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.ghosts import GhostView, ghosts
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import NgramsView, ngrams
-from traces.view.pace import slowness
 from traces.view.packings import PackingView, packings
 from traces.view.rounds import RoundView, rounds
 from traces.view.servers import ServersView, server_pool
@@ -120,8 +120,8 @@ class Compared(TypedDict):
     """The fields of `traces.metrics.Metrics`."""
     figures: dict[str, str]
     """Text of each figure, by key."""
-    slowness: str
-    """Why the run is not faster than the baseline, see `traces.view.pace`; empty if it is."""
+    verdict: Verdict
+    """How fast the run is, why, and what would help. Redacted, it names no run to start."""
     identity: IdentityView | None
     """Null for the baseline, and without one."""
 
@@ -163,7 +163,7 @@ def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Docum
         {
             **_heading(trace, redact_prompt),
             **_sections(trace, redact_prompt),
-            **_compared(i, traces, measured, comparison),
+            **_compared(i, traces, measured, comparison, redact_prompt=redact_prompt),
         }
         for i, (trace, comparison) in enumerate(zip(traces, comparisons([[t] for t in traces]), strict=True))
     ]
@@ -277,7 +277,12 @@ def _note(trace: Trace) -> str:
 
 
 def _compared(
-    i: int, traces: Sequence[Trace], measured: Sequence[Metrics], comparison: Comparison
+    i: int,
+    traces: Sequence[Trace],
+    measured: Sequence[Metrics],
+    comparison: Comparison,
+    *,
+    redact_prompt: bool,
 ) -> Compared:
     """Return the figures of run i, and how it compares with its baseline."""
     trace, metrics, k = traces[i], measured[i], comparison.baseline
@@ -287,6 +292,7 @@ def _compared(
     imported = origin(trace.header)
     unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
+    found = verdict(trace, metrics, None if other is None else traces[other], reference)
     return {
         "baseline": k == i,
         "over": None if k is None else traces[k].header.run_id,
@@ -294,7 +300,7 @@ def _compared(
         "batch": batch_size(trace),
         "metrics": metrics.to_dict(),
         "figures": figure_texts(metrics, faster, labels, unknown, trees=has_trees(trace.decisions)),
-        "slowness": "" if other is None else slowness(trace, metrics, measured[other]),
+        "verdict": {**found, "run": None} if redact_prompt else found,
         "identity": None if other is None else _identity(trace, traces[other]),
     }
 
