@@ -53,22 +53,6 @@ window.SpecScopeApp = (() => {
     }
   });
 
-  // -- the methods that the chosen models can run
-
-  const same = (one, other) => [...one].sort().join() === [...other].sort().join();
-
-  /** Return updates of the list of methods and of two notes. Models without an offer run any method. */
-  function offer(titles, offers, models, selected) {
-    const { able, usual, notes } = offers[models] ?? { able: Object.keys(titles), usual: selected, notes: ["", ""] };
-    const untouched = Object.values(offers).some((pair) => same(pair.usual, selected));
-    const keep = !untouched && selected.every((key) => able.includes(key));
-    const choices = Object.entries(titles).filter(([key]) => able.includes(key)).map(([key, title]) => [title, key]);
-    return [
-      { __type__: "update", choices, value: keep ? selected : usual },
-      ...notes.map((value) => ({ __type__: "update", value })),
-    ];
-  }
-
   // -- the viewer
 
   async function fetchModel(runs) {
@@ -79,7 +63,7 @@ window.SpecScopeApp = (() => {
   }
 
   /** Show the runs of the component's value, {runs, revision, live}, whenever it changes. */
-  function viewer(element, props, watch) {
+  function viewer(element, props, watch, trigger, advised) {
     const root = element.querySelector(".app-viewer-root");
     const results = element.closest("#results");
     let view = null;
@@ -98,6 +82,8 @@ window.SpecScopeApp = (() => {
       root.replaceChildren();
     };
 
+    const advise = (used, { method, config }) => trigger(advised, { run: used.id, method, config });
+
     async function draw(wanted) {
       if (!wanted.runs.length) {
         clear();
@@ -109,7 +95,7 @@ window.SpecScopeApp = (() => {
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
-      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results });
+      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results, advise: results && advise });
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);
@@ -194,5 +180,5 @@ window.SpecScopeApp = (() => {
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, offer, viewer, history: history_ };
+  return { head, viewer, history: history_ };
 })();

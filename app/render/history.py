@@ -98,9 +98,14 @@ def _pager(shown: int, total: int, offset: int, size: int) -> str:
     )
 
 
-def opened(traces: Sequence[Trace]) -> str:
-    """Return the heading above the viewer: title, time and downloads of the open runs."""
-    ids = [trace.header.run_id for trace in traces]
+def opened(traces: Sequence[Trace], names: Sequence[str] = ()) -> str:
+    """Return the heading above the viewer: title, time and downloads of the open runs.
+
+    Args:
+        traces: The runs, of repeated ones the median pass.
+        names: Their names in addresses; by default their ids.
+    """
+    ids = list(names) or [trace.header.run_id for trace in traces]
     files = "".join(
         f"<li>{text(name_of(t.header))}: {''.join(_export(t.header.run_id, form) for form in EXPORTS)}</li>"
         for t in traces
@@ -111,8 +116,8 @@ def opened(traces: Sequence[Trace]) -> str:
         f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>{mark}'
         f'<span class="app-note">{text(when(traces[0].header.created))} UTC</span>'
         f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
-        f'<a href="{report_address(ids)}" download>HTML report</a>'
-        f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>report without the prompt</a></span>'
+        f'<a href="{report_address(ids)}" download>Download report</a>'
+        f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>Download it without the prompt</a></span>'
         f'<details class="app-past"><summary>Download the data</summary><ul>{files}</ul></details></div>'
     )
 

@@ -9,7 +9,7 @@ from app.render.html import text
 from app.routes import report_address, run_address
 
 if TYPE_CHECKING:
-    from app.runs import LiveRun
+    from app.runs import Lane, LiveRun
 
 WORDS = {
     "downloading": "Downloading the models.",
@@ -29,13 +29,20 @@ EMPTY = (
 )
 
 
-def turn_line(state: str, runs: Sequence[LiveRun] = ()) -> str:
-    """Return the status of a turn, the reason for waiting, and links to finished traces."""
+def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "") -> str:
+    """Return the status of a turn, the reason for waiting, and links to finished traces.
+
+    Args:
+        state: State of the turn.
+        lanes: Its panes.
+        warning: Why measured times may be wrong; empty for no reason.
+    """
+    runs = [run for lane in lanes for run in lane.runs]
     if state == "idle":
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
     return (
         f'<div class="app-turn" data-state="{state}" role="status"><span class="app-lamp"></span>'
-        f"<span>{text(_sentence(state, runs))}</span>{_links(state, runs)}</div>"
+        f"<span>{text(_sentence(state, runs))}</span>{_warning(warning)}{_links(state, lanes)}</div>"
     )
 
 
@@ -66,11 +73,15 @@ def _ahead(runs: Sequence[LiveRun]) -> int:
     return min(places, default=0)
 
 
-def _links(state: str, runs: Sequence[LiveRun]) -> str:
-    ids = [run.run_id for run in runs if run.run_id]
-    if state not in ("done", "cancelled", "failed") or not ids:
+def _warning(message: str) -> str:
+    return f'<span class="app-warning">{text(message)}</span>' if message else ""
+
+
+def _links(state: str, lanes: Sequence[Lane]) -> str:
+    names = [lane.name for lane in lanes if lane.name]
+    if state not in ("done", "cancelled", "failed") or not names:
         return ""
     return (
-        f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
-        f'<a href="{report_address(ids)}" download>HTML report</a></span>'
+        f'<span class="app-links"><a href="{run_address(names)}">Permalink</a>'
+        f'<a href="{report_address(names)}" download>Download report</a></span>'
     )

@@ -30,10 +30,14 @@ function figureTables(model) {
   return [el("div", { class: "ss-scroll" }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
 }
 
-/** Whether a run is the fastest of those that are compared with the same baseline. */
+/** Whether a run is the fastest of those with the same baseline, by more than the spread of their passes. */
 function isBest(run, runs) {
   const speed = (other) => other.metrics.tokens_per_second ?? 0;
-  return run.over !== null && !run.baseline && speed(run) > 0 && runs.every((other) => other.over !== run.over || other.baseline || speed(other) <= speed(run));
+  const slowest = run.passes?.low ?? speed(run);
+  const fastest = (other) => other.passes?.high ?? speed(other);
+  const rivals = runs.filter((other) => other !== run && other.over === run.over);
+  return run.over !== null && !run.baseline && speed(run) > 0
+    && rivals.every((other) => (run.passes || other.passes ? fastest(other) < slowest : other.baseline || speed(other) <= speed(run)));
 }
 
 /** The timeline as tables, made when the fold is first opened. */

@@ -233,7 +233,8 @@ function speedOf(run) {
   const { tokens_per_second: speed, tokens_per_second_per_sequence: each, speedup } = run.figures;
   if (!speed || speed === "–") return [];
   if (speed === "unknown") return ["speed unknown"];
-  const text = run.batch > 1 ? `throughput ${speed} tok/s · ${each} tok/s per sequence` : `${speed} tok/s`;
+  const short = run.passes ? number(run.metrics.tokens_per_second, 1) : speed;
+  const text = run.batch > 1 ? `throughput ${short} tok/s · ${each} tok/s per sequence` : `${short} tok/s`;
   return [text, ...(run.over && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
 }
 
@@ -242,6 +243,8 @@ function marksOf(run, clocks) {
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
   if (run.lossy) marks.push(lossyBadge(run));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
+  if (run.passes) marks.push(el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." },
+    `median of ${run.passes.count} passes, ${number(run.passes.low, 1)} to ${number(run.passes.high, 1)} tok/s`));
   if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));
   if (run.identity) marks.push(identityMark(run));
   return marks;

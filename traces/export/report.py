@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> str:
+def render_report(
+    traces: Sequence[Trace], passes: Sequence[Sequence[Trace]] = (), *, redact_prompt: bool = False
+) -> str:
     """Return the report as the text of one HTML file (UTF-8).
 
     Args:
         traces: The runs compared, in the order shown; at least one.
+        passes: For each run, all passes of it; empty if no run was repeated.
         redact_prompt: Leave out prompts and texts in settings. The answers stay; they may repeat a
             prompt.
 
@@ -38,7 +41,7 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
-    model = view_model(traces, redact_prompt=redact_prompt)
+    model = view_model(traces, passes, redact_prompt=redact_prompt)
     parts = {
         "title": _text("SpecScope: " + ", ".join(run["title"] for run in model["runs"])),
         "head": _head(model),

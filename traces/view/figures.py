@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from traces.metrics import Metrics
+    from traces.passes import Spread
 
 
 class Figure(NamedTuple):
@@ -124,6 +125,7 @@ def figure_texts(
     unknown: Collection[str] = (),
     *,
     trees: bool = False,
+    passes: Spread | None = None,
 ) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
@@ -133,6 +135,7 @@ def figure_texts(
         labels: Label of each device; a device without one is left out of the occupancies.
         unknown: Keys of the figures that the file of an imported run leaves open.
         trees: Whether the run verifies trees: its acceptance is a number of tokens per round.
+        passes: The speeds of all passes; the run is the median one.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     if trees and metrics.mean_accepted_length is not None:
@@ -144,7 +147,12 @@ def figure_texts(
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
     if not metrics.draft_forwards and "draft_forwards" not in unknown:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
-    return {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
+    texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
+    if passes is not None:
+        texts["tokens_per_second"] += (
+            f" ({passes['low']:.1f} to {passes['high']:.1f} in {passes['count']} passes)"
+        )
+    return texts
 
 
 def _text(form: str, value: Any) -> str:
