@@ -199,7 +199,7 @@ def _lengths(method: Method, name: str, kind: Kind, rates: Rates, used: Mapping[
 
 def _is_plain_draft(method: Method, used: Mapping[str, Any], kind: Kind) -> bool:
     """Return whether the formulas describe these settings: all others have their defaults."""
-    if "total" in used or "heads" in used:  # dynamic trees and heads: the length is not the cost
+    if {"total", "heads", "window"} & set(used):  # forwards are not one per drafted level
         return False
     free = {*LENGTHS, "sp", "stages"}
     usual = all(used.get(s.name, s.default) == s.default for s in method.settings() if s.name not in free)

@@ -40,7 +40,7 @@ FIGURES = (
     Figure("acceptance_rate", "acceptance", "share", main=True),
     Figure("tokens_per_target_forward", "tokens / forward", "2", main=True),
     Figure("target_forwards", "target forwards", "count", main=True),
-    Figure("c", "c", "2", main=True),
+    Figure("c", "drafter speed, c", "2", main=True),
     Figure("both", "both busy", "share", main=True),
     Figure("tokens", "tokens", "count"),
     Figure("seconds", "seconds", "3"),
@@ -69,7 +69,7 @@ FIGURES = (
     Figure("drafter_waits", "drafter waits for target", "share"),
     Figure("occupancy", "occupancy, from spans", "devices"),
     Figure("measured_occupancy", "occupancy, measured", "devices"),
-    Figure("sp_degree", "targets at once", "count"),
+    Figure("sp_degree", "target servers at once", "count"),
     Figure("wasted_device_seconds", "wasted device seconds", "3"),
     Figure("preempted_device_seconds", "of these, preempted", "3"),
 )
