@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
+from app.demo import demo_document
 from app.limits import CLOSE
 from engine.errors import SpecScopeError, StoreError, UsageError
 from engine.trace.jsonl import write_jsonl
@@ -38,6 +39,8 @@ MAX_COMPARED = 8
 """Most runs in one view."""
 MAX_PASSES = 9
 """Most passes of one run in a view."""
+MAX_TURNS = 12
+"""Most turns before the last one in a report."""
 MAX_UPLOAD = 64 * 2**20
 """Largest trace file that can be imported, in bytes."""
 UPLOAD_SECONDS = 300.0
@@ -93,9 +96,17 @@ def run_address(runs: Sequence[str]) -> str:
     return f"/?run={','.join(map(quote, runs))}"
 
 
-def report_address(runs: Sequence[str]) -> str:
-    """Return the download address of a report of these runs."""
-    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}"
+def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
+    """Return the download address of a report of these runs.
+
+    Args:
+        runs: Names of the runs.
+        earlier: Names of the runs of the turns before, the first turn first.
+    """
+    turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
+    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}" + (
+        f"&amp;earlier={turns}" if turns else ""
+    )
 
 
 def export_address(run: str, form: str) -> str:
@@ -125,10 +136,16 @@ def build_router(service: Service) -> APIRouter:
             return _refusal(error)
         return Response(json.dumps(document, allow_nan=False), media_type="application/json", headers=FRESH)
 
+    @router.get("/demo")
+    def demo() -> Response:
+        return Response(demo_document(), media_type="application/json", headers=FRESH)
+
     @router.get("/report.html")
-    def report(runs: str, redact_prompt: bool = False) -> Response:
+    def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:
         try:
-            page = render_report(*shown(find_passes(service, runs)), redact_prompt=redact_prompt)
+            before = [shown(find_passes(service, turn)) for turn in earlier.split(";")[:MAX_TURNS] if turn]
+            now = shown(find_passes(service, runs))
+            page = render_report(*now, earlier=before, redact_prompt=redact_prompt)
         except SpecScopeError as error:
             return _refusal(error)
         return _download(page, "text/html", f"specscope-{runs.replace(',', '-')}.html")

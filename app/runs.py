@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.errors import SpecScopeError
+from engine.errors import ModelError, PairError, SpecScopeError, UsageError
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
@@ -84,6 +84,11 @@ class LiveRun:
         self._leave = leave
         self._lock = threading.RLock()
         self._ended = threading.Event()
+
+    @property
+    def refused(self) -> bool:
+        """Whether it never began because of an input; the page names the error at its control."""
+        return not self.run_id and isinstance(self.cause, UsageError | ModelError | PairError)
 
     @property
     def ended(self) -> bool:

@@ -42,7 +42,7 @@ window.SpecScopePicker = (() => {
       this.root = root;
       this.props = props;
       this.open = new Set(); // settings that are unfolded, by row
-      this.unfolded = null; // groups that are open; null before the first drawing
+      this.unfolded = new Set(matchMedia("(min-width: 900px)").matches ? contents.groups : []); // groups that are open
       this.search = node("input", { type: "search", class: "app-picker-search", placeholder: "Search methods", "aria-label": "Search methods", oninput: () => this.filter() });
       this.count = node("span", { class: "app-note", role: "status" });
       this.presets = node("div", { class: "app-picker-presets", role: "group", "aria-label": "Presets" });
@@ -74,7 +74,6 @@ window.SpecScopePicker = (() => {
       this.count.textContent = `${chosen.length} of at most ${contents.most} chosen`;
       this.presets.replaceChildren(...this.presetButtons(pair, reasons));
       const used = new Set(chosen.map((row) => contents.methods.find((m) => m.key === row.method)?.group));
-      this.unfolded ??= used;
       for (const group of used) this.unfolded.add(group);
       this.groups.replaceChildren(...contents.groups.map((group) => this.group(group, chosen, reasons)).filter(Boolean));
       this.missing.replaceChildren(...this.left(pair, reasons));
@@ -122,9 +121,7 @@ window.SpecScopePicker = (() => {
       return node("div", { class: "app-picker-row", "data-search": `${method.title} ${method.key} ${method.line} ${method.source} ${method.group}`.toLowerCase() },
         node("label", {}, box, node("b", {}, method.title)),
         node("p", { id: `about-${method.key}`, class: "app-note", title: method.source }, method.line),
-        mine.map((row, i) => this.instance(method, row, i, mine.length)),
-        mine.length && method.settings.length && !full
-          ? node("button", { type: "button", class: "app-link", "data-pick": `again ${method.key}`, onclick: () => this.again(method, mine.at(-1)) }, "once more with other settings") : null);
+        mine.map((row, i) => this.instance(method, row, i, mine.length, !full && i === mine.length - 1)));
     }
 
     toggle(method, on) {
@@ -153,23 +150,27 @@ window.SpecScopePicker = (() => {
     }
 
     /** The settings of one chosen run of a method. */
-    instance(method, row, i, count) {
+    instance(method, row, i, count, more) {
       if (!method.settings.length) return null;
       const name = `${method.key} ${i}`;
       const body = node("div", { class: "app-picker-settings", hidden: !this.open.has(name) });
-      const shown = method.settings.filter((s) => s.name in row.config && row.config[s.name] !== s.default)
-        .map((s) => `${s.name} ${row.config[s.name]}`).join(" · ");
+      const words = ({ config }) => {
+        const shown = method.settings.filter((s) => s.name in config && config[s.name] !== s.default).map((s) => `${s.name} ${config[s.name]}`);
+        return shown.length ? `settings: ${shown.join(" · ")}` : "settings";
+      };
+      const renamed = (changed) => { button.textContent = words(changed); };
       const label = count > 1 ? `${method.title} ${i + 1}: settings` : `${method.title}: settings`;
       const button = node("button", { type: "button", class: "app-link", "aria-label": label, "aria-expanded": String(!body.hidden), "data-pick": `fold ${name}`,
         onclick: () => {
           body.hidden = !body.hidden;
           button.setAttribute("aria-expanded", String(!body.hidden));
           this.open[body.hidden ? "delete" : "add"](name);
-          if (!body.hidden && !body.childElementCount) body.append(...this.fields(method, i, row));
-        } }, shown ? `settings: ${shown}` : "settings");
+          if (!body.hidden && !body.childElementCount) body.append(...this.fields(method, i, row, renamed));
+        } }, words(row));
       const remove = count > 1 ? node("button", { type: "button", class: "app-link", "aria-label": `Remove ${method.title} ${i + 1}`, onclick: () => this.remove(method, i) }, "remove") : null;
-      if (!body.hidden) body.append(...this.fields(method, i, row));
-      return node("div", { class: "app-picker-run" }, node("div", {}, button, remove), body);
+      const again = more ? node("button", { type: "button", class: "app-link", "data-pick": `again ${method.key}`, onclick: () => this.again(method, row) }, "once more with other settings") : null;
+      if (!body.hidden) body.append(...this.fields(method, i, row, renamed));
+      return node("div", { class: "app-picker-run" }, node("div", {}, button, remove, again), body);
     }
 
     remove(method, i) {
@@ -177,15 +178,16 @@ window.SpecScopePicker = (() => {
       this.set(this.state.chosen.filter((row) => row.method !== method.key || ++seen !== i));
     }
 
-    /** Change the i-th chosen run of a method. */
+    /** Change the i-th chosen run of a method; return it. */
     change(method, i, edit) {
       let seen = -1;
       this.set(this.state.chosen.map((row) => (row.method === method.key && ++seen === i ? edit(row) : row)), false);
+      return this.state.chosen.filter((row) => row.method === method.key)[i];
     }
 
-    fields(method, i, row) {
+    fields(method, i, row, renamed) {
       const id = (name) => (i ? `${method.key}-${i + 1}-${name}` : `${method.key}-${name}`);
-      const put = (name, value) => this.change(method, i, (old) => ({ ...old, config: { ...old.config, [name]: value } }));
+      const put = (name, value) => renamed(this.change(method, i, (old) => ({ ...old, config: { ...old.config, [name]: value } })));
       const made = method.settings.map((setting) => field(setting, id(setting.name), row.config[setting.name] ?? setting.default, (value) => put(setting.name, value)));
       return method.batched ? [...made, this.further(method, i, row, id)] : made;
     }

@@ -28,6 +28,7 @@ WORDS = {
     "failed": "failed",
 }
 """Text of each state."""
+REFUSED = "Not started; the reason is shown at the control to correct."
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
 
@@ -98,7 +99,7 @@ class LivePane:
 
     def _message(self, state: str) -> str:
         if state == "failed":
-            return self.run.error
+            return REFUSED if self.run.refused else self.run.error
         if any(self._text.values()):
             return ""
         return {

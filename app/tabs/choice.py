@@ -44,7 +44,7 @@ def read_choices(value: str | None) -> list[Choice]:
 def _rows(value: str | None) -> list[Any]:
     try:
         parsed = json.loads(value or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError("the choice of methods cannot be read; reload the page") from None
     rows = parsed.get("chosen", []) if isinstance(parsed, dict) else []
     return rows if isinstance(rows, list) else []

@@ -37,7 +37,9 @@ class History:
             self._build_list()
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
             self.back = gr.Button("All runs", size="sm", min_width=0, elem_id="history-back")
-            self.heading = gr.HTML(elem_id="history-heading")
+            self.heading = gr.HTML(
+                elem_id="history-heading", js_on_load="SpecScopeApp.times(element, watch);"
+            )
             self.viewer = build_viewer("history-viewer")
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""

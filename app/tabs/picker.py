@@ -19,7 +19,7 @@ from engine.methods import BASELINE, METHODS, Method, Setting
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts"
 TEMPLATE = '<div class="app-picker-root"></div>'
 """Constant, so that Gradio never renders it again."""
-GROUPS = ("No drafter", "Small drafter", "Heads", "Copying", "Many sequences")
+GROUPS = ("No drafter", "Copying", "Many sequences", "Small drafter", "Heads")
 PRESETS: dict[str, tuple[str, ...]] = {
     "the five papers": (BASELINE, "pearl", "dsi", "easyspec", "parallelspec_eagle", "ems"),
     "no training needed": (BASELINE, "llma", "prompt_lookup", "lookahead"),
@@ -51,7 +51,7 @@ def contents() -> dict[str, Any]:
     return {
         "most": MOST_METHODS,
         "groups": GROUPS,
-        "methods": [_row(method) for method in METHODS.values()],
+        "methods": [_row(METHODS[key]) for key in sorted(METHODS, key=_rank)],
         "presets": [{"title": title, "methods": keys} for title, keys in PRESETS.items()],
         "pairs": {
             name: {"title": pairs.label(name), "reasons": pairs.reasons(name), "usual": pairs.usual(name)}
@@ -71,6 +71,11 @@ def group_of(method: Method) -> str:
     if layout.needs_drafter:
         return "Small drafter"
     return "Copying" if any(s.name == "copy" for s in method.settings()) else "No drafter"
+
+
+def _rank(key: str) -> int:
+    """Return the place of a method in the list: the usual ones first, then the others by key."""
+    return pairs.USUAL.index(key) if key in pairs.USUAL else len(pairs.USUAL)
 
 
 def _row(method: Method) -> dict[str, Any]:
@@ -107,9 +112,15 @@ def control_of(setting: Setting) -> dict[str, Any]:
     }
 
 
+WORDS = {"sp": "target servers (sp)"}
+"""Labels of settings whose name is an abbreviation."""
+
+
 def label_of(setting: Setting) -> str:
     """Return a field's label, with the meaning of 0 if the method can choose the value."""
-    return setting.name.replace("_", "-") + (f" (0 = {setting.auto})" if setting.auto else "")
+    return WORDS.get(setting.name, setting.name.replace("_", "-")) + (
+        f" (0 = {setting.auto})" if setting.auto else ""
+    )
 
 
 def sample_prompts() -> list[str]:

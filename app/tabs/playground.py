@@ -16,11 +16,13 @@ from app.pairs import TOY, opening
 from app.render.chat import conversation
 from app.render.html import alert
 from app.render.models import absent_note
-from app.render.turn import turn_line
+from app.render.settings import folded_line, kept_line, name_of_lane
+from app.render.turn import finished_line, turn_line
 from app.routes import find_traces
 from app.runs import Lane, alternating
 from app.tabs.chat import Chat
 from app.tabs.choice import MOST_RUNS
+from app.tabs.demo import build_demo
 from app.tabs.form import Form, build_settings, offer_script
 from app.tabs.library import Library
 from app.tabs.picker import value_of
@@ -29,7 +31,7 @@ from app.tabs.streaming import Frame, frames
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import ModelError, PairError, SpecScopeError, UsageError
-from engine.methods import BASELINE, METHODS
+from engine.methods import BASELINE
 
 if TYPE_CHECKING:
     from app.runs import LiveRun, RunRequest
@@ -50,7 +52,11 @@ class Playground:
         self.service, self.pair = service, pair
         self.form = Form()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
+        build_demo()
         self._build_composer()
+        self.folded = gr.HTML(
+            elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
+        )
         card = build_settings(self.form, pair or opening())
         with card:
             self.library = Library(lambda: self.service, self.form.controls["models"], self.notice)
@@ -72,7 +78,7 @@ class Playground:
                 show_label=False,
                 lines=2,
                 max_lines=12,
-                placeholder="Type a prompt or pick an example below. All methods get the same prompt.",
+                placeholder="Type a prompt or pick an example below. All methods get the same prompt. Ctrl+Enter runs it.",
                 elem_id="prompt",
                 autofocus=True,
             )
@@ -114,16 +120,21 @@ class Playground:
         changed = [
             *(self.chat, self.prompt, self.follow, self.turn, self.talk, self.viewer),
             *(self.clear, self.again, self.stop, self.go),
-            *(self.form.controls["seed"], self.form.controls["methods"]),
+            *(self.form.controls["seed"], self.form.controls["methods"], self.folded),
             *self.panes,
             *self.form.alerts.values(),
         ]
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
-        self.go.click(self.ask, given, changed, **runs)
-        self.again.click(self.regenerate, given, changed, **runs)
-        self.viewer.advised(self.follow_advice, given, changed, **runs)
+        ends = [
+            self.go.click(self.ask, given, changed, **runs),
+            self.again.click(self.regenerate, given, changed, **runs),
+            self.viewer.advised(self.follow_advice, given, changed, **runs),
+            self.clear.click(self.forget, self.chat, changed, **QUIET),
+        ]
+        for end in ends:  # the page keeps the conversation, for a reload
+            end.then(None, self.chat, None, js="(chat) => SpecScopeApp.keep(chat)", **QUIET)
+        self.changed = changed
         self.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
-        self.clear.click(self.forget, self.chat, changed, **QUIET)
         # In the browser, so that a click on Run right after it uses the new value.
         # A Dataset's value in the browser is the index of the sample.
         pick = f"(number) => {json.dumps([s['prompt'] for s in _samples()])}[number]"
@@ -134,6 +145,7 @@ class Playground:
         form, models = self.form, self.form.controls["models"]
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
         page.load(self.reopen, None, [models, self.notice], **QUIET)
+        page.load(self.restore, self.chat, self.changed, js="() => SpecScopeApp.kept()", **QUIET)
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
 
@@ -144,6 +156,21 @@ class Playground:
         if self.pair is not None:
             return gr.skip()
         return {self.form.controls["models"]: opening(), self.notice: absent_note()}
+
+    def restore(self, talk: Any) -> Any:
+        """Show the conversation that the page kept over a reload."""
+        chat = Chat.of(talk)
+        if not chat.answers:
+            return gr.skip()
+        return {
+            self.chat: chat.to_json(),
+            self.talk: conversation(chat),
+            self.turn: finished_line(chat.turns) if chat.shown else turn_line("idle"),
+            self.viewer: viewed(chat.shown),
+            self.follow: _follow(chat),
+            self.folded: kept_line(),
+            **self._buttons(running=False),
+        }
 
     async def ask(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
@@ -202,7 +229,7 @@ class Playground:
             yield self._complaint(FormError("prompt", error))
             return
         chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs))
-        yield self._begin(chat, lanes)
+        yield {**self._begin(chat, lanes), self.folded: folded_line(values, lanes)}
         revision, before = 0, read_load()
         async for frame in frames(lanes):
             revision += frame.draw
@@ -228,6 +255,7 @@ class Playground:
         return {
             self.chat: Chat().to_json(),
             self.turn: turn_line("idle"),
+            self.folded: "",
             self.talk: "",
             self.viewer: viewed(()),
             self.follow: gr.update(choices=[], value=None, visible=False),
@@ -256,7 +284,7 @@ class Playground:
     ) -> Update:
         update: Update = {self.panes[i]: html for i, html in frame.panes.items()}
         warning = _warning(lanes, before) if frame.last else ""
-        update[self.turn] = turn_line(frame.state, lanes, warning)
+        update[self.turn] = turn_line(frame.state, lanes, warning, chat.turns)
         if frame.draw:
             begun = [lane.name if frame.last else lane.current.run_id for lane in lanes]
             update[self.viewer] = viewed([name for name in begun if name], revision, live=not frame.last)
@@ -265,17 +293,18 @@ class Playground:
     def _finish(self, chat: Chat, lanes: Sequence[Lane]) -> Update:
         traces = [lane.trace() for lane in lanes]
         answers = tuple(
-            (METHODS[lane.request.method].title, trace.text if trace else "")
+            (name_of_lane(lane), trace.text if trace else "")
             for lane, trace in zip(lanes, traces, strict=True)
         )
-        answered = [(title, i) for i, (title, answer) in enumerate(answers) if answer.strip()]
+        shown = tuple(lane.name for lane in lanes if lane.name)
+        chat = chat.answered(answers, shown)
+        follow = _follow(chat)
+        answered = follow["choices"]
         blame = _blame([run for lane in lanes for run in lane.runs])
         message = {self.prompt: chat.prompt} if blame and not answered else {}
         return {
-            self.chat: chat.answered(answers).to_json(),
-            self.follow: gr.update(
-                choices=answered, value=answered[0][1] if answered else None, visible=bool(answered)
-            ),
+            self.chat: chat.to_json(),
+            self.follow: follow,
             **message,  # a refused message returns to the box, to be corrected
             **self._buttons(running=False),
             **self._alerts(blame),
@@ -295,11 +324,19 @@ class Playground:
         return self._alerts(error)
 
     def _alerts(self, error: FormError | None = None) -> Update:
-        """Show an error beside its part of the form, and clear all other messages."""
-        return {
+        """Show an error beside its part of the form, unfolded, and clear all other messages."""
+        unfold: Update = {self.folded: ""} if error is not None and error.where != "prompt" else {}
+        return unfold | {
             place: alert(str(error) if error is not None and error.where == where else "")
             for where, place in self.form.alerts.items()
         }
+
+
+def _follow(chat: Chat) -> dict[str, Any]:
+    """Return the choice of the answer that the next message continues."""
+    answered = [(title, i) for i, (title, answer) in enumerate(chat.answers) if answer.strip()]
+    value = answered[0][1] if answered else None
+    return gr.update(choices=answered, value=value, visible=bool(answered))
 
 
 def _warning(lanes: Sequence[Lane], before: Reading) -> str:

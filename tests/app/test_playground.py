@@ -225,7 +225,7 @@ def test_every_method_is_in_one_group_and_presets_name_methods() -> None:
     assert {row["key"] for row in found["methods"]} == set(METHODS)
     assert {row["group"] for row in found["methods"]} == set(found["groups"])
     groups = {row["key"]: row["group"] for row in found["methods"]}
-    assert [groups[k] for k in ("autoregressive", "pearl", "hydra", "llma", "ems")] == list(found["groups"])
+    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
     assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
     assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
 
