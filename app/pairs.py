@@ -46,7 +46,7 @@ def absent() -> Entry | None:
 
 def able(name: str) -> list[str]:
     """Return the methods that a pair can run with their default settings."""
-    return [key for key, method in METHODS.items() if not lacks(name, method.layout(method.Config()))]
+    return [key for key in METHODS if key not in reasons(name)]
 
 
 def lacks(name: str, layout: Layout) -> str:
@@ -64,14 +64,7 @@ def usual(name: str) -> list[str]:
     return [key for key in USUAL if key in can][:OPENING]
 
 
-def shortage(name: str) -> str:
-    """Return why some methods cannot run with a pair; empty if all can."""
-    out = len(METHODS) - len(able(name))
-    if not out:
-        return ""
-    missing = [
-        word
-        for word, here in (("drafter", stored_drafters(name)), ("drafting heads", stored_heads(name)))
-        if not here
-    ]
-    return f"{label(name)} has no {' and no '.join(missing) or 'head for them'}: {out} methods that need one are not listed."
+def reasons(name: str) -> dict[str, str]:
+    """Return why a pair cannot run each method that it cannot run with its default settings."""
+    needed = {key: lacks(name, method.layout(method.Config())) for key, method in METHODS.items()}
+    return {key: f"needs {what}" for key, what in needed.items() if what}

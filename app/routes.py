@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
+from app.demo import demo_document
 from app.limits import CLOSE
 from engine.errors import SpecScopeError, StoreError, UsageError
 from engine.trace.jsonl import write_jsonl
@@ -23,6 +24,7 @@ from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
+from traces.passes import median_first
 from traces.view.document import view_model
 
 if TYPE_CHECKING:
@@ -33,8 +35,12 @@ if TYPE_CHECKING:
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
 ASSETS = Path(__file__).parents[1] / "assets"
-MAX_COMPARED = 4
+MAX_COMPARED = 8
 """Most runs in one view."""
+MAX_PASSES = 9
+"""Most passes of one run in a view."""
+MAX_TURNS = 12
+"""Most turns before the last one in a report."""
 MAX_UPLOAD = 64 * 2**20
 """Largest trace file that can be imported, in bytes."""
 UPLOAD_SECONDS = 300.0
@@ -43,6 +49,7 @@ FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
     "plotly.js": (plotly_script, "text/javascript"),
+    "picker.js": (lambda: (ASSETS / "picker.js").read_text(encoding="utf-8"), "text/javascript"),
     "app.js": (lambda: (ASSETS / "app.js").read_text(encoding="utf-8"), "text/javascript"),
     "app.css": (lambda: (ASSETS / "app.css").read_text(encoding="utf-8"), "text/css"),
 }
@@ -78,19 +85,28 @@ def head() -> str:
         f'<link rel="icon" href="{ICON}">'
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
+        f'<script src="{address("picker.js")}"></script>'
         f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )
 
 
 def run_address(runs: Sequence[str]) -> str:
-    """Return the permalink of one or several runs."""
+    """Return the permalink of one or several runs; `~` joins the passes of one run."""
     return f"/?run={','.join(map(quote, runs))}"
 
 
-def report_address(runs: Sequence[str]) -> str:
-    """Return the download address of a report of these runs."""
-    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}"
+def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
+    """Return the download address of a report of these runs.
+
+    Args:
+        runs: Names of the runs.
+        earlier: Names of the runs of the turns before, the first turn first.
+    """
+    turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
+    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}" + (
+        f"&amp;earlier={turns}" if turns else ""
+    )
 
 
 def export_address(run: str, form: str) -> str:
@@ -115,15 +131,21 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/model")
     def model(runs: str) -> Response:
         try:
-            document = view_model(find_traces(service, runs))
+            document = view_model(*shown(find_passes(service, runs)))
         except SpecScopeError as error:
             return _refusal(error)
         return Response(json.dumps(document, allow_nan=False), media_type="application/json", headers=FRESH)
 
+    @router.get("/demo")
+    def demo() -> Response:
+        return Response(demo_document(), media_type="application/json", headers=FRESH)
+
     @router.get("/report.html")
-    def report(runs: str, redact_prompt: bool = False) -> Response:
+    def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:
         try:
-            page = render_report(find_traces(service, runs), redact_prompt=redact_prompt)
+            before = [shown(find_passes(service, turn)) for turn in earlier.split(";")[:MAX_TURNS] if turn]
+            now = shown(find_passes(service, runs))
+            page = render_report(*now, earlier=before, redact_prompt=redact_prompt)
         except SpecScopeError as error:
             return _refusal(error)
         return _download(page, "text/html", f"specscope-{runs.replace(',', '-')}.html")
@@ -209,19 +231,36 @@ FRESH = {"Cache-Control": "no-store"}
 
 
 def find_traces(service: Service, names: str) -> list[Trace]:
-    """Return the traces of comma-separated tickets or run ids; skip runs that have not begun.
+    """Return one trace for each run of `find_passes`: the median pass."""
+    return shown(find_passes(service, names))[0]
+
+
+def shown(passes: Sequence[Sequence[Trace]]) -> tuple[list[Trace], list[list[Trace]]]:
+    """Return the trace that stands for each run, and all its passes, the median one first."""
+    ordered = [median_first(group) for group in passes]
+    return [group[0] for group in ordered], ordered
+
+
+def find_passes(service: Service, names: str) -> list[list[Trace]]:
+    """Return the passes of comma-separated runs; skip runs that have not begun.
+
+    Args:
+        service: Has the traces.
+        names: Tickets or run ids; `~` joins the passes of one run.
 
     Raises:
         UsageError: No run, too many runs, or runs without a trace.
         StoreError: A trace cannot be read.
     """
-    ids = [name for name in names.split(",") if name]
+    ids = [name.split("~") for name in names.split(",") if name]
     if not 1 <= len(ids) <= MAX_COMPARED:
         raise UsageError(f"{len(ids)} runs are requested; choose 1 to {MAX_COMPARED}")
-    traces = [trace for name in ids if (trace := service.trace(name)) is not None]
-    if not traces:
-        raise UsageError(f"run {', '.join(ids)} has no trace; it has not begun or does not exist")
-    return traces
+    if max(map(len, ids)) > MAX_PASSES:
+        raise UsageError(f"{max(map(len, ids))} passes of a run are requested; choose 1 to {MAX_PASSES}")
+    found = [[t for name in group if name and (t := service.trace(name)) is not None] for group in ids]
+    if not any(found):
+        raise UsageError(f"run {names.replace(',', ', ')} has no trace; it has not begun or does not exist")
+    return [group for group in found if group]
 
 
 def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.errors import SpecScopeError
+from engine.errors import ModelError, PairError, SpecScopeError, UsageError
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from traces.live import LiveLog
+from traces.passes import median_first
 
 if TYPE_CHECKING:
     from engine.cluster.prompts import Prompt
@@ -85,6 +86,11 @@ class LiveRun:
         self._ended = threading.Event()
 
     @property
+    def refused(self) -> bool:
+        """Whether it never began because of an input; the page names the error at its control."""
+        return not self.run_id and isinstance(self.cause, UsageError | ModelError | PairError)
+
+    @property
     def ended(self) -> bool:
         """Whether the state is final."""
         return self._ended.is_set()
@@ -151,6 +157,52 @@ class LiveRun:
                 self.error = one_line(cause) if cause else ""
                 self._log.close()
                 self._ended.set()
+
+
+class Lane:
+    """The runs of one pane: the passes of a method with its settings, in the order they run."""
+
+    def __init__(self, runs: Sequence[LiveRun]) -> None:
+        self.runs = tuple(runs)
+
+    @property
+    def request(self) -> RunRequest:
+        """The request of every pass."""
+        return self.runs[0].request
+
+    @property
+    def number(self) -> int:
+        """The pass that is shown, from 0: the first that has not ended, else the last one."""
+        return next((i for i, run in enumerate(self.runs) if not run.ended), len(self.runs) - 1)
+
+    @property
+    def current(self) -> LiveRun:
+        """The run of the pass that is shown."""
+        return self.runs[self.number]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all passes have ended."""
+        return all(run.ended for run in self.runs)
+
+    @property
+    def name(self) -> str:
+        """The name of the runs that have begun, for a viewer; empty before the first has."""
+        return "~".join(run.run_id for run in self.runs if run.run_id)
+
+    def trace(self) -> Trace | None:
+        """Return the trace of the median pass; None before the first header."""
+        found = [trace for run in self.runs if (trace := run.trace()) is not None]
+        return median_first(found)[0] if found else None
+
+
+def alternating(requests: Sequence[RunRequest], passes: int) -> list[tuple[int, RunRequest]]:
+    """Return (pane, request) in the order of the runs: every other pass goes backwards.
+
+    So a machine that becomes slower in the course of the passes does not favour the first method.
+    """
+    panes = list(enumerate(requests))
+    return [pair for n in range(passes) for pair in (panes if n % 2 == 0 else reversed(panes))]
 
 
 def one_line(error: BaseException) -> str:

@@ -53,22 +53,6 @@ window.SpecScopeApp = (() => {
     }
   });
 
-  // -- the methods that the chosen models can run
-
-  const same = (one, other) => [...one].sort().join() === [...other].sort().join();
-
-  /** Return updates of the list of methods and of two notes. Models without an offer run any method. */
-  function offer(titles, offers, models, selected) {
-    const { able, usual, notes } = offers[models] ?? { able: Object.keys(titles), usual: selected, notes: ["", ""] };
-    const untouched = Object.values(offers).some((pair) => same(pair.usual, selected));
-    const keep = !untouched && selected.every((key) => able.includes(key));
-    const choices = Object.entries(titles).filter(([key]) => able.includes(key)).map(([key, title]) => [title, key]);
-    return [
-      { __type__: "update", choices, value: keep ? selected : usual },
-      ...notes.map((value) => ({ __type__: "update", value })),
-    ];
-  }
-
   // -- the viewer
 
   async function fetchModel(runs) {
@@ -79,13 +63,14 @@ window.SpecScopeApp = (() => {
   }
 
   /** Show the runs of the component's value, {runs, revision, live}, whenever it changes. */
-  function viewer(element, props, watch) {
+  function viewer(element, props, watch, trigger, advised) {
     const root = element.querySelector(".app-viewer-root");
     const results = element.closest("#results");
     let view = null;
     let mounted = "";
     let busy = false;
     let again = false;
+    let ran = false; // a turn has run since the last finished view
 
     const state = (name) => {
       element.dataset.state = name;
@@ -98,7 +83,10 @@ window.SpecScopeApp = (() => {
       root.replaceChildren();
     };
 
+    const advise = (used, { method, config }) => trigger(advised, { run: used.id, method, config });
+
     async function draw(wanted) {
+      ran ||= wanted.live;
       if (!wanted.runs.length) {
         clear();
         state("empty");
@@ -109,10 +97,15 @@ window.SpecScopeApp = (() => {
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
-      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results });
+      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results, advise: results && advise });
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);
+      if (ran && !wanted.live) {
+        ran = false;
+        arrive();
+        view.race();
+      }
     }
 
     async function refresh() {
@@ -139,6 +132,111 @@ window.SpecScopeApp = (() => {
       }
     }
 
+    watch("value", refresh);
+    refresh();
+  }
+
+  const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+  /** Bring the results into view. */
+  function arrive() {
+    document.getElementById("results")?.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+  }
+
+  // -- the settings in one line
+
+  /** Fold the settings while the component has a value: the settings of the last turn. */
+  function fold(element, watch) {
+    const refresh = () => document.body.classList.toggle("app-ran", Boolean(element.querySelector(".app-folded")));
+    element.addEventListener("click", (event) => {
+      if (event.target.closest("button")) document.body.classList.remove("app-ran");
+    });
+    watch("value", refresh);
+    refresh();
+  }
+
+  // -- the finished race on the first page
+
+  const DEMO = "specscope-demo";
+
+  /** Play a finished race; it leaves for good when the user hides it, and for this visit after a run. */
+  function demo(element) {
+    const root = element.querySelector(".app-demo-root");
+    const hide = element.querySelector(".app-demo-hide");
+    let view = null;
+    const close = () => {
+      view?.destroy();
+      view = null;
+      root.replaceChildren();
+    };
+    async function open() {
+      const answer = await fetch("/specscope/demo");
+      const { prompt, looks, model } = await answer.json();
+      element.querySelector(".app-demo-prompt").textContent = prompt;
+      view = SpecScope.mount(root, model, { plotly, theme: "class", header: false });
+      root.querySelectorAll(".ss-pane").forEach((pane, i) => {
+        const line = document.createElement("p");
+        line.className = "app-look";
+        line.textContent = looks[i];
+        pane.querySelector(".ss-pane-head").after(line);
+      });
+      element.dataset.state = "ready";
+      view.race();
+    }
+    const show = (on) => {
+      element.dataset.state = on ? "loading" : "hidden";
+      element.classList.toggle("app-demo-closed", !on);
+      hide.textContent = on ? "Hide" : "Watch a finished race";
+      if (on) open().catch((error) => { element.dataset.state = "error"; root.textContent = `The race cannot be shown: ${error.message}`; });
+      else close();
+    };
+    element.querySelector(".app-demo-own").addEventListener("click", (event) => {
+      event.preventDefault();
+      const box = document.querySelector("#prompt textarea");
+      box.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "center" });
+      box.focus({ preventScroll: true });
+    });
+    hide.addEventListener("click", () => {
+      const on = !view;
+      if (on) localStorage.removeItem(DEMO);
+      else localStorage.setItem(DEMO, "hidden");
+      show(on);
+    });
+    new MutationObserver(() => {
+      if (view && document.body.classList.contains("app-ran")) show(false);
+    }).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+    const later = localStorage.getItem(DEMO) || sessionStorage.getItem(CHAT) || new URL(location.href).searchParams.has("run");
+    show(!later);
+  }
+
+  // -- the conversation, kept over a reload
+
+  const CHAT = "specscope-chat";
+  function keep(chat) {
+    if (chat?.answers?.length) sessionStorage.setItem(CHAT, JSON.stringify(chat));
+    else sessionStorage.removeItem(CHAT);
+    return [];
+  }
+  function kept() {
+    try {
+      return [JSON.parse(sessionStorage.getItem(CHAT) ?? "null")];
+    } catch {
+      return [null];
+    }
+  }
+
+  // -- times in the reader's time zone
+
+  function times(element, watch) {
+    const refresh = () => {
+      for (const node of element.querySelectorAll("time[datetime]")) {
+        const moment = new Date(node.dateTime);
+        if (!Number.isNaN(moment.getTime())) {
+          node.title = node.textContent;
+          node.textContent = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+        }
+      }
+    };
     watch("value", refresh);
     refresh();
   }
@@ -190,9 +288,10 @@ window.SpecScopeApp = (() => {
       chooser.value = "";
       if (file) trigger("imported", await importFile(file));
     });
+    times(element, watch);
     // Gradio reuses elements, and a clicked box ignores its `checked` attribute.
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, offer, viewer, history: history_ };
+  return { head, viewer, fold, demo, keep, kept, times, history: history_ };
 })();

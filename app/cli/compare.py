@@ -3,6 +3,7 @@
 A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
 brings batched plain decoding, its baseline; other methods have one run per prompt. Prompt i has
 seed S + i. Prompts of a file that are too long for the models are skipped and listed.
+With --repeat, passes over the methods alternate; figures are those of a method's median pass.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ import contextlib
 import itertools
 import statistics
 import uuid
-from typing import Any
+from typing import Any, TypeAlias
 
+import psutil
+
+from app.busy import busy_warning, read_load
 from app.cli import common
 from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
 from engine.trace.trace import Trace
+
+Traces: TypeAlias = dict[str, dict[int, Trace]]
+"""The runs by name and by number of the first prompt."""
+MAX_PASSES = 9
+"""Most passes of a comparison."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="fields",
         help="a setting of a method; repeatable",
     )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"passes, 1 to {MAX_PASSES}: every other one backwards; shows median and spread (default: 1)",
+    )
     common.add_generation(parser)
     common.add_cluster(parser)
     common.add_database(parser)
@@ -47,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     configs = parse_settings(args.fields, keys)
     for key, config in configs.items():
         find(key).configure(config)
+    _check_repeat(args)
     limits, rows = common.limits_of(args), common.prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
     with contextlib.ExitStack() as stack:
@@ -56,15 +73,20 @@ def run(args: argparse.Namespace) -> int:
             keys, left_out = able(keys, cluster)
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
         entries = _entries(keys, configs, rows)
-        traces: dict[str, dict[int, Trace]] = {name: {} for name in entries}
         prompts = [common.prompt_for(args, row) for row in rows]
+        passes: list[Traces] = [{name: {} for name in entries} for _ in range(args.repeat)]
+        before = read_load()
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
-            for name, (key, config) in entries.items():
+            for name, number in _order(list(entries), args.repeat):
+                key, config = entries[name]
                 if part := _parts(key, rows).get(i):
                     seeded = common.seeded(sampling, i)
                     options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
-                    traces[name][i] = recorded(store, cluster, key, [prompts[k] for k in part], options)
+                    trace = recorded(store, cluster, key, [prompts[k] for k in part], options)
+                    passes[number][name][i] = trace
+        warning = "" if args.profile else busy_warning(before, read_load(), psutil.cpu_count() or 1)
+    traces, spreads = _median(passes)
     first = traces[BASELINE][0].header
     result = {
         "prompts": len(rows),
@@ -72,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         "runtime": first.runtime,
         "profile": first.profile or None,
         "clock": first.clock,
-        "methods": _summaries(traces, rows),
+        "passes": args.repeat,
+        "warning": warning or None,
+        "methods": {k: {**m, "spread": spreads[k]} for k, m in _summaries(traces, rows).items()},
         "left_out": left_out,
     }
     if args.json:
@@ -80,6 +104,33 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(result)
     return 0
+
+
+def _check_repeat(args: argparse.Namespace) -> None:
+    if not 1 <= args.repeat <= MAX_PASSES:
+        raise UsageError(f"--repeat is {args.repeat}; it must be at least 1 and at most {MAX_PASSES}")
+    if args.profile and args.repeat > 1:
+        raise UsageError(f"--repeat is {args.repeat}; with --profile it must be 1: virtual times do not vary")
+
+
+def _order(names: list[str], passes: int) -> list[tuple[str, int]]:
+    """Return (name, pass) in the order of the runs: every other pass goes backwards."""
+    return [(name, n) for n in range(passes) for name in (names if n % 2 == 0 else names[::-1])]
+
+
+def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float] | None]]:
+    """Return the median pass of each method, and its slowest and fastest tokens/s, if it has any.
+
+    Of an even number of passes, the slower of the middle two is taken.
+    """
+    median: Traces = {}
+    spreads: dict[str, list[float] | None] = {}
+    for name in passes[0]:
+        speeds = [_figures(list(p[name].values()))["tokens_per_second"] or 0.0 for p in passes]
+        order = sorted(range(len(passes)), key=speeds.__getitem__)
+        median[name] = passes[order[(len(order) - 1) // 2]][name]
+        spreads[name] = [min(speeds), max(speeds)] if len(passes) > 1 else None
+    return median, spreads
 
 
 def method_keys(text: str) -> list[str]:
@@ -246,6 +297,8 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 def _print(result: dict[str, Any]) -> None:
     print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {result['clock']}")
+    if result["warning"]:
+        print(f"warning: {result['warning']}")
     for row in result["skipped"]:
         category = f" ({row['category']})" if row["category"] else ""
         print(f"skipped: line {row['line']}{category}: {row['reason']}")
@@ -275,6 +328,9 @@ def _notes(figures: dict[str, Any]) -> list[str]:
     if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
         speed = figures["tokens_per_second_per_sequence"]
         notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
+    if figures["spread"]:
+        low, high = figures["spread"]
+        notes.append(f"median pass, {low:.1f} to {high:.1f} tokens/s")
     if figures["not_comparable"]:
         notes.append(f"no speed-up: {figures['not_comparable']}")
     return notes

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 LONG = 300
-"""Characters from which on a prompt is shown small."""
+"""Characters from which on a prompt is folded; its beginning is shown."""
 
 
 def conversation(chat: Chat) -> str:
@@ -19,13 +19,22 @@ def conversation(chat: Chat) -> str:
     if not chat.prompt:
         return ""
     past = "".join(
-        f'<div class="app-said app-user"><b>You</b><p>{text(user)}</p></div>'
-        f'<div class="app-said"><b>{text(who)}</b><p>{text(answer)}</p></div>'
-        for user, answer, who in chat.past
+        f'<div class="app-said app-user"><b>You</b>{_folded(turn.user, "p")}</div>'
+        f'<div class="app-said"><b>{text(turn.who)}</b><p>{text(turn.answer)}</p></div>'
+        for turn in chat.past
     )
     if past:
         turns = f"{len(chat.past)} earlier turn{'s' if len(chat.past) > 1 else ''}"
         past = f"<details class='app-past'><summary>{turns} in the context</summary>{past}</details>"
-    # A long prompt scrolls, also by keys.
-    look = 'class="app-prompt app-long" tabindex="0"' if len(chat.prompt) > LONG else 'class="app-prompt"'
-    return f"{past}<h2 {look}>{text(chat.prompt)}</h2>"
+    return past + _folded(chat.prompt, "h2")
+
+
+def _folded(prompt: str, tag: str) -> str:
+    """Return a prompt; a long one shows its beginning, and all of it when it is opened."""
+    if len(prompt) <= LONG:
+        return f'<{tag} class="app-prompt">{text(prompt)}</{tag}>'
+    start = " ".join(prompt[:LONG].split())
+    return (
+        f'<details class="app-prompt app-long"><summary>{text(start)}… <em>{len(prompt):,} characters</em></summary>'
+        f"<p>{text(prompt)}</p></details>"
+    )

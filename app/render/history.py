@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
 HEAD = (
     '<span class="ss-sr">Select</span>',
-    "When (UTC)",
+    "When",
     "Method",
     "Prompt",
     "Times",
@@ -69,7 +69,7 @@ def _row(row: Summary, selected: bool) -> str:
     )
     return (
         f'<tr data-run="{run_id}"><td><input type="checkbox" value="{run_id}" {"checked" if selected else ""} '
-        f'aria-label="Select run {run_id}"></td><td class="app-when">{text(when(header.created))}</td>'
+        f'aria-label="Select run {run_id}"></td><td class="app-when">{moment(header.created)}</td>'
         f"<td>{text(name_of(header))} {lossy(header)}</td>"
         f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
         f'<td>{badge(header.clock)}</td><td class="app-n">{_tokens(row)}</td><td class="app-n">{speed}</td>'
@@ -98,9 +98,14 @@ def _pager(shown: int, total: int, offset: int, size: int) -> str:
     )
 
 
-def opened(traces: Sequence[Trace]) -> str:
-    """Return the heading above the viewer: title, time and downloads of the open runs."""
-    ids = [trace.header.run_id for trace in traces]
+def opened(traces: Sequence[Trace], names: Sequence[str] = ()) -> str:
+    """Return the heading above the viewer: title, time and downloads of the open runs.
+
+    Args:
+        traces: The runs, of repeated ones the median pass.
+        names: Their names in addresses; by default their ids.
+    """
+    ids = list(names) or [trace.header.run_id for trace in traces]
     files = "".join(
         f"<li>{text(name_of(t.header))}: {''.join(_export(t.header.run_id, form) for form in EXPORTS)}</li>"
         for t in traces
@@ -109,10 +114,10 @@ def opened(traces: Sequence[Trace]) -> str:
     mark = lossy(traces[0].header) if len(traces) == 1 else ""
     return (
         f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>{mark}'
-        f'<span class="app-note">{text(when(traces[0].header.created))} UTC</span>'
+        f'<span class="app-note">{moment(traces[0].header.created)}</span>'
         f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
-        f'<a href="{report_address(ids)}" download>HTML report</a>'
-        f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>report without the prompt</a></span>'
+        f'<a href="{report_address(ids)}" download>Download report</a>'
+        f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>Download it without the prompt</a></span>'
         f'<details class="app-past"><summary>Download the data</summary><ul>{files}</ul></details></div>'
     )
 
@@ -125,6 +130,11 @@ def name_of(header: Header) -> str:
     """Return the title of a run's method with its main settings."""
     config = config_text(header.method, header.config)
     return f"{header.title} · {config}" if config else header.title
+
+
+def moment(created: str) -> str:
+    """Return a time stamp that `app.js` shows in the reader's own time zone."""
+    return f'<time datetime="{text(created)}">{text(when(created))} UTC</time>'
 
 
 def when(created: str) -> str:

@@ -15,7 +15,7 @@ from traces.view.settings import config_text, planned_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from app.runs import LiveRun
+    from app.runs import Lane
     from engine.trace.events import Event
 
 WORDS = {
@@ -28,14 +28,16 @@ WORDS = {
     "failed": "failed",
 }
 """Text of each state."""
+REFUSED = "Not started; the reason is shown at the control to correct."
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
 
 class LivePane:
-    """The pane of one run. `update` reads new events only, and renders each token once."""
+    """The pane of one method. `update` reads new events only, and renders each token once."""
 
-    def __init__(self, run: LiveRun) -> None:
-        self.run = run
+    def __init__(self, lane: Lane) -> None:
+        self.lane, self.run = lane, lane.current
+        run = self.run
         self.html = ""
         self._cursor = 0
         self._name = METHODS[run.request.method].title
@@ -46,6 +48,8 @@ class LivePane:
 
     def update(self) -> bool:
         """Read the run's new events and state; return whether the HTML changed."""
+        if self.run is not self.lane.current:  # the next pass; the text begins again
+            self.run, self._cursor, self._text = self.lane.current, 0, {0: []}
         # State before events: an event in between is shown early rather than lost.
         state, position = self.run.state, self.run.position
         events, self._cursor = self.run.since(self._cursor)
@@ -71,6 +75,8 @@ class LivePane:
             shown += f" · {ordinal(position)} in line"
         elif state == "downloading" and progress is not None and progress.file:
             shown += f" · {progress.percent}%"
+        if len(self.lane.runs) > 1 and state not in ("failed", "cancelled"):
+            shown += f" · pass {self.lane.number + 1} of {len(self.lane.runs)}"
         message = self._message(state)
         kind = " ss-bad" if state == "failed" else ""
         line = f'<p class="ss-message{kind}">{text(message)}</p>' if message else ""
@@ -93,7 +99,7 @@ class LivePane:
 
     def _message(self, state: str) -> str:
         if state == "failed":
-            return self.run.error
+            return REFUSED if self.run.refused else self.run.error
         if any(self._text.values()):
             return ""
         return {

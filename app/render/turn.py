@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from app.render.html import text
 from app.routes import report_address, run_address
 
 if TYPE_CHECKING:
-    from app.runs import LiveRun
+    from app.runs import Lane, LiveRun
 
+Turns: TypeAlias = "Sequence[Sequence[str]]"
+"""The names of the runs of each turn."""
 WORDS = {
     "downloading": "Downloading the models.",
     "queued": "Waiting for the devices.",
@@ -22,20 +24,24 @@ WORDS = {
 }
 
 
-EMPTY = (
-    "<b>Type a prompt and press Run.</b><p>Each method answers in its own pane as you watch. The timeline then shows "
-    "when each device worked and for which it waited; hover over a token to see who drafted it and which rule "
-    "accepted it; replay the run at any speed.</p>"
-)
+EMPTY = "Your own prompt: type it above, choose methods and press Run."
 
 
-def turn_line(state: str, runs: Sequence[LiveRun] = ()) -> str:
-    """Return the status of a turn, the reason for waiting, and links to finished traces."""
+def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "", earlier: Turns = ()) -> str:
+    """Return the status of a turn, the reason for waiting, and links to finished traces.
+
+    Args:
+        state: State of the turn.
+        lanes: Its panes.
+        warning: Why measured times may be wrong; empty for no reason.
+        earlier: The names of the runs of the turns before, for the report.
+    """
+    runs = [run for lane in lanes for run in lane.runs]
     if state == "idle":
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
     return (
         f'<div class="app-turn" data-state="{state}" role="status"><span class="app-lamp"></span>'
-        f"<span>{text(_sentence(state, runs))}</span>{_links(state, runs)}</div>"
+        f"<span>{text(_sentence(state, runs))}</span>{_warning(warning)}{_links(state, lanes, earlier)}</div>"
     )
 
 
@@ -66,11 +72,26 @@ def _ahead(runs: Sequence[LiveRun]) -> int:
     return min(places, default=0)
 
 
-def _links(state: str, runs: Sequence[LiveRun]) -> str:
-    ids = [run.run_id for run in runs if run.run_id]
-    if state not in ("done", "cancelled", "failed") or not ids:
+def _warning(message: str) -> str:
+    return f'<span class="app-warning">{text(message)}</span>' if message else ""
+
+
+def finished_line(turns: Turns) -> str:
+    """Return the line of a turn that ended before the page was loaded again."""
+    return f'<div class="app-turn" data-state="done"><span class="app-lamp"></span><span>Done.</span>{_addresses(turns)}</div>'
+
+
+def _links(state: str, lanes: Sequence[Lane], earlier: Turns) -> str:
+    names = tuple(lane.name for lane in lanes if lane.name)
+    if state not in ("done", "cancelled", "failed") or not names:
         return ""
+    return _addresses((*earlier, names))
+
+
+def _addresses(turns: Turns) -> str:
+    *earlier, names = turns
+    what = f"Download report of {len(turns)} turns" if earlier else "Download report"
     return (
-        f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
-        f'<a href="{report_address(ids)}" download>HTML report</a></span>'
+        f'<span class="app-links"><a href="{run_address(names)}">Permalink</a>'
+        f'<a href="{report_address(names, earlier)}" download>{what}</a></span>'
     )

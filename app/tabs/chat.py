@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,9 @@ class Past(NamedTuple):
     user: str
     answer: str
     who: str
-    """Title of the method that wrote the answer."""
+    """The method that wrote the answer, with its settings."""
+    shown: tuple[str, ...] = ()
+    """Names of the turn's runs in the viewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,19 @@ class Chat:
     runs: tuple[str, ...] = ()
     """Tickets of its runs."""
     answers: tuple[tuple[str, str], ...] = ()
-    """(method's title, text) per pane; empty until all runs have ended."""
+    """(method with its settings, text) per pane; empty until all runs have ended."""
+    shown: tuple[str, ...] = ()
+    """Names of the current turn's runs in the viewer; empty until all runs have ended."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Chat:
         """Parse a value of `to_json`; return an empty conversation for any other value."""
         try:
             rows = dict(value or {})
-            past = tuple(Past(*map(str, turn)) for turn in rows.get("past", ()))
+            past = tuple(_past(*turn) for turn in rows.get("past", ()))
             answers = tuple((str(who), str(text)) for who, text in rows.get("answers", ()))
-            return cls(past, str(rows.get("prompt", "")), tuple(map(str, rows.get("runs", ()))), answers)
+            runs, shown = (tuple(map(str, rows.get(name, ()))) for name in ("runs", "shown"))
+            return cls(past, str(rows.get("prompt", "")), runs, answers, shown)
         except (TypeError, ValueError):
             return cls()
 
@@ -62,12 +67,21 @@ class Chat:
         if not 0 <= chosen < len(self.answers):
             return ()
         who, answer = self.answers[chosen]
-        return (Past(self.prompt, answer, who),) if answer.strip() else ()
+        return (Past(self.prompt, answer, who, self.shown),) if answer.strip() else ()
+
+    @property
+    def turns(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the runs of every turn that has any, the current one last."""
+        return tuple(filter(None, (*(turn.shown for turn in self.past), self.shown)))
 
     def started(self, runs: tuple[str, ...]) -> Chat:
         """Return a copy with the tickets of the current turn's runs."""
-        return replace(self, runs=runs, answers=())
+        return replace(self, runs=runs, answers=(), shown=())
 
-    def answered(self, answers: tuple[tuple[str, str], ...]) -> Chat:
-        """Return a copy with the current turn's answers."""
-        return replace(self, answers=answers)
+    def answered(self, answers: tuple[tuple[str, str], ...], shown: tuple[str, ...] = ()) -> Chat:
+        """Return a copy with the current turn's answers and the names of its runs."""
+        return replace(self, answers=answers, shown=shown)
+
+
+def _past(user: object, answer: object, who: object, shown: Iterable[object] = ()) -> Past:
+    return Past(str(user), str(answer), str(who), tuple(map(str, shown)))

@@ -11,11 +11,10 @@ import gradio as gr
 
 from app import pairs
 from app.render.html import note
-from app.tabs.further import build_further
-from app.tabs.plan import MAX_METHODS, OWN, VIRTUAL, WHERE, listed
+from app.tabs.picker import build_picker
+from app.tabs.plan import MOST_PASSES, OWN, VIRTUAL, WHERE
 from app.tabs.wiring import QUIET
 from engine.errors import UsageError
-from engine.methods import METHODS, Setting
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 
@@ -24,8 +23,6 @@ RUNTIMES = (
     ("This machine, threads", "local-thread"),
     ("Virtual cluster", VIRTUAL),
 )
-_ONE_LINE = 900
-"""A text setting of at most this many characters (a name, a path) gets a one-line control."""
 
 
 @dataclass
@@ -35,15 +32,13 @@ class Form:
     controls: dict[str, gr.components.Component] = field(default_factory=dict)
     alerts: dict[str, gr.HTML] = field(default_factory=dict)
     """The message line of each part of the form."""
-    unlisted: gr.HTML | None = None
-    """The note on methods that the chosen models cannot run."""
     about: gr.HTML | None = None
     """The note on the chosen models."""
 
     @property
     def offered(self) -> list[gr.components.Component | None]:
         """The components that depend on the chosen models."""
-        return [self.controls["methods"], self.unlisted, self.about]
+        return [self.controls["methods"], self.about]
 
     @property
     def inputs(self) -> list[gr.components.Component]:
@@ -75,85 +70,19 @@ def build_settings(form: Form, pair: str) -> gr.Column:
     Returns:
         The card of the models, for more about them.
     """
-    with gr.Row(elem_id="settings", equal_height=False):
-        with gr.Column(elem_classes="app-card", min_width=300):
-            _build_methods(form, pair)
-        with gr.Column(elem_classes="app-card", min_width=300) as models:
-            _build_models(form, pair)
-        with gr.Column(elem_classes="app-plain", min_width=300):
-            with gr.Column(elem_classes="app-card", scale=0):
+    with gr.Column(elem_id="settings", elem_classes="app-plain"):
+        with gr.Column(elem_classes="app-card"):
+            gr.HTML("<h2>Methods</h2>")
+            form.add("methods", build_picker(pair))
+            form.alert("methods")
+        with gr.Row(equal_height=False):
+            with gr.Column(elem_classes="app-card", min_width=280) as models:
+                _build_models(form, pair)
+            with gr.Column(elem_classes="app-card", min_width=280):
                 _build_sampling(form)
-            with gr.Column(elem_classes="app-card"):
+            with gr.Column(elem_classes="app-card", min_width=280):
                 _build_place(form)
     return models
-
-
-def _build_methods(form: Form, pair: str) -> None:
-    gr.HTML("<h2>Methods</h2>")
-    # All methods, which the server accepts; the browser shows those that the chosen pair can run.
-    form.add(
-        "methods",
-        gr.CheckboxGroup(
-            [(METHODS[key].title, key) for key in listed()],
-            value=pairs.usual(pair),
-            label=f"Compare 2 to {MAX_METHODS}",
-            elem_id="methods",
-        ),
-    )
-    form.unlisted = gr.HTML(elem_id="unlisted")
-    form.alert("methods")
-    _build_folds(form, pairs.usual(pair))
-
-
-def _build_folds(form: Form, shown: Sequence[str]) -> None:
-    """Build the settings of every method, visible for those that are selected."""
-    chosen = form.controls["methods"]
-    folds: dict[str, gr.Accordion] = {}
-    for key in listed():
-        method = METHODS[key]
-        settings = [s for s in method.settings() if len(s.choices) != 1]
-        if settings:
-            folds[key] = gr.Accordion(
-                f"{method.title}: settings", open=False, visible=key in shown, elem_classes="app-fold"
-            )
-            with folds[key]:
-                for setting in settings:
-                    form.add(f"{key}.{setting.name}", control_for(setting, elem_id=f"{key}-{setting.name}"))
-                if method.batched:
-                    form.add(f"{key}.prompts", build_further(key))
-
-    # In the browser, so that no event of fast clicks gets lost.
-    show = (
-        f"(keys) => {json.dumps(list(folds))}.map((k) => ({{__type__: 'update', visible: keys.includes(k)}}))"
-    )
-    chosen.change(None, chosen, list(folds.values()), js=show, **QUIET)
-
-
-def control_for(setting: Setting, elem_id: str | None = None) -> gr.components.Component:
-    """Return the control of one field of a method's Config."""
-    label, common = label_of(setting), {"info": setting.doc, "elem_id": elem_id}
-    if setting.type is bool:
-        return gr.Checkbox(value=setting.default, label=label, **common)
-    if setting.choices:
-        choices = [(f"{c} (lossy)" if c in setting.lossy else c, c) for c in setting.choices]
-        return gr.Radio(choices, value=setting.default, label=label, **common)
-    if setting.type in (int, float) and setting.low is not None and setting.high is not None:
-        step = 1 if setting.type is int else (setting.high - setting.low) / 100
-        low = 0 if setting.auto else setting.low
-        return gr.Slider(
-            low, setting.high, value=setting.default, step=step, label=label, buttons=[], **common
-        )
-    if setting.type in (int, float):
-        return gr.Number(
-            value=setting.default, precision=0 if setting.type is int else None, label=label, **common
-        )
-    lines = 1 if setting.high and setting.high <= _ONE_LINE else 3
-    return gr.Textbox(value=setting.default, lines=lines, max_lines=8, label=label, **common)
-
-
-def label_of(setting: Setting) -> str:
-    """Return a field's label, with the meaning of 0 if the method can choose the value."""
-    return setting.name.replace("_", "-") + (f" (0 = {setting.auto})" if setting.auto else "")
 
 
 def _build_sampling(form: Form) -> None:
@@ -226,6 +155,11 @@ def _build_place(form: Form) -> None:
         form.add("profile", profile)
         pair = gr.Dropdown(**_pairs(names[0] if names else ""), label="Modelled pair", elem_id="profile-pair")
         form.add("profile_pair", pair)
+    about = (
+        "Measured runs alternate; the median and the spread are shown. A busy machine needs more than one."
+    )
+    passes = gr.Radio(list(range(1, MOST_PASSES + 1)), value=1, label="Passes", info=about, elem_id="passes")
+    form.add("passes", passes)
     form.alert("place")
     _show_when(runtime, VIRTUAL, virtual)
     profile.change(lambda name: gr.update(**_pairs(name)), profile, pair, **QUIET)
@@ -253,19 +187,13 @@ def _build_models(form: Form, pair: str) -> None:
 
 
 def offer_script() -> str:
-    """Return the JavaScript that lists the methods of the chosen models, and selects some of them.
+    """Return the JavaScript that offers the methods of the chosen models.
 
-    It keeps a selection that the user made, if the models can run it.
+    It keeps a choice that the user made, if the models can run it.
     """
-    titles = {key: METHODS[key].title for key in listed()}
-    offers = {name: _offer(name) for name in pairs.NAMES}
-    return f"(models, selected) => SpecScopeApp.offer({json.dumps(titles)}, {json.dumps(offers)}, models, selected)"
-
-
-def _offer(name: str) -> dict[str, Any]:
-    """Return the methods that a pair can run, those selected at first, and two notes."""
-    notes = [note(pairs.shortage(name)), note(pairs.about(name))]
-    return {"able": pairs.able(name), "usual": pairs.usual(name), "notes": notes}
+    notes = {name: note(pairs.about(name)) for name in pairs.NAMES}
+    about = f"{{__type__: 'update', value: {json.dumps(notes)}[models] ?? ''}}"
+    return f"(models, chosen) => [SpecScopePicker.offer(models, chosen), {about}]"
 
 
 def _show_when(control: gr.components.Component, value: str, part: gr.Column) -> None:

@@ -9,10 +9,12 @@ import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
-from app.routes import MAX_COMPARED, find_traces, store_of
+from app.routes import MAX_COMPARED, find_passes, shown, store_of
+from app.tabs.plan import MOST_PASSES
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import SpecScopeError, UsageError
+from traces.passes import grouped
 
 if TYPE_CHECKING:
     from app.service import Service
@@ -35,7 +37,9 @@ class History:
             self._build_list()
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
             self.back = gr.Button("All runs", size="sm", min_width=0, elem_id="history-back")
-            self.heading = gr.HTML(elem_id="history-heading")
+            self.heading = gr.HTML(
+                elem_id="history-heading", js_on_load="SpecScopeApp.times(element, watch);"
+            )
             self.viewer = build_viewer("history-viewer")
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
@@ -155,7 +159,12 @@ class History:
     def open_group(self, event: gr.EventData) -> Update:
         """Open the run of a row with the other runs of its comparison."""
         try:
-            return self.show(self._store().group(str(event.run))[:MAX_COMPARED])
+            store = self._store()
+            runs = store.group(str(event.run))[: MAX_COMPARED * MOST_PASSES]
+            traces = [t for run in runs if (t := store.load(run)) is not None]
+            return self.show(
+                ["~".join(t.header.run_id for t in group) for group in grouped(traces)][:MAX_COMPARED]
+            )
         except SpecScopeError as error:
             return {self.message: alert(str(error))}
 
@@ -166,18 +175,20 @@ class History:
     def show(self, runs: Sequence[str]) -> Update:
         """Open runs in the viewer."""
         try:
-            traces = find_traces(self.service, ",".join(runs))
+            passes = find_passes(self.service, ",".join(runs))
         except SpecScopeError as error:
             return {
                 self.message: alert(str(error)),
                 self.listing: gr.update(visible=True),
                 self.detail: gr.update(visible=False),
             }
+        traces, passes = shown(passes)
+        names = ["~".join(t.header.run_id for t in group) for group in passes]
         return {
             self.listing: gr.update(visible=False),
             self.detail: gr.update(visible=True),
-            self.heading: opened(traces),
-            self.viewer: viewed([trace.header.run_id for trace in traces]),
+            self.heading: opened(traces, names),
+            self.viewer: viewed(names),
             self.message: "",
         }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app import pairs
 from app.runs import RunRequest
+from app.tabs.choice import Choice, read_choices, with_baselines
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
 from engine.errors import UsageError
 from engine.layout import Layout
@@ -15,11 +15,11 @@ from engine.methods import METHODS
 from engine.simulate.profile import Profile
 from engine.types import Limits, Sampling
 
-MIN_METHODS, MAX_METHODS = 2, 4
-"""Fewest and most methods in a comparison."""
 OWN = "own"
 """Value of `models` for models that the user names."""
 VIRTUAL = "virtual"
+MOST_PASSES = 3
+"""Most times that a measured comparison repeats."""
 WHERE = ("prompt", "methods", "sampling", "place", "models")
 """The parts of the form that can show a message."""
 
@@ -32,96 +32,82 @@ class FormError(UsageError):
         self.where = where
 
 
-def listed() -> list[str]:
-    """Return the methods in the order of the list: the usual ones first, then the others."""
-    return [key for key in pairs.USUAL if key in METHODS] + [key for key in METHODS if key not in pairs.USUAL]
-
-
 def make_requests(
     values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str
 ) -> list[RunRequest]:
-    """Return one request per selected method, all with the same conversation.
+    """Return one request per chosen method and baseline, all with the same conversation.
 
     Args:
-        values: By control: methods, `<method>.<setting>`, `<method>.prompts` (for batches),
-            temperature, top_k, top_p, seed, max_new_tokens, stop, runtime, profile, profile_pair,
-            models (a pair's name, or `own`), target, drafter, head.
+        values: By control: methods (see `read_choices`), temperature, top_k, top_p, seed,
+            max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`),
+            target, drafter, head.
         messages: The conversation to answer.
         group: Id of the comparison.
 
     Raises:
         FormError: A value is invalid.
     """
-    chosen = [key for key in listed() if key in (values["methods"] or ())]
-    if not MIN_METHODS <= len(chosen) <= MAX_METHODS:
-        message = f"{len(chosen)} methods are chosen; choose {MIN_METHODS} to {MAX_METHODS} to compare"
-        raise FormError("methods", message)
-    _check_size(values, chosen, messages)
+    try:
+        choices = with_baselines(read_choices(values["methods"]))
+    except UsageError as error:
+        raise FormError("methods", error) from None
+    _check_size(choices, messages)
     sampling, limits = _sampling(values), _limits(values)
-    place = {**_place(values), **_models(values)}
+    place = {**_place(values), **_models(values, choices)}
     return [
         RunRequest(
-            method=key,
+            method=choice.method,
             prompt=[dict(m) for m in messages],
-            further=_further(key, values, messages),
-            config=_config(key, values),
+            further=_further(choice, messages),
+            config=choice.config,
             sampling=sampling,
             limits=limits,
             group=group,
             **place,
         )
-        for key in chosen
+        for choice in choices
     ]
 
 
-def _check_size(
-    values: Mapping[str, Any], chosen: Sequence[str], messages: Sequence[Mapping[str, str]]
-) -> None:
+def passes_of(values: Mapping[str, Any]) -> int:
+    """Return how many times the comparison runs: once in virtual time, which never varies.
+
+    Raises:
+        FormError: The number is out of range.
+    """
+    passes = values["passes"]
+    if passes not in range(1, MOST_PASSES + 1):
+        raise FormError("place", f"passes is {passes}; it must be 1 to {MOST_PASSES}")
+    return 1 if values["runtime"] == VIRTUAL else int(passes)
+
+
+def _check_size(choices: Sequence[Choice], messages: Sequence[Mapping[str, str]]) -> None:
     """Refuse prompts that are too long for any model; the engine checks the context later."""
     try:
         check_prompt(messages)
     except UsageError as error:
         raise FormError("prompt", error) from None
-    for key in chosen:
-        further = _further(key, values, messages)
+    for choice in choices:
+        further = _further(choice, messages)
         size = sum(map(characters, further))
         if len(further) >= MOST_PROMPTS or size > MOST_CHARACTERS:
             raise FormError(
                 "methods",
-                f"{METHODS[key].title}: {len(further)} further prompts have {size} characters in all; there may be "
+                f"{choice.title}: {len(further)} further prompts have {size} characters in all; there may be "
                 f"{MOST_PROMPTS - 1} with {MOST_CHARACTERS}",
             )
 
 
-def further_prompts(typed: str | None) -> list[str]:
-    """Return the prompts in a text; blank lines separate them."""
-    return [part.strip() for part in re.split(r"\n\s*\n", typed or "") if part.strip()]
-
-
-def _further(
-    key: str, values: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
-) -> tuple[list[dict[str, str]], ...]:
-    """Return the further prompts of a method for batches, each after the same system prompt."""
+def _further(choice: Choice, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], ...]:
+    """Return the further prompts of a batch, each after the same system prompt."""
     system = [dict(m) for m in messages if m["role"] == "system"]
-    prompts = further_prompts(values.get(f"{key}.prompts")) if METHODS[key].batched else []
-    return tuple([*system, {"role": "user", "content": prompt}] for prompt in prompts)
+    return tuple([*system, {"role": "user", "content": prompt}] for prompt in choice.prompts)
 
 
-def _config(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the method's settings from the controls, checked."""
-    method = METHODS[key]
-    given = {s.name: values[f"{key}.{s.name}"] for s in method.settings() if f"{key}.{s.name}" in values}
-    try:
-        config = method.configure(given)
-    except UsageError as error:
-        raise FormError("methods", f"{method.title}: {error}") from None
-    return {name: getattr(config, name) for name in given}
-
-
-def _layout(key: str, values: Mapping[str, Any]) -> Layout:
-    """Return a method's layout with these settings."""
-    method = METHODS[key]
-    return method.layout(method.configure(_config(key, values)))
+def _layout(choice: Choice) -> Layout:
+    """Return a method's layout with the chosen settings."""
+    method = METHODS[choice.method]
+    return method.layout(method.configure(choice.config))
 
 
 def _sampling(values: Mapping[str, Any]) -> Sampling:
@@ -172,10 +158,10 @@ def _place(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"runtime": VIRTUAL, "profile": profile, "profile_pair": pair}
 
 
-def _models(values: Mapping[str, Any]) -> dict[str, Any]:
+def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the pair, or the user's target, drafters and heads."""
     if values["models"] != OWN:
-        return _pair(values)
+        return _pair(values, choices)
     target, drafters, heads = (
         str(values["target"] or "").strip(),
         _lines(values["drafter"]),
@@ -186,24 +172,22 @@ def _models(values: Mapping[str, Any]) -> dict[str, Any]:
             "models",
             "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list",
         )
-    if not drafters and any(_layout(key, values).needs_drafter for key in values["methods"]):
+    if not drafters and any(_layout(choice).needs_drafter for choice in choices):
         raise FormError("models", "the drafter is empty; a chosen method needs one")
-    if not heads and (
-        users := [METHODS[key].title for key in values["methods"] if _layout(key, values).head]
-    ):
+    if not heads and (users := [choice.title for choice in choices if _layout(choice).head]):
         raise FormError("models", f"the drafting head is empty; {users[0]} needs one")
     return {"target": target, "drafter": drafters, "head": heads}
 
 
-def _pair(values: Mapping[str, Any]) -> dict[str, Any]:
+def _pair(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the name of the chosen pair."""
     name = values["models"]
     if name not in pairs.NAMES:
         raise FormError("models", "no models are chosen; choose a pair from the list")
-    for key in values["methods"]:
-        if lacking := pairs.lacks(name, _layout(key, values)):
+    for choice in choices:
+        if lacking := pairs.lacks(name, _layout(choice)):
             message = (
-                f"{METHODS[key].title} needs {lacking} with these settings, and {pairs.label(name)} has none; "
+                f"{choice.title} needs {lacking} with these settings, and {pairs.label(name)} has none; "
                 "choose another method or other models"
             )
             raise FormError("methods", message)

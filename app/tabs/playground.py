@@ -9,24 +9,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
+import psutil
 
+from app.busy import Reading, busy_warning, read_load
 from app.pairs import TOY, opening
 from app.render.chat import conversation
 from app.render.html import alert
 from app.render.models import absent_note
-from app.render.turn import turn_line
+from app.render.settings import folded_line, kept_line, name_of_lane
+from app.render.turn import finished_line, turn_line
+from app.routes import find_traces
+from app.runs import Lane, alternating
 from app.tabs.chat import Chat
+from app.tabs.choice import MOST_RUNS
+from app.tabs.demo import build_demo
 from app.tabs.form import Form, build_settings, offer_script
 from app.tabs.library import Library
-from app.tabs.plan import MAX_METHODS, FormError, make_requests
+from app.tabs.picker import value_of
+from app.tabs.plan import FormError, make_requests, passes_of
 from app.tabs.streaming import Frame, frames
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import ModelError, PairError, SpecScopeError, UsageError
-from engine.methods import METHODS
+from engine.methods import BASELINE
 
 if TYPE_CHECKING:
-    from app.runs import LiveRun
+    from app.runs import LiveRun, RunRequest
     from app.service import Service
 
 SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
@@ -44,7 +52,11 @@ class Playground:
         self.service, self.pair = service, pair
         self.form = Form()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
+        build_demo()
         self._build_composer()
+        self.folded = gr.HTML(
+            elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
+        )
         card = build_settings(self.form, pair or opening())
         with card:
             self.library = Library(lambda: self.service, self.form.controls["models"], self.notice)
@@ -52,7 +64,7 @@ class Playground:
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
             self.talk = gr.HTML(elem_id="conversation")
             with gr.Row(elem_id="panes", elem_classes="specscope"):
-                self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MAX_METHODS)]
+                self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MOST_RUNS)]
             self.viewer = build_viewer("live-viewer")
         self._connect()
 
@@ -66,7 +78,7 @@ class Playground:
                 show_label=False,
                 lines=2,
                 max_lines=12,
-                placeholder="Type a prompt or pick an example below. All methods get the same prompt.",
+                placeholder="Type a prompt or pick an example below. All methods get the same prompt. Ctrl+Enter runs it.",
                 elem_id="prompt",
                 autofocus=True,
             )
@@ -107,15 +119,22 @@ class Playground:
         given = [self.prompt, self.system, self.chat, self.follow, *self.form.inputs]
         changed = [
             *(self.chat, self.prompt, self.follow, self.turn, self.talk, self.viewer),
-            *(self.clear, self.again, self.stop, self.go, self.form.controls["seed"]),
+            *(self.clear, self.again, self.stop, self.go),
+            *(self.form.controls["seed"], self.form.controls["methods"], self.folded),
             *self.panes,
             *self.form.alerts.values(),
         ]
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
-        self.go.click(self.ask, given, changed, **runs)
-        self.again.click(self.regenerate, given, changed, **runs)
+        ends = [
+            self.go.click(self.ask, given, changed, **runs),
+            self.again.click(self.regenerate, given, changed, **runs),
+            self.viewer.advised(self.follow_advice, given, changed, **runs),
+            self.clear.click(self.forget, self.chat, changed, **QUIET),
+        ]
+        for end in ends:  # the page keeps the conversation, for a reload
+            end.then(None, self.chat, None, js="(chat) => SpecScopeApp.keep(chat)", **QUIET)
+        self.changed = changed
         self.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
-        self.clear.click(self.forget, self.chat, changed, **QUIET)
         # In the browser, so that a click on Run right after it uses the new value.
         # A Dataset's value in the browser is the index of the sample.
         pick = f"(number) => {json.dumps([s['prompt'] for s in _samples()])}[number]"
@@ -126,6 +145,7 @@ class Playground:
         form, models = self.form, self.form.controls["models"]
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
         page.load(self.reopen, None, [models, self.notice], **QUIET)
+        page.load(self.restore, self.chat, self.changed, js="() => SpecScopeApp.kept()", **QUIET)
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
 
@@ -136,6 +156,21 @@ class Playground:
         if self.pair is not None:
             return gr.skip()
         return {self.form.controls["models"]: opening(), self.notice: absent_note()}
+
+    def restore(self, talk: Any) -> Any:
+        """Show the conversation that the page kept over a reload."""
+        chat = Chat.of(talk)
+        if not chat.answers:
+            return gr.skip()
+        return {
+            self.chat: chat.to_json(),
+            self.talk: conversation(chat),
+            self.turn: finished_line(chat.turns) if chat.shown else turn_line("idle"),
+            self.viewer: viewed(chat.shown),
+            self.follow: _follow(chat),
+            self.folded: kept_line(),
+            **self._buttons(running=False),
+        }
 
     async def ask(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
@@ -165,23 +200,47 @@ class Playground:
         async for update in self._answer(chat, system, values):
             yield {self.form.controls["seed"]: values["seed"], **update}
 
+    async def follow_advice(
+        self, event: gr.EventData, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
+    ) -> AsyncIterator[Update]:
+        """Answer the last message with the advised run, the run it improves and the baseline."""
+        del prompt, chosen
+        values, chat = self.form.values(given), Chat.of(talk)
+        try:
+            used = find_traces(self.service, str(event.run))[0].header
+        except SpecScopeError as error:
+            yield self._complaint(FormError("prompt", error))
+            return
+        rows = [(BASELINE, {}), (used.method, used.config), (str(event.method), event.config)]
+        picked = [{"method": method, "config": config} for method, config in rows]
+        values["methods"] = value_of(values["models"], picked)
+        async for update in self._answer(chat, system, values):
+            yield {self.form.controls["methods"]: values["methods"], **update}
+
     async def _answer(self, chat: Chat, system: str, values: dict[str, Any]) -> AsyncIterator[Update]:
         try:
             group = uuid.uuid4().hex[:12]
             requests = make_requests(values, chat.messages(system), group)
-            runs = [self.service.start(request) for request in requests]
+            lanes = self._start(requests, passes_of(values))
         except FormError as error:
             yield self._complaint(error)
             return
         except SpecScopeError as error:
             yield self._complaint(FormError("prompt", error))
             return
-        chat = chat.started(tuple(run.ticket for run in runs))
-        yield self._begin(chat, runs)
-        revision = 0
-        async for frame in frames(runs):
+        chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs))
+        yield {**self._begin(chat, lanes), self.folded: folded_line(values, lanes)}
+        revision, before = 0, read_load()
+        async for frame in frames(lanes):
             revision += frame.draw
-            yield self._show(frame, chat, runs, revision)
+            yield self._show(frame, chat, lanes, revision, before)
+
+    def _start(self, requests: Sequence[RunRequest], passes: int) -> list[Lane]:
+        """Queue all passes of all requests; return a lane per request."""
+        lanes: list[list[LiveRun]] = [[] for _ in requests]
+        for pane, request in alternating(requests, passes):
+            lanes[pane].append(self.service.start(request))
+        return [Lane(runs) for runs in lanes]
 
     def stop_runs(self, talk: Any) -> None:
         """Cancel the turn's runs; `frames` then shows that they ended."""
@@ -196,6 +255,7 @@ class Playground:
         return {
             self.chat: Chat().to_json(),
             self.turn: turn_line("idle"),
+            self.folded: "",
             self.talk: "",
             self.viewer: viewed(()),
             self.follow: gr.update(choices=[], value=None, visible=False),
@@ -207,40 +267,44 @@ class Playground:
 
     # -- updates
 
-    def _begin(self, chat: Chat, runs: Sequence[LiveRun]) -> Update:
+    def _begin(self, chat: Chat, lanes: Sequence[Lane]) -> Update:
         return {
             self.chat: chat.to_json(),
             self.prompt: "",
             self.talk: conversation(chat),
-            self.turn: turn_line("queued", runs),
+            self.turn: turn_line("queued", lanes),
             self.viewer: viewed((), live=True),
             **self._buttons(running=True),
-            **{pane: gr.update(value="", visible=i < len(runs)) for i, pane in enumerate(self.panes)},
+            **{pane: gr.update(value="", visible=i < len(lanes)) for i, pane in enumerate(self.panes)},
             **self._alerts(),
         }
 
-    def _show(self, frame: Frame, chat: Chat, runs: Sequence[LiveRun], revision: int) -> Update:
+    def _show(
+        self, frame: Frame, chat: Chat, lanes: Sequence[Lane], revision: int, before: Reading
+    ) -> Update:
         update: Update = {self.panes[i]: html for i, html in frame.panes.items()}
-        update[self.turn] = turn_line(frame.state, runs)
+        warning = _warning(lanes, before) if frame.last else ""
+        update[self.turn] = turn_line(frame.state, lanes, warning, chat.turns)
         if frame.draw:
-            begun = [run.run_id for run in runs if run.run_id]
-            update[self.viewer] = viewed(begun, revision, live=not frame.last)
-        return {**update, **self._finish(chat, runs)} if frame.last else update
+            begun = [lane.name if frame.last else lane.current.run_id for lane in lanes]
+            update[self.viewer] = viewed([name for name in begun if name], revision, live=not frame.last)
+        return {**update, **self._finish(chat, lanes)} if frame.last else update
 
-    def _finish(self, chat: Chat, runs: Sequence[LiveRun]) -> Update:
-        traces = [run.trace() for run in runs]
+    def _finish(self, chat: Chat, lanes: Sequence[Lane]) -> Update:
+        traces = [lane.trace() for lane in lanes]
         answers = tuple(
-            (METHODS[run.request.method].title, trace.text if trace else "")
-            for run, trace in zip(runs, traces, strict=True)
+            (name_of_lane(lane), trace.text if trace else "")
+            for lane, trace in zip(lanes, traces, strict=True)
         )
-        answered = [(title, i) for i, (title, answer) in enumerate(answers) if answer.strip()]
-        blame = _blame(runs)
+        shown = tuple(lane.name for lane in lanes if lane.name)
+        chat = chat.answered(answers, shown)
+        follow = _follow(chat)
+        answered = follow["choices"]
+        blame = _blame([run for lane in lanes for run in lane.runs])
         message = {self.prompt: chat.prompt} if blame and not answered else {}
         return {
-            self.chat: chat.answered(answers).to_json(),
-            self.follow: gr.update(
-                choices=answered, value=answered[0][1] if answered else None, visible=bool(answered)
-            ),
+            self.chat: chat.to_json(),
+            self.follow: follow,
             **message,  # a refused message returns to the box, to be corrected
             **self._buttons(running=False),
             **self._alerts(blame),
@@ -260,11 +324,26 @@ class Playground:
         return self._alerts(error)
 
     def _alerts(self, error: FormError | None = None) -> Update:
-        """Show an error beside its part of the form, and clear all other messages."""
-        return {
+        """Show an error beside its part of the form, unfolded, and clear all other messages."""
+        unfold: Update = {self.folded: ""} if error is not None and error.where != "prompt" else {}
+        return unfold | {
             place: alert(str(error) if error is not None and error.where == where else "")
             for where, place in self.form.alerts.items()
         }
+
+
+def _follow(chat: Chat) -> dict[str, Any]:
+    """Return the choice of the answer that the next message continues."""
+    answered = [(title, i) for i, (title, answer) in enumerate(chat.answers) if answer.strip()]
+    value = answered[0][1] if answered else None
+    return gr.update(choices=answered, value=value, visible=bool(answered))
+
+
+def _warning(lanes: Sequence[Lane], before: Reading) -> str:
+    """Return the warning of a busy machine for a measured comparison; empty in virtual time."""
+    if any(lane.request.profile for lane in lanes):
+        return ""
+    return busy_warning(before, read_load(), psutil.cpu_count() or 1)
 
 
 def _blame(runs: Sequence[LiveRun]) -> FormError | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.render.panes import LivePane
 
 if TYPE_CHECKING:
-    from app.runs import LiveRun
+    from app.runs import Lane
 
 TICK = 0.09
 """Seconds between two reads of the runs."""
@@ -48,9 +48,9 @@ def turn_state(states: Sequence[str]) -> str:
     return "done"
 
 
-async def frames(runs: Sequence[LiveRun]) -> AsyncIterator[Frame]:
+async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
     """Yield frames until all runs have ended. Closing the iterator early cancels the runs."""
-    panes = [LivePane(run) for run in runs]
+    panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
     state, drawn, begun = "", 0.0, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
     try:

@@ -12,11 +12,11 @@ TEMPLATE = '<div class="app-viewer-root"></div>'
 
 
 def build_viewer(elem_id: str) -> gr.HTML:
-    """Return an empty viewer."""
+    """Return an empty viewer; its event `advised` names the run that the user wants to start."""
     return gr.HTML(
         value=viewed(()),
         html_template=TEMPLATE,
-        js_on_load="SpecScopeApp.viewer(element, props, watch);",
+        js_on_load="SpecScopeApp.viewer(element, props, watch, trigger, 'advised');",
         apply_default_css=False,
         elem_id=elem_id,
         elem_classes="app-viewer",

@@ -11,7 +11,7 @@ const WAITS = {
   verify: "waits for the target",
   communication: "waits for data to be moved",
   queue: "waits for its turn",
-  host: "waits for the host",
+  host: "idle, no device works",
 };
 const FATES = {
   rejected: "Its token was rejected: the work was wasted.",
@@ -101,6 +101,15 @@ function topList(run, name, list, chosen) {
   })));
 }
 
+/** The rejected drafts whose place a corrected token takes. */
+function rejectedNote(run, row) {
+  if (row.outcome !== "corrected") return null;
+  const lost = run.ghosts.filter((g) => g.outcome === "rejected" && g.sequence === row.sequence && g.step === row.step && g.position === row.position && g.text);
+  if (!lost.length) return null;
+  return el("p", {}, lost.length > 1 ? "Rejected drafts: " : "The rejected draft: ",
+    lost.slice(0, 5).flatMap((g, i) => [i ? ", " : "", el("s", { class: "ss-ink ss-rejected" }, quoted(g.text))]), lost.length > 5 ? ", …" : "");
+}
+
 function deviceOf(run, row) {
   const place = row.verify >= 0 ? findSpan(run, row.verify) : null;
   return place ? place.track.label : "";
@@ -113,6 +122,7 @@ function tokenCard(run, row) {
     el("h4", {}, el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text)),
       el("span", { class: "ss-chip" }, outcomeOf(row)), row.rule === "typical" ? lossyBadge(run) : null),
     el("p", {}, story(run, row)),
+    rejectedNote(run, row),
     copy ? copyNote(run, copy, row) : null,
     gauge(row),
     facts([

@@ -36,8 +36,10 @@ function number(value, decimals) {
   return sign + grouped + (part ? `.${part}` : "");
 }
 
+/** A time in milliseconds; from 10,000 on in seconds. */
 function ms(value) {
   const size = Math.abs(value);
+  if (size >= 10000) return `${number(value / 1000, 2)} s`;
   return `${number(value, size >= 100 || size === 0 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3)} ms`;
 }
 

@@ -43,7 +43,7 @@ class Replay {
     this.t = Math.max(Number(this.slider.min), Math.min(this.model.axis.max, t));
     this.slider.value = this.t;
     this.slider.style.setProperty("--ss-done", `${(100 * (this.t - this.slider.min)) / (this.slider.max - this.slider.min || 1)}%`);
-    this.clock.textContent = `${number(this.t, 0)} / ${ms(this.model.axis.max)}`;
+    this.clock.textContent = `${this.model.axis.max < 10000 ? number(this.t, 0) : ms(this.t)} / ${ms(this.model.axis.max)}`;
     this.slider.setAttribute("aria-valuetext", ms(this.t));
     this.seek(this.t);
   }
@@ -53,6 +53,17 @@ class Replay {
     const t = neighbour(moments(this.model, kind), this.t, direction);
     if (t !== undefined) this.to(t);
     else if (direction < 0) this.to(0);
+  }
+
+  /** Play all of it once, at the speed that takes about `seconds`; not for readers who want little motion. */
+  race(seconds = 8) {
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches || this.node.hidden) return;
+    const speed = SPEEDS.find((s) => this.model.axis.max / s <= 1000 * seconds) ?? SPEEDS.at(-1);
+    this.speed.value = String(speed);
+    this.play(false);
+    this.to(0);
+    this.play(true);
+    this.node.dataset.races = String(1 + Number(this.node.dataset.races ?? 0)); // for tests
   }
 
   play(on) {

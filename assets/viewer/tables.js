@@ -30,10 +30,14 @@ function figureTables(model) {
   return [el("div", { class: "ss-scroll" }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
 }
 
-/** Whether a run is the fastest of those that are compared with the same baseline. */
+/** Whether a run is the fastest of those with the same baseline, by more than the spread of their passes. */
 function isBest(run, runs) {
   const speed = (other) => other.metrics.tokens_per_second ?? 0;
-  return run.over !== null && !run.baseline && speed(run) > 0 && runs.every((other) => other.over !== run.over || other.baseline || speed(other) <= speed(run));
+  const slowest = run.passes?.low ?? speed(run);
+  const fastest = (other) => other.passes?.high ?? speed(other);
+  const rivals = runs.filter((other) => other !== run && other.over === run.over);
+  return run.over !== null && !run.baseline && speed(run) > 0
+    && rivals.every((other) => (run.passes || other.passes ? fastest(other) < slowest : other.baseline || speed(other) <= speed(run)));
 }
 
 /** The timeline as tables, made when the fold is first opened. */
@@ -101,6 +105,9 @@ function waitsOf({ label, waits }) {
     .map(([name, lengths]) => summary(label, name, lengths));
 }
 
+/** The words of kinds of work whose name needs some. */
+const KINDS = { "pre-verify": "pre-verify (a draft's first token, while it is drafted)" };
+
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
   const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);
@@ -114,7 +121,7 @@ function legend(model) {
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
   const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
-    ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill"].filter((k) => kinds.has(k)).map((k) => item(k, k)),
+    ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
     lost ? item("draft", "discarded work", true) : null,
     fates.has("cancelled") ? el("li", {}, swatch("verify", true, true), "cancelled work") : null,
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),

@@ -25,11 +25,12 @@ class Pane {
     this.marks = el("div", { class: "ss-marks" });
     this.planned = el("p", { class: "ss-note ss-planned", hidden: true });
     this.message = el("p", { class: "ss-message", hidden: true });
+    this.verdict = el("div", { class: "ss-verdict", hidden: true });
     this.sources = new Sources();
     this.text = el("div", { class: "ss-text" });
     this.tree = new TreeInset(bus);
     this.root = el("section", { class: "ss-card ss-pane" },
-      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.planned, this.message, this.sources.root, this.text, this.tree.root);
+      el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.planned, this.message, this.sources.root, this.text, this.verdict, this.tree.root);
     this.listen();
   }
 
@@ -98,12 +99,22 @@ class Pane {
   say(run) {
     const text = run.error
       || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
-      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."))
-      || run.slowness;
+      || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."));
     this.message.textContent = text;
     this.message.hidden = !text;
     this.message.classList.toggle("ss-bad", run.status === "failed" || run.status === "incomplete");
     if (run.error) this.message.setAttribute("role", "alert");
+    this.judge(run.verdict);
+  }
+
+  /** Show the verdict, with a button that starts the advised run where the page can start runs. */
+  judge({ summary, reason, advice, run }) {
+    const start = this.bus.options.advise;
+    this.verdict.hidden = !summary;
+    this.verdict.replaceChildren(...[
+      summary && el("p", { class: "ss-verdict-main" }, summary), reason && el("p", {}, reason), advice && el("p", {}, advice),
+      run && start ? el("button", { type: "button", class: "ss-button ss-wide-button", title: `Predicted by ${run.source}`, onclick: () => start(this.run, run) }, `Run ${run.title} with ${run.setting}`) : null,
+    ].filter(Boolean));
   }
 
   append(tokens) {
@@ -222,7 +233,8 @@ function speedOf(run) {
   const { tokens_per_second: speed, tokens_per_second_per_sequence: each, speedup } = run.figures;
   if (!speed || speed === "–") return [];
   if (speed === "unknown") return ["speed unknown"];
-  const text = run.batch > 1 ? `throughput ${speed} tok/s · ${each} tok/s per sequence` : `${speed} tok/s`;
+  const short = run.passes ? number(run.metrics.tokens_per_second, 1) : speed;
+  const text = run.batch > 1 ? `throughput ${short} tok/s · ${each} tok/s per sequence` : `${short} tok/s`;
   return [text, ...(run.over && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
 }
 
@@ -231,6 +243,8 @@ function marksOf(run, clocks) {
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
   if (run.lossy) marks.push(lossyBadge(run));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
+  if (run.passes) marks.push(el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." },
+    `median of ${run.passes.count} passes, ${number(run.passes.low, 1)} to ${number(run.passes.high, 1)} tok/s`));
   if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));
   if (run.identity) marks.push(identityMark(run));
   return marks;

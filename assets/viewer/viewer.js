@@ -278,6 +278,7 @@ function mount(root, model, options = {}) {
   return {
     update: (next) => viewer.update(next),
     seek: (t) => viewer.replay.to(t),
+    race: () => viewer.replay.race(),
     destroy: () => viewer.destroy(),
   };
 }

@@ -52,3 +52,18 @@ def test_text_of_users_and_models_is_escaped() -> None:
     assert "&lt;script&gt;alert(1)" in page
     assert "1 earlier turn " in page
     assert conversation(Chat()) == ""
+
+
+def test_every_turn_keeps_the_names_of_its_runs() -> None:
+    chat = Chat().asked("Hi").answered(ANSWERS, ("a", "b~c")).asked("More", 0)
+    assert chat.turns == (("a", "b~c"),)
+    chat = chat.answered(ANSWERS, ("d",))
+    assert chat.turns == (("a", "b~c"), ("d",))
+    assert Chat.of(json.loads(json.dumps(chat.to_json()))) == chat
+
+
+def test_a_long_prompt_is_folded() -> None:
+    page = conversation(Chat().asked("word " * 400))
+    assert "<details" in page
+    assert "2,000 characters" in page
+    assert "<details" not in conversation(Chat().asked("word"))

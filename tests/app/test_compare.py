@@ -8,9 +8,11 @@ import re
 import pytest
 
 import engine
+from app.cli import compare
 from app.cli.compare import able
 from engine.methods import METHODS
 from tests.app.commands import VIRTUAL, call
+from traces.store import Store
 
 pytestmark = pytest.mark.usefixtures("shared_clusters")
 
@@ -130,3 +132,49 @@ def test_prompts_that_are_too_long_are_skipped_and_listed(capsys, db, tmp_path):
     code, _, err = call(capsys, "compare", *common)
     assert code == 2
     assert f"no prompt of {file} fits; line 1: {skipped['reason']}; shorten" in err
+
+
+def test_passes_alternate_and_the_median_is_shown_with_the_spread(capsys, db):
+    words = [
+        "compare",
+        "--methods",
+        "prompt_lookup",
+        "--prompt",
+        "Hi",
+        "--max-new-tokens",
+        "6",
+        "--repeat",
+        "3",
+    ]
+    code, out, _ = call(capsys, *words, "--runtime", "local-thread", *db, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["passes"] == 3
+    for figures in result["methods"].values():
+        low, high = figures["spread"]
+        assert low <= figures["tokens_per_second"] <= high
+    with Store(db[1], readonly=True) as store:
+        assert [run.header.method for run in reversed(store.runs()[0])] == [
+            "autoregressive",
+            "prompt_lookup",
+            "prompt_lookup",
+            "autoregressive",
+            "autoregressive",
+            "prompt_lookup",
+        ]
+
+
+@pytest.mark.parametrize(("repeat", "place"), [("0", []), ("10", []), ("2", VIRTUAL)])
+def test_a_number_of_passes_that_makes_no_sense_is_refused(capsys, db, repeat, place):
+    code, _, err = call(
+        capsys, "compare", "--methods", "pearl", "--prompt", "Hi", "--repeat", repeat, *place, *db
+    )
+    assert code == 2
+    assert f"--repeat is {repeat}; " in err
+
+
+def test_a_busy_machine_is_reported_for_measured_runs(capsys, db, monkeypatch):
+    monkeypatch.setattr(compare, "busy_warning", lambda *_: "Other programs used 1.9 of 2 cores")
+    words = ["compare", "--methods", "autoregressive", "--prompt", "Hi", "--max-new-tokens", "2", *db]
+    assert "warning: Other programs used 1.9" in call(capsys, *words, "--runtime", "local-thread")[1]
+    assert "warning" not in call(capsys, *words, *VIRTUAL)[1]

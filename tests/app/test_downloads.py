@@ -13,7 +13,7 @@ import pytest
 from app.downloads import MAX_DOWNLOADS
 from app.render.panes import LivePane
 from app.render.turn import turn_line
-from app.runs import LiveRun, RunRequest
+from app.runs import Lane, LiveRun, RunRequest
 from app.service import Service
 from app.tabs.streaming import frames, turn_state
 from engine.errors import ModelError, RunCancelled, UsageError
@@ -177,7 +177,7 @@ def test_closing_the_page_stops_the_download(service: Service, hub: FakeHub) -> 
     runs = [service.start(ask()), service.start(ask(method="pearl"))]
 
     async def leave() -> None:
-        stream = frames(runs)
+        stream = frames([Lane([run]) for run in runs])
         await anext(stream)
         await stream.aclose()
 
@@ -190,15 +190,15 @@ def test_the_page_shows_model_file_bytes_and_percent(service: Service, opener: F
     opener.waiting = [FakeCluster()]
     run = service.start(ask())
     until(lambda: half(run))
-    pane = LivePane(run)
+    pane = LivePane(Lane([run]))
     assert pane.update()
     assert 'data-state="downloading"' in pane.html
     assert "downloading · 50%" in pane.html
     assert "Downloading model.safetensors of owner/big: 5.0 MB of 10.0 MB." in pane.html
-    line = turn_line("downloading", [run])
+    line = turn_line("downloading", [Lane([run])])
     assert "Downloading the models. owner/big: 50%. Other runs continue." in line
     run.show(Progress("owner/big"))
-    assert "Waiting for the hub to answer." in turn_line("downloading", [run])
+    assert "Waiting for the hub to answer." in turn_line("downloading", [Lane([run])])
     assert pane.update()
     assert "Asking the hub for owner/big." in pane.html
 

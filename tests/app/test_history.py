@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.render.history import when
+from app.render.history import moment, when
 from app.routes import import_trace
 from app.service import Service
 from app.tabs import history
@@ -93,9 +93,9 @@ def test_selection_spans_pages(page) -> None:
     state = page.pick({"offset": 0, "selected": ["a", "z"]}, event)
     assert state[page.place]["selected"] == ["z", "b"]
     assert state[page.open] == gr.update(interactive=True, value="Compare 2")
-    five = page.pick({"offset": 0, "selected": list("vwxyz")}, SimpleNamespace(listed=[], ticked=[]))
-    assert five[page.open]["interactive"] is False
-    assert five[page.delete]["interactive"] is True
+    nine = page.pick({"offset": 0, "selected": list("abcdefghi")}, SimpleNamespace(listed=[], ticked=[]))
+    assert nine[page.open]["interactive"] is False
+    assert nine[page.delete]["interactive"] is True
 
 
 def test_open_shows_the_run_and_its_downloads(page, run) -> None:
@@ -122,6 +122,20 @@ def test_open_a_comparison_and_go_back(page, run) -> None:
     back = page.list_again("", selected)
     assert back[page.listing]["visible"] is True
     assert json.loads(back[page.viewer])["runs"] == []
+
+
+def test_the_passes_of_a_method_are_opened_as_one_run(page, run) -> None:
+    runs = [run(m, group="g") for m in ("autoregressive", "pearl", "pearl", "autoregressive")]
+    state = page.open_group(SimpleNamespace(run=runs[1].run_id))
+    names = json.loads(state[page.viewer])["runs"]
+    passes = [{runs[0].run_id, runs[3].run_id}, {runs[1].run_id, runs[2].run_id}]
+    assert [set(name.split("~")) for name in names] == passes
+    assert f"?run={','.join(names)}" in state[page.heading]
+
+
+def test_a_time_is_given_for_the_time_zone_of_the_reader() -> None:
+    created = "2026-07-01T10:00:02.345+00:00"
+    assert moment(created) == f'<time datetime="{created}">2026-07-01 10:00:02 UTC</time>'
 
 
 def test_an_unknown_run_is_an_error(page) -> None:
@@ -196,8 +210,8 @@ def test_without_a_database_the_history_shows_an_error(built) -> None:
 def test_permalinks() -> None:
     assert wanted_runs("a,b,") == ["a", "b"]
     assert wanted_runs("") == []
-    with pytest.raises(UsageError, match="at most 4"):
-        wanted_runs("a,b,c,d,e")
+    with pytest.raises(UsageError, match="at most 8"):
+        wanted_runs("a,b,c,d,e,f,g,h,i")
 
 
 def test_time_stamps() -> None:

@@ -37,14 +37,16 @@ def test_the_bundled_pair_is_called_a_toy_and_runs_every_method() -> None:
     assert "a toy" in pairs.label("bundled")
     assert pairs.able("bundled") == list(METHODS)
     assert pairs.usual("bundled") == ["autoregressive", "speculative", "pearl"]
-    assert pairs.shortage("bundled") == ""
+    assert pairs.reasons("bundled") == {}
     assert "2,304 tokens" in pairs.about("bundled")
 
 
 def test_a_target_alone_runs_the_methods_that_copy(folder: Path) -> None:
     assert pairs.able("smollm2") == ["autoregressive", "ems", "llma", "lookahead", "prompt_lookup"]
     assert pairs.usual("smollm2") == ["autoregressive", "llma", "prompt_lookup"]
-    assert f"no drafter and no drafting heads: {len(METHODS) - 5} methods" in pairs.shortage("smollm2")
+    assert len(pairs.reasons("smollm2")) == len(METHODS) - 5
+    assert pairs.reasons("smollm2")["pearl"] == "needs a drafter"
+    assert pairs.reasons("smollm2")["eagle"] == "needs a drafting head of kind eagle"
     assert "8,192 tokens" in pairs.about("smollm2")
 
 
@@ -55,4 +57,4 @@ def test_a_stored_drafter_and_a_head_bring_their_methods(folder: Path) -> None:
     assert {"speculative", "pearl", "eagle", "eagle2"} <= set(able)
     assert not {"medusa", "hydra"} & set(able)
     assert pairs.usual("smollm2") == ["autoregressive", "speculative", "pearl"]
-    assert "no head for them" in pairs.shortage("smollm2")
+    assert pairs.reasons("smollm2")["medusa"] == "needs a drafting head of kind medusa"

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from app.pairs import TOY, usual
-from app.tabs.plan import FormError, further_prompts, listed, make_requests
-from engine.methods import METHODS
+from app.tabs.choice import further_prompts
+from app.tabs.plan import FormError, make_requests, passes_of
 from engine.simulate.profile import Profile, profiles
 
 CHOSEN = usual(TOY)
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
+def picked(*chosen) -> str:
+    """Return the picker's value; a row is a key, or a tuple of key, settings and prompts."""
+    rows = [(row,) if isinstance(row, str) else row for row in chosen]
+    return json.dumps(
+        {"chosen": [dict(zip(("method", "config", "prompts"), row, strict=False)) for row in rows]}
+    )
+
+
 def values(**changed):
-    base = {
-        "methods": CHOSEN,
+    return {
+        "methods": picked(*CHOSEN),
+        "passes": 1,
         "temperature": 0,
         "top_k": 0,
         "top_p": 1,
@@ -29,10 +40,7 @@ def values(**changed):
         "target": "",
         "drafter": "",
         "head": "",
-    }
-    for key, method in METHODS.items():
-        base |= {f"{key}.{s.name}": s.default for s in method.settings()}
-    return base | changed
+    } | changed
 
 
 def complaint(**changed) -> FormError:
@@ -42,7 +50,8 @@ def complaint(**changed) -> FormError:
 
 
 def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> None:
-    given = values(**{"speculative.gamma": 7, "temperature": 0.8, "seed": 3, "stop": "END\n\nSTOP"})
+    chosen = picked("autoregressive", ("speculative", {"gamma": 7}), "pearl")
+    given = values(methods=chosen, temperature=0.8, seed=3, stop="END\n\nSTOP")
     requests = make_requests(given, MESSAGES, "g")
     assert [r.method for r in requests] == CHOSEN
     assert all(r.prompt == MESSAGES and r.group == "g" for r in requests)
@@ -53,24 +62,45 @@ def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> Non
     assert requests[0].limits.stop == ("END", "STOP")
 
 
-def test_panes_have_the_order_of_the_list() -> None:
-    requests = make_requests(values(methods=list(reversed(CHOSEN))), MESSAGES, "g")
-    assert [r.method for r in requests] == CHOSEN
-    assert set(listed()) == set(METHODS)
+def test_a_method_alone_and_the_same_method_twice_are_fine() -> None:
+    assert [r.method for r in make_requests(values(methods=picked("pearl")), MESSAGES, "g")] == ["pearl"]
+    twice = picked(("pearl", {"gamma": 2}), ("pearl", {"gamma": 6}))
+    requests = make_requests(values(methods=twice), MESSAGES, "g")
+    assert [r.config for r in requests] == [{"gamma": 2}, {"gamma": 6}]
 
 
-@pytest.mark.parametrize("methods", [[], ["pearl"], None, ["pearl", "nonsense"]])
-def test_too_few_methods(methods) -> None:
-    error = complaint(methods=methods)
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (picked(), "0 methods are chosen; choose 1 to 6"),
+        (picked(*["pearl"] * 7), "7 methods are chosen; choose 1 to 6"),
+        (picked("nonsense"), "there is no method 'nonsense'"),
+        (None, "0 methods are chosen"),
+        ("[1]", "0 methods are chosen"),
+        ("{", "cannot be read"),
+        ('{"chosen": [3]}', "3 is not a choice of a method"),
+        ('{"chosen": [{"method": "pearl", "config": [1]}]}', "is not a choice of a method"),
+    ],
+)
+def test_a_choice_that_cannot_run_is_refused(chosen, message) -> None:
+    error = complaint(methods=chosen)
     assert error.where == "methods"
-    assert "choose 2 to 4" in str(error)
+    assert message in str(error)
+
+
+def test_passes_repeat_a_measured_comparison_only() -> None:
+    assert passes_of(values(passes=3)) == 3
+    assert passes_of(values(passes=3, runtime="virtual")) == 1
+    for passes in (0, 4, None, "2"):
+        with pytest.raises(FormError, match="it must be 1 to 3"):
+            passes_of(values(passes=passes))
 
 
 @pytest.mark.parametrize(
     ("changed", "where", "message"),
     [
         (
-            {"speculative.gamma": 99},
+            {"methods": picked(("speculative", {"gamma": 99}))},
             "methods",
             "Speculative decoding: gamma is 99; it must be at least 1 and at most 32",
         ),
@@ -114,7 +144,7 @@ def test_own_models() -> None:
 
 
 def test_heads_of_an_own_target() -> None:
-    own = {"models": "own", "target": "/t", "methods": ["medusa", "eagle"]}
+    own = {"models": "own", "target": "/t", "methods": picked("medusa", "eagle")}
     assert str(complaint(**own)) == "the drafting head is empty; Medusa needs one"
     requests = make_requests(values(**own, head="/m\n /e\n"), MESSAGES, "g")
     assert [(request.head, request.drafter) for request in requests] == [(("/m", "/e"), ())] * 2
@@ -126,9 +156,33 @@ def test_only_methods_for_batches_get_further_prompts() -> None:
     assert further_prompts(typed) == ["First one.", "Second,\non two lines.", "Third"]
     assert further_prompts(None) == further_prompts(" \n\n ") == []
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    given = values(methods=["ems", "speculative"], **{"ems.prompts": typed})
-    by_method = {r.method: r for r in make_requests(given, messages, "g")}
+    given = values(methods=picked(("ems", {}, typed), ("speculative", {}, typed)))
+    requests = make_requests(given, messages, "g")
+    by_method = {r.method: r for r in requests}
     assert by_method["speculative"].further == ()
     assert by_method["ems"].prompt == messages
     assert [m[-1]["content"] for m in by_method["ems"].further] == further_prompts(typed)
     assert {m[0]["content"] for m in by_method["ems"].further} == {"Be brief."}
+
+
+def test_a_batch_brings_batched_plain_decoding_of_the_same_prompts_once() -> None:
+    chosen = picked(
+        "autoregressive", ("ems", {"copy": 3}, "One.\n\nTwo."), ("ems", {"copy": 5}, "One.\n\nTwo.")
+    )
+    requests = make_requests(values(methods=chosen), MESSAGES, "g")
+    assert [(r.method, r.config.get("base"), len(r.further)) for r in requests] == [
+        ("autoregressive", None, 0),
+        ("ems", "plain", 2),
+        ("ems", None, 2),
+        ("ems", None, 2),
+    ]
+    other = picked(("ems", {}, "One."), ("ems", {"batch": 1}, "One."), ("ems", {"base": "plain"}, "One."))
+    bases = [r.config.get("base") for r in make_requests(values(methods=other), MESSAGES, "g")]
+    assert bases == [None, "plain", None, "plain"], "a batch of one has another baseline"
+    alone = make_requests(values(methods=picked("ems")), MESSAGES, "g")
+    assert len(alone) == 1, "one prompt is compared with plain decoding"
+
+
+def test_batches_with_their_baselines_have_a_limit() -> None:
+    chosen = picked(*[("ems", {"batch": n}, "One.") for n in range(1, 7)])
+    assert "12 runs are needed" in str(complaint(methods=chosen))

@@ -9,8 +9,9 @@ import threading
 import gradio as gr
 import pytest
 
+from app.tabs import playground
 from app.tabs.chat import Chat
-from app.tabs.form import control_for
+from app.tabs.picker import contents, control_of
 from app.tabs.playground import Playground
 from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
@@ -180,45 +181,84 @@ def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
     assert [len(prompt.split()) > 200 for prompt in prompts] == [False, False, False, True]
 
 
-def test_every_setting_with_a_choice_has_a_control(page) -> None:
+def test_every_setting_with_a_choice_has_a_control() -> None:
+    rows = {row["key"]: row for row in contents()["methods"]}
     for key, method in METHODS.items():
+        shown = {s["name"]: s for s in rows[key]["settings"]}
         for setting in method.settings():
-            present = f"{key}.{setting.name}" in page.form.controls
-            assert present == (len(setting.choices) != 1), f"{key}.{setting.name}"
-            if present:
-                control = page.form.controls[f"{key}.{setting.name}"]
-                assert control.value == setting.default
-                assert control.info == setting.doc
+            assert (setting.name in shown) == (len(setting.choices) != 1), f"{key}.{setting.name}"
+            if setting.name in shown:
+                control = shown[setting.name]
+                assert (control["default"], control["doc"]) == (setting.default, setting.doc)
 
 
 @pytest.mark.parametrize(
     ("kind", "default", "low", "high", "choices", "control"),
     [
-        (int, 4, 1, 8, (), gr.Slider),
-        (float, 0.4, 0.0, 1.0, (), gr.Slider),
-        (int, 4, 1, None, (), gr.Number),
-        (bool, True, None, None, (), gr.Checkbox),
-        (str, "a", None, None, ("a", "b"), gr.Radio),
-        (str, "", None, 1000, (), gr.Textbox),
+        (int, 4, 1, 8, (), "whole"),
+        (float, 0.4, 0.0, 1.0, (), "number"),
+        (bool, True, None, None, (), "flag"),
+        (str, "a", None, None, ("a", "b"), "choice"),
+        (str, "", None, 100_000, (), "text"),
+        (str, "", None, 100, (), "line"),
     ],
 )
 def test_controls_follow_the_declared_type(kind, default, low, high, choices, control) -> None:
     setting = Setting("draft_length", kind, default, "What it does.", low, high, choices, "")
-    built = control_for(setting)
-    assert isinstance(built, control)
-    assert (built.value, built.label) == (default, "draft-length")
-    if isinstance(built, gr.Textbox):
-        assert built.lines > 1, "a text may have several lines"
+    built = control_of(setting)
+    assert (built["kind"], built["default"], built["label"]) == (control, default, "draft-length")
+    assert (built["low"], built["high"]) == (low, high)
 
 
 def test_a_setting_that_the_method_can_choose_allows_0() -> None:
-    built = control_for(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
-    assert built.minimum == 0
-    assert built.label == "gamma (0 = round(c))"
+    built = control_of(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
+    assert (built["low"], built["label"]) == (0, "gamma (0 = round(c))")
 
 
 def test_a_lossy_choice_is_marked_in_its_control() -> None:
     setting = next(s for s in METHODS["medusa"].settings() if s.name == "acceptance")
-    built = control_for(setting)
-    assert built.choices == [("exact", "exact"), ("typical (lossy)", "typical")]
-    assert built.value == "exact"
+    assert control_of(setting)["choices"] == [["exact", "exact"], ["typical", "typical (lossy)"]]
+
+
+def test_every_method_is_in_one_group_and_presets_name_methods() -> None:
+    found = contents()
+    assert {row["key"] for row in found["methods"]} == set(METHODS)
+    assert {row["group"] for row in found["methods"]} == set(found["groups"])
+    groups = {row["key"]: row["group"] for row in found["methods"]}
+    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
+    assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
+    assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
+
+
+def test_passes_alternate_and_the_median_run_is_shown(page, opener) -> None:
+    state = merged(play(page.ask("Hi", "", None, None, *given(page, passes=3))))
+    ran = [run[0] for run in opener.opened[0].ran]
+    forth, back = ["autoregressive", "speculative", "pearl"], ["pearl", "speculative", "autoregressive"]
+    assert ran == forth + back + forth
+    names = json.loads(state[page.viewer])["runs"]
+    assert [len(name.split("~")) for name in names] == [3, 3, 3]
+    assert "pass 3 of 3" in state[page.panes[0]]
+    assert f"?run={','.join(names)}" in state[page.turn]
+
+
+def test_an_advised_run_is_compared_with_the_run_it_improves_and_the_baseline(page, opener) -> None:
+    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    run = json.loads(first[page.viewer])["runs"][1]
+    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 3}})
+    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    ran = [(r[0], r[2]["config"].get("gamma")) for r in opener.opened[0].ran[3:]]
+    assert [method for method, _ in ran] == ["autoregressive", "speculative", "pearl"]
+    assert ran[2] == ("pearl", 3)
+    assert 'data-state="done"' in state[page.turn]
+    assert "pearl" in state[page.form.controls["methods"]]
+    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 99}})
+    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    assert "gamma is 99" in message(page, state, "methods")
+
+
+def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) -> None:
+    monkeypatch.setattr(playground, "busy_warning", lambda *_: "Other programs used 1.7 of 2 cores")
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "Other programs used 1.7 of 2 cores" in state[page.turn]
+    virtual = given(page, runtime="virtual")
+    assert "Other programs" not in merged(play(page.ask("Hi", "", None, None, *virtual)))[page.turn]

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.guard import HEADERS
-from app.routes import address
+from app.routes import address, report_address
 from app.runs import RunRequest
 from app.server import build_app
 from app.service import Service
@@ -54,10 +54,33 @@ def test_the_model_of_finished_and_running_runs(client, run) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
+def test_the_passes_of_a_run_are_shown_as_the_median_with_the_spread(client, run) -> None:
+    first, second = run("speculative"), run("speculative")
+    answer = client.get("/specscope/model", params={"runs": f"{first.run_id}~{second.run_id}"}).json()
+    assert len(answer["runs"]) == 1
+    assert answer["runs"][0]["passes"]["count"] == 2
+    assert "in 2 passes)" in answer["runs"][0]["figures"]["tokens_per_second"]
+
+
+def test_the_report_of_a_conversation_holds_its_turns(client, run) -> None:
+    first, second = run("speculative"), run("pearl")
+    address = report_address([second.run_id], [[first.run_id]]).replace("&amp;", "&")
+    text = client.get(address).text
+    assert "<h2>Turn 1</h2>" in text
+    assert first.run_id in text
+    assert second.run_id in text
+
+
+def test_the_race_of_the_first_page_needs_no_run(client) -> None:
+    answer = client.get("/specscope/demo").json()
+    assert len(answer["model"]["runs"]) == len(answer["looks"]) == 3
+
+
 MISSING = {
     "/specscope/model?runs=nobody": "nobody",
-    "/specscope/model?runs=": "0 runs are requested; choose 1 to 4",
-    "/specscope/model?runs=a,b,c,d,e": "5 runs are requested; choose 1 to 4",
+    "/specscope/model?runs=": "0 runs are requested; choose 1 to 8",
+    "/specscope/model?runs=a,b,c,d,e,f,g,h,i": "9 runs are requested; choose 1 to 8",
+    "/specscope/model?runs=a~b~c~d~e~f~g~h~i~j": "10 passes of a run are requested; choose 1 to 9",
     "/specscope/report.html?runs=nobody": "nobody",
     "/specscope/export/nobody/trace.jsonl": "nobody",
     "/specscope/export/nobody/x.exe": "there is no download 'x.exe'; choose one of trace.jsonl",

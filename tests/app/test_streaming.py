@@ -11,7 +11,7 @@ import pytest
 
 from app.render.panes import LivePane, ordinal
 from app.render.turn import turn_line
-from app.runs import LiveRun, RunRequest
+from app.runs import Lane, LiveRun, RunRequest, alternating
 from app.tabs.streaming import frames, turn_state
 from engine.errors import ModelError
 from engine.types import Sampling
@@ -25,7 +25,7 @@ def ask(method: str = "speculative", **more) -> RunRequest:
 
 async def collect(runs, act=None):
     collected = []
-    async for frame in frames(runs):
+    async for frame in frames([Lane([run]) for run in runs]):
         collected.append(frame)
         if act is not None:
             act(frame)
@@ -63,7 +63,7 @@ def test_text_is_only_ever_appended(service, opener) -> None:
     run = service.start(ask())
     while run.state != "running":
         run.wait(0.005)
-    pane, seen = LivePane(run), []
+    pane, seen = LivePane(Lane([run])), []
     for n in range(1, 4):
         steps.release()
         while sum(e.tag == "commit" for e in run.since(0)[0]) < n:
@@ -81,7 +81,7 @@ def test_text_is_only_ever_appended(service, opener) -> None:
 def test_a_pane_shows_the_prediction_of_a_planned_draft() -> None:
     run = LiveRun(ask("tree"), lambda _: None)
     run.enter("running")
-    pane = LivePane(run)
+    pane = LivePane(Lane([run]))
     pane.update()
     assert "measured first" in pane.html, "before the header, a new pair may be measured"
     header = sample_trace("tree").header
@@ -94,7 +94,10 @@ def test_a_pane_shows_the_prediction_of_a_planned_draft() -> None:
 
 def test_the_badge_of_a_virtual_pane_has_the_chosen_modelled_pair() -> None:
     place = {"runtime": "virtual", "profile": "8xA100"}
-    panes = [LivePane(LiveRun(ask(**place, profile_pair=pair), lambda _: None)) for pair in ("llama-3", None)]
+    panes = [
+        LivePane(Lane([LiveRun(ask(**place, profile_pair=pair), lambda _: None)]))
+        for pair in ("llama-3", None)
+    ]
     for pane in panes:
         pane.update()
     assert ">virtual · 8xA100 · llama-3</span>" in panes[0].html
@@ -106,7 +109,7 @@ def test_a_waiting_pane_shows_its_state(service, opener) -> None:
     first, second = service.start(ask()), service.start(ask("pearl"))
     while first.state != "loading":
         first.wait(0.005)
-    panes = [LivePane(first), LivePane(second)]
+    panes = [LivePane(Lane([first])), LivePane(Lane([second]))]
     assert [pane.update() for pane in panes] == [True, True]
     assert "loading models" in panes[0].html
     assert "1st in line" in panes[1].html
@@ -125,7 +128,7 @@ def test_a_failed_run_shows_its_error(service, opener) -> None:
     assert "no model at &lt;nowhere&gt;" in html[0]
     assert 'data-begun="no"' in html[0]
     assert 'data-begun="yes"' in html[1]
-    assert "Some runs failed." in turn_line("failed", runs)
+    assert "Some runs failed." in turn_line("failed", [Lane([run]) for run in runs])
 
 
 def test_leaving_the_loop_cancels_the_runs(service, opener) -> None:
@@ -133,7 +136,7 @@ def test_leaving_the_loop_cancels_the_runs(service, opener) -> None:
     runs = [service.start(ask()), service.start(ask())]
 
     async def leave():
-        stream = frames(runs)
+        stream = frames([Lane([run]) for run in runs])
         await anext(stream)
         await stream.aclose()
 
@@ -146,7 +149,7 @@ def test_html_in_tokens_is_escaped(service, opener) -> None:
     opener.waiting = [FakeCluster(words=("<script>", "&", '"', "\ud800"))]
     run = service.start(ask())
     assert run.wait(20)
-    pane = LivePane(run)
+    pane = LivePane(Lane([run]))
     pane.update()
     assert "<script>" not in pane.html
     assert "&lt;script&gt;" in pane.html
@@ -185,7 +188,7 @@ def test_ordinals() -> None:
 def test_a_batch_shows_each_sequence_separately(service) -> None:
     run = service.start(ask())
     assert run.wait(20)
-    pane = LivePane(run)
+    pane = LivePane(Lane([run]))
     events, _ = run.since(0)
     header = replace(next(e for e in events if e.tag == "header"), prompts=("Hi", "Ho"))
     commits = [e for e in events if e.tag == "commit"]
@@ -198,3 +201,18 @@ def test_a_batch_shows_each_sequence_separately(service) -> None:
         len(commits) // 2,
     ]
     assert commits[1].text.strip() in second
+
+
+def test_the_passes_of_a_pane_are_shown_one_after_the_other(service) -> None:
+    requests = [ask("autoregressive"), ask("speculative")]
+    order = alternating(requests, 3)
+    assert [pane for pane, _ in order] == [0, 1, 1, 0, 0, 1]
+    runs = [(pane, service.start(request)) for pane, request in order]
+    lanes = [Lane([run for pane, run in runs if pane == number]) for number in range(2)]
+    panes = [LivePane(lane) for lane in lanes]
+    assert all(run.wait(20) for _, run in runs)
+    for pane in panes:
+        pane.update()
+        assert "done · pass 3 of 3" in pane.html
+        assert pane.html.count(WORDS[-2].strip()) == 1, "the text of one pass"
+    assert lanes[0].name.count("~") == 2

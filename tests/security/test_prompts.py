@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,14 @@ def test_the_page_refuses_a_prompt_of_4_mb() -> None:
         FormError, match=f"the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}"
     ) as error:
         make_requests(
-            {"methods": ["autoregressive", "pearl"]}, [{"role": "user", "content": "x" * HUGE}], "g"
+            {"methods": '{"chosen": [{"method": "pearl"}]}'}, [{"role": "user", "content": "x" * HUGE}], "g"
         )
     assert error.value.where == "prompt"
 
 
 @pytest.mark.parametrize("typed", ["x" * HUGE, "x\n\n" * 10_000], ids=["long", "many"])
 def test_the_page_refuses_too_many_further_prompts(typed: str) -> None:
-    values = {"methods": ["autoregressive", "ems"], "ems.prompts": typed}
+    values = {"methods": json.dumps({"chosen": [{"method": "ems", "prompts": typed}]})}
     with pytest.raises(FormError, match=r"further prompts have .* there may be 999 with 1000000") as error:
         make_requests(values, [{"role": "user", "content": "Hi"}], "g")
     assert error.value.where == "methods"
@@ -138,3 +139,8 @@ def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(
     assert main([*words, "--prompt-file", str(file)]) == 2
     expected = f"specscope: the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}: shorten it\n"
     assert capsys.readouterr().err == expected
+
+
+def test_the_page_refuses_a_choice_of_methods_that_is_nested_without_end() -> None:
+    with pytest.raises(FormError, match="cannot be read"):
+        make_requests({"methods": "[" * 1_000_000}, [{"role": "user", "content": "Hi"}], "g")

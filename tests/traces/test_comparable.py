@@ -159,7 +159,11 @@ def test_the_cell_of_a_speed_up_names_what_differs():
     plain = changed(sample_trace("autoregressive"), prompt_ids=((9, 9),))
     runs = view_model([plain, sample_trace("pearl")])["runs"]
     assert runs[1]["figures"]["speedup"] == "different prompt"
-    assert (runs[1]["over"], runs[1]["reason"], runs[1]["slowness"]) == (None, "different prompt", "")
+    assert (runs[1]["over"], runs[1]["reason"], runs[1]["verdict"]["summary"]) == (
+        None,
+        "different prompt",
+        "",
+    )
     assert "different prompt" in render_report([plain, sample_trace("pearl")]).split("<script")[0]
     (alone,) = view_model([sample_trace("pearl")])["runs"]
     assert (alone["figures"]["speedup"], alone["reason"]) == ("–", "")

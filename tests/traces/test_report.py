@@ -155,3 +155,28 @@ def test_every_part_of_the_viewer_is_listed_and_small():
     for name in SCRIPTS:
         assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) <= 300, name
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", viewer_script())
+
+
+def test_a_report_holds_all_turns():
+    first, last = sample_trace("speculative", tokens=5), sample_trace("pearl", tokens=6)
+    first.header = replace(first.header, prompts=("The first question",))
+    source = render_report([last], earlier=[([first], [[first]])])
+    page = Page(source)
+    assert "Turn 1" in page.text
+    assert "Turn 2" in page.text
+    assert page.text.index("Turn 1") < page.text.index("The first question") < page.text.index("Turn 2")
+    (earlier,) = json.loads(page.model)["earlier"]
+    assert [run["title"] for run in earlier["runs"]] == ["Speculative decoding"]
+    assert "Turn 1" not in Page(render_report([last])).text
+
+
+def test_a_report_names_models_but_no_folders_of_this_machine():
+    trace = sample_trace("speculative", tokens=5)
+    environment = {"head": "/home/someone/heads/eagle", "python": "3.11", "plans": [{"at": "/srv/x/y/z"}]}
+    header = replace(trace.header, target_path="/home/someone/models/smollm2/target", environment=environment)
+    trace.header = header
+    text = Page(render_report([trace])).text
+    assert "smollm2/target" in text
+    assert "heads/eagle" in text
+    assert "someone" not in text
+    assert "/srv" not in text

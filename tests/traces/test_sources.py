@@ -116,3 +116,9 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     path.write_text("\n".join(to_json(e) for e in old.events()))
     assert read_file(path) == old
     assert SCHEMA == 4
+
+
+def test_special_tokens_of_a_prompt_have_no_text(trace):
+    trace.pieces[PROMPT[0]], trace.pieces[PROMPT[1]] = "<|im_start|>", "</s>"
+    texts = sources(trace)[0]["texts"]
+    assert texts == ["", "", *(WORDS[t] for t in PROMPT[2:])]

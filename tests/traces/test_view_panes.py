@@ -1,11 +1,9 @@
 """The texts of a pane: its heading, its plan, its notes on drafts and on speed."""
 
-import re
 from dataclasses import replace
 
 import pytest
 
-from engine.trace.trace import Trace
 from tests.traces.samples import sample_trace
 from traces.view.document import view_model
 from traces.view.settings import config_text
@@ -71,58 +69,3 @@ def test_a_run_without_drafts_has_a_note_with_the_reason():
     assert "no drafter was given" in run_of(plain)["note"]
     plain.rounds.clear()
     assert "ended before its first round" in run_of(plain)["note"]
-
-
-def slowed(trace, factor: int):
-    """Return a copy of a run that takes several times as long."""
-    times = {"spans": ("start", "end"), "commits": ("time",), "rounds": ("time",)}
-    slow = Trace(trace.header)
-    for name, moments in times.items():
-        rows = [
-            replace(row, **{f: factor * getattr(row, f) for f in moments}) for row in getattr(trace, name)
-        ]
-        setattr(slow, name, rows)
-    slow.decisions = trace.decisions
-    slow.footer = replace(trace.footer, time=factor * trace.footer.time)
-    return slow
-
-
-def test_a_run_that_is_not_faster_than_the_baseline_says_why():
-    plain, fast = sample_trace("autoregressive"), sample_trace("speculative")
-    runs = view_model([plain, fast])["runs"]
-    assert [run["slowness"] for run in runs] == ["", ""]
-    slow = slowed(fast, 5)
-    run = view_model([plain, slow])["runs"][1]
-    metrics = run["metrics"]
-    brings, faster = metrics["tokens_per_target_forward"], float(run["figures"]["speedup"][:-1])
-    found = re.fullmatch(
-        r"Not faster than plain decoding: a target forward brings (\S+) tokens \((\d+) % of the drafts accepted\) but "
-        r"takes the time of (\S+) plain tokens: (\S+) for its (\S+) rows, (\S+) waiting for drafts \(c = (\S+)\), "
-        r"(\S+) for the rest\.",
-        run["slowness"],
-    )
-    assert found, run["slowness"]
-    said, accepted, time, verify, rows, draft, c, rest = map(float, found.groups())
-    assert said == pytest.approx(brings, abs=0.006)
-    assert accepted == round(100 * metrics["acceptance_rate"])
-    assert brings / time == pytest.approx(faster, abs=0.02)
-    assert verify + draft + rest == pytest.approx(time, abs=0.02)
-    assert c == pytest.approx(metrics["c"], abs=0.06)
-    assert rows > 1
-
-
-def test_the_acceptance_of_a_slow_run_with_trees_is_counted_per_tree():
-    run = view_model([sample_trace("autoregressive"), slowed(sample_trace("tree"), 5)])["runs"][1]
-    accepted = run["metrics"]["mean_accepted_length"]
-    assert f"({accepted:.2f} tokens of each tree accepted)" in run["slowness"]
-    assert "%" not in run["slowness"]
-
-
-def test_only_a_finished_run_on_the_baselines_prompt_is_compared_with_it():
-    plain, slow = sample_trace("autoregressive"), slowed(sample_trace("speculative"), 5)
-    slow.header = replace(slow.header, prompt_ids=((9, 9),))
-    assert view_model([plain, slow])["runs"][1]["slowness"] == ""
-    slow = slowed(sample_trace("speculative"), 5)
-    slow.footer = replace(slow.footer, status="cancelled")
-    assert view_model([plain, slow])["runs"][1]["slowness"] == ""
-    assert view_model([slow])["runs"][0]["slowness"] == ""

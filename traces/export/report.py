@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import UsageError
 from traces.export.assets import plotly_script, report_template, viewer_script, viewer_style
@@ -22,14 +23,24 @@ if TYPE_CHECKING:
 
     from engine.trace.trace import Trace
 
+Turn: TypeAlias = "tuple[Sequence[Trace], Sequence[Sequence[Trace]]]"
+"""The runs of a turn, and the passes of each."""
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> str:
+def render_report(
+    traces: Sequence[Trace],
+    passes: Sequence[Sequence[Trace]] = (),
+    *,
+    earlier: Sequence[Turn] = (),
+    redact_prompt: bool = False,
+) -> str:
     """Return the report as the text of one HTML file (UTF-8).
 
     Args:
         traces: The runs compared, in the order shown; at least one.
+        passes: For each run, all passes of it; empty if no run was repeated.
+        earlier: The turns before, each with its runs and their passes; the viewer can show them.
         redact_prompt: Leave out prompts and texts in settings. The answers stay; they may repeat a
             prompt.
 
@@ -38,12 +49,18 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
-    model = view_model(traces, redact_prompt=redact_prompt)
+    model = view_model(traces, passes, redact_prompt=redact_prompt)
+    before = [view_model(*turn, redact_prompt=redact_prompt) for turn in earlier]
+    summaries = [
+        f"<h2>Turn {number}</h2>{_summary(turn[0], document)}"
+        for number, (turn, document) in enumerate(zip(earlier, before, strict=True), 1)
+    ]
+    now = f"<h2>Turn {len(before) + 1}</h2>" if before else ""
     parts = {
         "title": _text("SpecScope: " + ", ".join(run["title"] for run in model["runs"])),
         "head": _head(model),
-        "summary": _summary(traces, model),
-        "model": inline_json(model),
+        "summary": "\n".join([*summaries, now + _summary(traces, model)]),
+        "model": inline_json({**model, "earlier": before} if before else model),
         "style": viewer_style(),
         "script": viewer_script(),
         "plotly": plotly_script(),
@@ -134,10 +151,10 @@ def _section(trace: Trace, run: RunView) -> str:
         "sampling": _settings(header.sampling),
         "limits": _settings(header.limits),
         "devices": ", ".join(f"{d.name} ({d.label})" for d in header.devices),
-        "target": header.target_path,
-        "drafter": header.drafter_path,
+        "target": _name_of_path(header.target_path),
+        "drafter": _name_of_path(header.drafter_path),
         "run": f"{header.run_id}, {header.created}, {header.runtime}, schema {header.schema}",
-        "environment": _settings(header.environment),
+        "environment": _settings(_without_folders(header.environment)),
     }
     rows = [[name, value] for name, value in facts.items() if value]
     return (
@@ -145,6 +162,22 @@ def _section(trace: Trace, run: RunView) -> str:
         + "".join(f"<pre>{_text(text)}</pre>" for text in texts if text or not run["imported"])
         + _table([], rows, "report-facts")
     )
+
+
+def _name_of_path(path: str) -> str:
+    """Return the last two parts of an absolute path, which name the model; others unchanged."""
+    return "/".join(Path(path).parts[-2:]) if Path(path).is_absolute() else path
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a value whose absolute paths are shortened: they name folders of one machine."""
+    if isinstance(value, str):
+        return _name_of_path(value)
+    if isinstance(value, dict):
+        return {key: _without_folders(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_without_folders(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
 
 
 def _settings(values: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from engine.methods import METHODS
 from traces.comparable import Comparison, batch_size, comparisons, drafts
 from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
+from traces.passes import Spread, spread
+from traces.verdict import Verdict, verdict
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.branches import has_trees
 from traces.view.clock import decoding_clock, working_devices
@@ -17,7 +19,6 @@ from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.ghosts import GhostView, ghosts
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import NgramsView, ngrams
-from traces.view.pace import slowness
 from traces.view.packings import PackingView, packings
 from traces.view.rounds import RoundView, rounds
 from traces.view.servers import ServersView, server_pool
@@ -120,8 +121,10 @@ class Compared(TypedDict):
     """The fields of `traces.metrics.Metrics`."""
     figures: dict[str, str]
     """Text of each figure, by key."""
-    slowness: str
-    """Why the run is not faster than the baseline, see `traces.view.pace`; empty if it is."""
+    passes: Spread | None
+    """The speeds of all passes; the other figures are the median pass's. Null for one pass."""
+    verdict: Verdict
+    """How fast the run is, why, and what would help. Redacted, it names no run to start."""
     identity: IdentityView | None
     """Null for the baseline, and without one."""
 
@@ -150,20 +153,24 @@ class Document(TypedDict):
     runs: list[RunView]
 
 
-def view_model(traces: Sequence[Trace], *, redact_prompt: bool = False) -> Document:
+def view_model(
+    traces: Sequence[Trace], passes: Sequence[Sequence[Trace]] = (), *, redact_prompt: bool = False
+) -> Document:
     """Return the document of these runs, as plain JSON values.
 
     Args:
         traces: The runs compared, in the order shown. A run without a footer is in progress.
+        passes: For each run, all passes of it (see `traces.passes`); empty if no run was repeated.
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
     """
     measured = [measure(t) for t in traces]
+    spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
     runs: list[RunView] = [
         {
             **_heading(trace, redact_prompt),
             **_sections(trace, redact_prompt),
-            **_compared(i, traces, measured, comparison),
+            **_compared(i, traces, measured, comparison, spreads[i], redact_prompt=redact_prompt),
         }
         for i, (trace, comparison) in enumerate(zip(traces, comparisons([[t] for t in traces]), strict=True))
     ]
@@ -277,7 +284,13 @@ def _note(trace: Trace) -> str:
 
 
 def _compared(
-    i: int, traces: Sequence[Trace], measured: Sequence[Metrics], comparison: Comparison
+    i: int,
+    traces: Sequence[Trace],
+    measured: Sequence[Metrics],
+    comparison: Comparison,
+    passes: Spread | None,
+    *,
+    redact_prompt: bool,
 ) -> Compared:
     """Return the figures of run i, and how it compares with its baseline."""
     trace, metrics, k = traces[i], measured[i], comparison.baseline
@@ -287,14 +300,18 @@ def _compared(
     imported = origin(trace.header)
     unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
+    found = verdict(trace, metrics, None if other is None else traces[other], reference)
     return {
         "baseline": k == i,
         "over": None if k is None else traces[k].header.run_id,
         "reason": comparison.reason,
         "batch": batch_size(trace),
         "metrics": metrics.to_dict(),
-        "figures": figure_texts(metrics, faster, labels, unknown, trees=has_trees(trace.decisions)),
-        "slowness": "" if other is None else slowness(trace, metrics, measured[other]),
+        "figures": figure_texts(
+            metrics, faster, labels, unknown, trees=has_trees(trace.decisions), passes=passes
+        ),
+        "passes": passes,
+        "verdict": {**found, "run": None} if redact_prompt else found,
         "identity": None if other is None else _identity(trace, traces[other]),
     }
 

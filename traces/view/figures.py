@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from traces.metrics import Metrics
+    from traces.passes import Spread
 
 
 class Figure(NamedTuple):
@@ -39,7 +40,7 @@ FIGURES = (
     Figure("acceptance_rate", "acceptance", "share", main=True),
     Figure("tokens_per_target_forward", "tokens / forward", "2", main=True),
     Figure("target_forwards", "target forwards", "count", main=True),
-    Figure("c", "c", "2", main=True),
+    Figure("c", "drafter speed, c", "2", main=True),
     Figure("both", "both busy", "share", main=True),
     Figure("tokens", "tokens", "count"),
     Figure("seconds", "seconds", "3"),
@@ -68,7 +69,7 @@ FIGURES = (
     Figure("drafter_waits", "drafter waits for target", "share"),
     Figure("occupancy", "occupancy, from spans", "devices"),
     Figure("measured_occupancy", "occupancy, measured", "devices"),
-    Figure("sp_degree", "targets at once", "count"),
+    Figure("sp_degree", "target servers at once", "count"),
     Figure("wasted_device_seconds", "wasted device seconds", "3"),
     Figure("preempted_device_seconds", "of these, preempted", "3"),
 )
@@ -124,6 +125,7 @@ def figure_texts(
     unknown: Collection[str] = (),
     *,
     trees: bool = False,
+    passes: Spread | None = None,
 ) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
@@ -133,6 +135,7 @@ def figure_texts(
         labels: Label of each device; a device without one is left out of the occupancies.
         unknown: Keys of the figures that the file of an imported run leaves open.
         trees: Whether the run verifies trees: its acceptance is a number of tokens per round.
+        passes: The speeds of all passes; the run is the median one.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     if trees and metrics.mean_accepted_length is not None:
@@ -144,7 +147,12 @@ def figure_texts(
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
     if not metrics.draft_forwards and "draft_forwards" not in unknown:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
-    return {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
+    texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
+    if passes is not None:
+        texts["tokens_per_second"] += (
+            f" ({passes['low']:.1f} to {passes['high']:.1f} in {passes['count']} passes)"
+        )
+    return texts
 
 
 def _text(form: str, value: Any) -> str:

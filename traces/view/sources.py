@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from engine.trace.trace import Trace
 
+_SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(bos|eos|pad|unk)>")
+"""The names of special tokens in the tokenizers of supported models."""
 _ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")
 
 
@@ -72,10 +74,19 @@ def sources(trace: Trace) -> list[SourceView]:
     ]
     rows += [(-1, d.document, d.tokens) for d in trace.documents]
     return [
-        {"sequence": sequence, "document": document, "texts": list(_texts(trace.pieces[i] for i in ids))}
+        {
+            "sequence": sequence,
+            "document": document,
+            "texts": list(_texts(_shown(trace.pieces[i]) for i in ids)),
+        }
         for sequence, document, ids in rows
         if all(i in trace.pieces for i in ids)
     ]
+
+
+def _shown(piece: str) -> str:
+    """Return a token's text, empty for a special token, such as those of a chat template."""
+    return "" if _SPECIAL.fullmatch(piece) else piece
 
 
 def _texts(pieces: Iterable[str]) -> Iterator[str]:

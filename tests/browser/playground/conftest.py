@@ -109,17 +109,17 @@ def window(chromium: Browser) -> Iterator[Window]:
 def open_page(server: Server, window: Window):
     """Return a function that opens the playground; errors and outside requests fail the test."""
 
-    def start(query: str = "", *, theme: str = "light", width: int = 1400) -> Page:
+    def start(query: str = "", *, theme: str = "light", width: int = 1400, motion: str = "reduce") -> Page:
         page = window.open()
         page.set_viewport_size({"width": width, "height": 950})
-        page.emulate_media(color_scheme=theme)
+        page.emulate_media(color_scheme=theme, reduced_motion=motion)
         page.goto(f"{server.url}/{query}")
         page.get_by_role("heading", name="SpecScope").wait_for()
         return page
 
     yield start
     if window.page is not None:
-        window.page.evaluate("localStorage.clear()")
+        window.page.evaluate("localStorage.clear(), sessionStorage.clear()")
     complaints, window.complaints = window.complaints, []
     window.close()
     assert complaints == []

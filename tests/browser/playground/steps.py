@@ -26,7 +26,15 @@ def type_prompt(page: Page, text: str) -> None:
     page.get_by_role("textbox", name="Prompt", exact=True).fill(text)
 
 
+def unfold(page: Page) -> None:
+    """Show the settings, which a turn folds into one line."""
+    button = page.get_by_role("button", name="Change settings")
+    if button.is_visible():
+        button.click()
+
+
 def new_tokens(page: Page, count: int) -> None:
+    unfold(page)
     box = page.get_by_role("spinbutton", name="New tokens")
     box.fill(str(count))
     box.press("Tab")
@@ -60,6 +68,7 @@ def click_until(page: Page, selector: str) -> None:
 
 def choose(page: Page, title: str, on: bool) -> None:
     """Tick or untick a method, and wait until its settings are shown or hidden."""
+    unfold(page)
     page.locator("#methods").get_by_role("checkbox", name=title, exact=True).set_checked(on)
     settings = page.get_by_role("button", name=f"{title}: settings")
     if title != METHODS[0]:  # autoregressive decoding has no settings

@@ -74,6 +74,67 @@ def test_chat_hover_and_replay(page: Page) -> None:
     expect(page.locator(".app-prompt")).to_have_count(0)
 
 
+def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
+    page = open_page(motion="no-preference")
+    race = page.locator("#demo .app-demo-root")
+    expect(race.locator(".ss-pane")).to_have_count(3)
+    expect(race.locator(".app-look")).to_have_count(3)
+    expect(race.locator(".ss-replay")).to_have_attribute("data-races", "1")
+    expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
+    page.locator("#demo").get_by_role("button", name="Hide").click()
+    expect(race.locator(".ss-pane")).to_have_count(0)
+    page.reload()
+    expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
+    expect(race.locator(".ss-pane")).to_have_count(0)
+
+
+def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(open_page) -> None:
+    page = open_page(motion="no-preference")
+    page.get_by_role("radio", name="Virtual cluster").check()
+    choose(page, "Autoregressive", True)
+    answer(page, "Hello!", tokens=8)
+    live = page.locator("#live-viewer")
+    expect(page.locator("#settings")).to_be_hidden()
+    expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
+    expect(live.locator(".ss-replay")).to_have_attribute("data-races", "1")
+    expect(live.get_by_role("button", name="Play")).to_be_visible()
+    expect(page.locator("#turn")).to_be_in_viewport()
+    advised = live.locator(".ss-verdict button")
+    expect(live.locator(".ss-verdict-main")).to_have_count(2)
+    page.reload()
+    viewer(page).wait_for()
+    expect(page.locator(".app-prompt")).to_have_text("Hello!")
+    expect(page.locator("#demo .ss-pane")).to_have_count(0)
+    if advised.count():
+        name = advised.first.inner_text()
+        advised.first.click()
+        wait_for(page, "running")
+        wait_for(page, "done")
+        viewer(page).wait_for()
+        assert name.startswith("Run ")
+        expect(live.locator(".ss-pane")).to_have_count(3)
+
+
+def test_the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
+    search = page.get_by_role("searchbox", name="Search methods")
+    search.fill("medusa")
+    boxes = page.locator("#methods").get_by_role("checkbox")
+    expect(boxes).to_have_count(2)
+    search.fill("")
+    page.get_by_role("button", name="no training needed").click()
+    expect(page.locator("#methods").get_by_role("checkbox", name="LLMA", exact=True)).to_be_checked()
+    page.get_by_role("button", name="usual", exact=True).click()
+    page.get_by_role("button", name="PEARL: settings").click()
+    page.locator("#pearl-gamma").fill("5")
+    page.locator('[data-pick="again pearl"]').click()
+    page.locator("#pearl-2-gamma").fill("2")
+    page.get_by_role("radio", name="Virtual cluster").check()
+    answer(page, "Hello!", tokens=6)
+    titles = page.locator("#live-viewer .ss-pane h3")
+    expect(titles.nth(2)).to_have_text("PEARL · γ 5")
+    expect(titles.nth(3)).to_have_text("PEARL · γ 2")
+
+
 def test_escape_stops_a_turn_and_its_text_stays(page: Page) -> None:
     new_tokens(page, 1500)
     page.get_by_role("button", name="A lighthouse keeper").click()
@@ -107,7 +168,8 @@ def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
             page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
         ).to_be_checked()
     if "pearl" not in able("smollm2"):
-        expect(page.locator("#unlisted")).to_contain_text("methods that need one are not listed")
+        page.locator("#unlisted summary").click()
+        expect(page.locator("#unlisted")).to_contain_text("PEARL needs a drafter")
     expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
     page.get_by_role("radio", name="The bundled pair (a toy)").check()
     expect(pearl).to_be_checked()
@@ -123,16 +185,18 @@ def test_errors_are_shown_beside_their_controls(page: Page) -> None:
     page.locator("#run").click()
     wait_for(page, "failed")
     expect(page.locator("#alert-prompt .app-alert")).to_contain_text("2304")
-    expect(page.locator("#panes .app-pane").first).to_contain_text("shorten the prompt")
+    expect(page.locator("#alert-prompt .app-alert")).to_contain_text("shorten the prompt")
+    expect(page.locator("#panes .app-pane").first).to_contain_text("the reason is shown at the control")
+    expect(page.get_by_text("shorten the prompt")).to_have_count(1)
     type_prompt(page, "Hello!")
     new_tokens(page, 0)
     click_until(page, "#alert-sampling .app-alert")
     assert "max_new_tokens is 0; it must be at least 1" in alert(page, "sampling")
     expect(page.locator("#alert-prompt .app-alert")).to_have_count(0)
-    choose(page, "PEARL", False)
-    choose(page, "Speculative decoding", False)
+    for title in METHODS:
+        choose(page, title, False)
     click_until(page, "#alert-methods .app-alert")
-    assert "choose 2 to 4" in alert(page, "methods")
+    assert "choose 1 to 6" in alert(page, "methods")
 
 
 def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server) -> None:
@@ -243,7 +307,7 @@ def choose_batch(page: Page) -> Locator:
     choose(page, "EMS-SD", True)
     page.get_by_role("button", name="EMS-SD: settings").click()
     page.locator("#ems-fill").click()
-    box = page.locator("#ems-prompts textarea")
+    box = page.locator("#ems-prompts")
     expect(box).not_to_have_value("")
     return box
 
@@ -253,7 +317,11 @@ def test_samples_fill_a_batch_and_every_sequence_is_shown(page: Page) -> None:
     samples = box.input_value().split("\n\n")
     assert len(samples) == 7
     answer(page, "Tell me a joke.", 12)
-    batch = viewer(page).locator(".ss-pane").filter(has_text="EMS-SD")
+    batches = viewer(page).locator(".ss-pane").filter(has_text="EMS-SD")
+    expect(batches).to_have_count(2)
+    expect(batches.nth(0)).to_contain_text("baseline")
+    batch = batches.nth(1)
+    expect(batch.locator(".ss-verdict")).to_contain_text("EMS-SD")
     expect(batch.locator("details.ss-sequence")).to_have_count(8)
     expect(batch.locator("details.ss-sequence summary").nth(3)).to_contain_text(samples[2][:30])
     expect(viewer(page).locator(".ss-packing [role=listitem]").first).to_be_visible()

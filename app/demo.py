@@ -1,0 +1,79 @@
+"""The traces of the race on the first page: `python -m app.demo` records them again.
+
+`assets/demo/demo.json` names the models (arguments of `engine.open`), the prompt, the methods and
+the sentence under each. Each run is a file of the format of docs/traces.md, packed with gzip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import engine
+from engine.trace.jsonl import read_jsonl, write_jsonl
+from engine.trace.trace import Trace
+from engine.types import Limits
+from traces.view.document import view_model
+
+FOLDER = Path(__file__).parents[1] / "assets" / "demo"
+MOST_BYTES = 300_000
+"""Largest size of all files of the race."""
+
+
+def plan() -> dict[str, Any]:
+    """Return the contents of `demo.json`."""
+    return json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
+
+
+def files() -> list[Path]:
+    """Return the trace files in the order of the panes."""
+    return [FOLDER / f"{i}-{run['method']}.jsonl.gz" for i, run in enumerate(plan()["runs"])]
+
+
+@cache
+def demo_document() -> str:
+    """Return the race as JSON: prompt, `looks` (a sentence per pane), and the viewer's `model`."""
+    found = plan()
+    traces = [read_jsonl(gzip.decompress(file.read_bytes()).decode().splitlines()) for file in files()]
+    looks = [run["look"] for run in found["runs"]]
+    return json.dumps(
+        {"prompt": found["prompt"], "looks": looks, "model": view_model(traces)}, allow_nan=False
+    )
+
+
+def record() -> None:
+    """Run the methods and write their traces, without facts about this machine's folders."""
+    wanted = plan()
+    limits = Limits(max_new_tokens=wanted["max_new_tokens"])
+    with engine.open(**wanted["open"]) as cluster:
+        for i, (run, file) in enumerate(zip(wanted["runs"], files(), strict=True)):
+            trace = cluster.run(run["method"], wanted["prompt"], config=run["config"], limits=limits)
+            file.write_bytes(_packed(trace, f"demo-{i}-{run['method']}"))
+            sys.stdout.write(
+                f"{file.name}: {trace.footer.status if trace.footer else '?'}, {file.stat().st_size:,} bytes\n"
+            )
+
+
+def _packed(trace: Trace, run_id: str) -> bytes:
+    header = trace.header
+    environment = {k: v for k, v in header.environment.items() if not _is_local(v)}
+    paths = {name: Path(getattr(header, name)).name for name in ("target_path", "drafter_path")}
+    trace.header = replace(header, run_id=run_id, environment=environment, group="demo", **paths)
+    text = io.StringIO()
+    write_jsonl(trace, text)
+    return gzip.compress(text.getvalue().encode(), mtime=0)
+
+
+def _is_local(value: Any) -> bool:
+    """Return whether a fact names a folder of this machine."""
+    return isinstance(value, str) and Path(value).is_absolute()
+
+
+if __name__ == "__main__":
+    record()

@@ -1,0 +1,25 @@
+"""The load by other programs between two readings of the processor times."""
+
+import os
+
+from app.busy import Reading, busy_warning, others, read_load
+
+
+def test_the_load_by_others_leaves_out_this_program_and_its_workers() -> None:
+    before = Reading(100.0, 1000.0, {1: 50.0, 2: 7.0})
+    after = Reading(110.0, 1016.0, {1: 54.0, 3: 4.0})  # worker 2 has ended, worker 3 is new
+    assert others(before, after) == 0.8
+    assert "Other programs used 0.8 of 2 cores" in busy_warning(before, after, 2)
+
+
+def test_a_calm_machine_and_a_short_time_have_no_warning() -> None:
+    before = Reading(100.0, 1000.0, {1: 50.0})
+    assert busy_warning(before, Reading(110.0, 1014.0, {1: 60.0}), 2) == ""
+    assert busy_warning(before, Reading(100.1, 1010.0, {1: 50.0}), 2) == ""
+    assert others(before, Reading(110.0, 1009.0, {1: 60.0})) == 0.0, "clocks of different grain"
+
+
+def test_a_reading_has_this_process() -> None:
+    reading = read_load()
+    assert reading.own[os.getpid()] > 0
+    assert reading.machine > 0

@@ -1,0 +1,156 @@
+"""The verdict on a run and the advised setting: facts of the run, and predictions by formulas."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from engine.layout import Layout, Separate
+from engine.trace.trace import Trace
+from tests.traces.samples import sample_trace
+from traces.advice import advise, kind_of, predicted
+from traces.metrics import measure
+from traces.rates import Rates, rates_of
+from traces.view.document import view_model
+
+PLAIN = sample_trace("autoregressive")
+RATES = Rates((0.8,) * 5, (1.0,) * 5, 0.8, 1.0, 0.1, False, (1.0, 0.0), 0.0)
+
+
+def slowed(trace, factor: int):
+    """Return a copy of a run that takes several times as long."""
+    times = {"spans": ("start", "end"), "commits": ("time",), "rounds": ("time",)}
+    slow = Trace(trace.header)
+    for name, moments in times.items():
+        rows = [
+            replace(row, **{f: factor * getattr(row, f) for f in moments}) for row in getattr(trace, name)
+        ]
+        setattr(slow, name, rows)
+    slow.decisions = trace.decisions
+    slow.footer = replace(trace.footer, time=factor * trace.footer.time)
+    return slow
+
+
+def judged(trace, **options):
+    return view_model([PLAIN, trace], **options)["runs"][1]["verdict"]
+
+
+def test_a_fast_run_has_its_speed_its_overlap_and_its_lost_drafts() -> None:
+    trace = sample_trace("pearl")
+    metrics, found = measure(trace), judged(trace)
+    both, lost = round(100 * metrics.waiting["both"]), metrics.drafted - metrics.accepted
+    assert found["summary"] == (
+        f"PEARL 1.4×: drafter and target worked at the same time for {both} % of decoding; "
+        f"{lost} of {metrics.drafted} drafts were thrown away."
+    )
+    assert found["reason"] == ""
+
+
+def test_a_method_that_takes_turns_has_the_tokens_and_the_time_of_a_forward() -> None:
+    found = judged(sample_trace("speculative"))["summary"]
+    brings, time = map(float, re.findall(r"brought (\S+) tokens in the time of (\S+) plain", found)[0])
+    assert brings / time == pytest.approx(1.18, abs=0.02)
+    assert "copied tokens were thrown away" in judged(sample_trace("llma"))["summary"]
+    assert "1.00 tokens of each tree were accepted" in judged(sample_trace("tree"))["summary"]
+
+
+def test_a_slow_run_says_where_the_time_of_a_forward_goes_and_what_costs_most() -> None:
+    slow = slowed(sample_trace("speculative"), 5)
+    found, metrics = judged(slow), measure(slow)
+    parts = re.match(
+        r"A target forward takes the time of (\S+) plain tokens: (\S+) for its (\S+) rows, (\S+) waiting for drafts, "
+        r"(\S+) in which no model works\. Most of the loss is waiting for the drafter, .* \(c = (\S+)\)\. "
+        r"Accepted by place in the draft: (\d+) %",
+        found["reason"],
+    )
+    assert parts, found["reason"]
+    time, verify, rows, draft, rest, c, first = map(float, parts.groups())
+    assert verify + draft + rest == pytest.approx(time, abs=0.02)
+    assert time == pytest.approx(metrics.tokens_per_target_forward / 0.2367, rel=0.01)
+    assert (rows, c) == (5, pytest.approx(metrics.c, abs=0.06))
+    assert first == round(100 * metrics.per_position[0].conditional)
+    assert "still not faster than plain decoding" in found["advice"]
+
+
+def test_only_a_finished_run_with_a_baseline_has_a_verdict() -> None:
+    slow = sample_trace("speculative")
+    slow.header = replace(slow.header, prompt_ids=((9, 9),))
+    assert judged(slow)["summary"] == ""
+    slow = sample_trace("speculative")
+    slow.footer = replace(slow.footer, status="cancelled")
+    assert judged(slow)["summary"] == ""
+    assert [view_model([t])["runs"][0]["verdict"]["summary"] for t in (PLAIN, slow)] == ["", ""]
+
+
+def test_the_advice_is_a_setting_of_the_method_and_its_predicted_speed_up() -> None:
+    found = judged(sample_trace("shared"))
+    assert found["advice"] == "Try gamma 2: predicted 1.14× instead of 0.97×."
+    assert found["run"]["method"] == "speculative"
+    assert found["run"]["config"] == {"gamma": 2}
+    assert judged(sample_trace("shared"), redact_prompt=True)["run"] is None
+
+
+def test_another_method_is_advised_only_where_both_models_have_a_device() -> None:
+    advice = judged(sample_trace("speculative"))["run"]
+    assert (advice["method"], advice["setting"]) == ("pearl", "gamma 3")
+    assert judged(sample_trace("shared"))["run"]["method"] == "speculative"
+
+
+def test_a_prediction_for_another_length_is_near_a_run_with_that_length() -> None:
+    trace = sample_trace("speculative", tokens=400, gamma=6)
+    plain = sample_trace("autoregressive", tokens=400)
+    rates = rates_of(trace, measure(trace), plain)
+    for gamma in (1, 2, 4):
+        other = measure(sample_trace("speculative", tokens=400, gamma=gamma))
+        faster = other.tokens_per_second / measure(plain).tokens_per_second
+        assert predicted("turns", rates, gamma) == pytest.approx(faster, rel=0.1), gamma
+
+
+def test_turns_with_one_rate_are_the_formula_of_leviathan() -> None:
+    for gamma in (1, 3, 5):
+        expected = (1 - 0.8 ** (gamma + 1)) / (0.2 * (gamma * 0.1 + 1))
+        assert predicted("turns", RATES, gamma) == pytest.approx(expected)
+
+
+def test_the_modes_of_pearl_are_counted_as_in_a_long_chain_of_its_steps() -> None:
+    gamma, a = 4, 0.8
+    post, tokens, time = 0.0, 0.0, 0.0
+    for _ in range(2000):  # the probability that a step is a post-verify
+        tokens += (1 - post) + post * sum(a**i for i in range(gamma))
+        time += 1.0
+        post = (1 - post) * a + post * a**gamma
+    assert predicted("overlap", RATES, gamma) == pytest.approx(tokens / time, rel=1e-2)
+    slow = replace(RATES, draft=0.5)
+    assert predicted("overlap", slow, gamma) == pytest.approx(tokens / time / 2, rel=1e-2)
+
+
+def test_the_turns_of_dsi_draft_until_a_token_is_wrong() -> None:
+    blocks = sum(0.8 ** (2 * i) for i in range(200))
+    assert predicted("servers", RATES, 2) == pytest.approx(5 / (blocks * 2 * 0.1 + 1))
+
+
+def test_the_order_of_work_follows_from_layout_and_settings() -> None:
+    assert kind_of(Layout(Separate(turns=True)), {"gamma": 3}) == "turns"
+    assert kind_of(Layout(Separate(drafters=0)), {"copy": 3}) == "turns"
+    assert kind_of(Layout(), {"gamma": 3}) == "overlap"
+    assert kind_of(Layout(Separate(2, 1)), {"lookahead": 3}) == "servers"
+    assert kind_of(Layout(Separate(turns=True), batch=4), {"gamma": 3}) is None
+
+
+def test_where_nothing_is_predicted_to_help_the_needed_drafter_is_named() -> None:
+    trace = sample_trace("shared", gamma=1)
+    spans = [replace(s, end=s.end + (s.end - s.start) * 2) if s.kind == "draft" else s for s in trace.spans]
+    commits = [replace(c, time=c.time * 2) for c in trace.commits]
+    trace.spans[:], trace.commits[:] = spans, commits
+    metrics = measure(trace)
+    assert advise(trace, metrics, PLAIN, 0.6) is None
+    found = judged(trace)
+    number = r"(\d\.\d\d)"
+    parts = re.fullmatch(
+        rf"No setting is predicted to help: a drafter forward takes {number} plain tokens; one that takes less than "
+        rf"{number} would pay at this acceptance\.",
+        found["advice"],
+    )
+    assert parts, found
+    assert float(parts[1]) > float(parts[2]) > 0
+    assert found["run"] is None

@@ -1,0 +1,57 @@
+"""Passes: repeated runs of one method with the same settings. The run shown is the median one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, TypedDict
+
+from traces.metrics import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.trace import Trace
+
+
+class Spread(TypedDict):
+    """The speeds of the passes of a run, in tokens/s."""
+
+    count: int
+    """Passes that have a speed."""
+    low: float
+    high: float
+
+
+def median_first(passes: Sequence[Trace]) -> list[Trace]:
+    """Return the passes with the median one first: of an even number, the slower of the middle two.
+
+    Passes that are not done are last.
+    """
+    speeds = {id(t): _speed(t) for t in passes}
+    done = sorted((t for t in passes if speeds[id(t)]), key=lambda t: speeds[id(t)])
+    others = [t for t in passes if not speeds[id(t)]]
+    middle = done.pop((len(done) - 1) // 2) if done else None
+    return ([middle] if middle else []) + done + others
+
+
+def spread(passes: Sequence[Trace]) -> Spread | None:
+    """Return the slowest and the fastest speed; None with fewer than two passes."""
+    speeds = [speed for speed in map(_speed, passes) if speed]
+    if len(speeds) < 2:
+        return None
+    return {"count": len(speeds), "low": min(speeds), "high": max(speeds)}
+
+
+def grouped(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """Return the passes of each method with its settings and prompts, the oldest method first."""
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        header = trace.header
+        key = json.dumps([header.method, header.config, header.prompt_ids, header.sampling], sort_keys=True)
+        groups.setdefault(key, []).append(trace)
+    return list(groups.values())
+
+
+def _speed(trace: Trace) -> float:
+    """Return the tokens/s of a pass that is done; 0 for any other."""
+    return (measure(trace).tokens_per_second or 0.0) if trace.status == "done" else 0.0

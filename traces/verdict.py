@@ -1,0 +1,183 @@
+"""The verdict on a run in plain words: how fast, why, and what would help. Measured facts only."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, TypedDict
+
+from traces import spans, waiting
+from traces.advice import Advice, advise, longest_drafter
+from traces.metrics import speedup
+from traces.rates import rates_of
+from traces.view.branches import has_trees
+
+if TYPE_CHECKING:
+    from engine.trace.trace import Trace
+    from traces.metrics import Metrics
+
+OVERLAP = 0.05
+"""Share of decoding from which on the sides are said to work at the same time."""
+ENOUGH = 1.05
+"""Time per target forward in plain tokens up to which the forward itself is not the cause."""
+
+
+class Verdict(TypedDict):
+    """The sentences under a pane."""
+
+    summary: str
+    """Speed-up and main facts; empty if the run is not done or has no baseline but itself."""
+    reason: str
+    """Why it is not faster than plain decoding; empty if it is."""
+    advice: str
+    """What would help; empty if nothing is predicted to."""
+    run: Advice | None
+    """The advised run; None if the advice is not a setting."""
+
+
+NONE: Verdict = {"summary": "", "reason": "", "advice": "", "run": None}
+
+
+def verdict(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: Metrics | None) -> Verdict:
+    """Return the verdict on a run.
+
+    Args:
+        trace: The run.
+        metrics: Its metrics.
+        baseline: Its baseline, which `traces.comparable` chooses; None without one.
+        reference: The baseline's metrics.
+    """
+    if trace.status != "done" or baseline is None or reference is None:
+        return NONE
+    faster = speedup(metrics, reference)
+    if faster is None:
+        return NONE
+    slow = round(faster, 2) <= 1
+    text, advice = _advice(trace, metrics, baseline, faster)
+    return {
+        "summary": f"{trace.header.title} {_compared(faster)}: {_facts(trace, metrics, faster)}.",
+        "reason": _reason(trace, metrics, faster) if slow else "",
+        "advice": text,
+        "run": advice,
+    }
+
+
+def _compared(faster: float) -> str:
+    if round(faster, 2) == 1:
+        return "as fast as plain decoding"
+    return f"{faster:.1f}×" if faster >= 1.05 else f"{faster:.2f}×"
+
+
+def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
+    """Return the work at the same time, or the tokens of a forward; and the lost drafts."""
+    both, brings = metrics.waiting["both"] or 0.0, metrics.tokens_per_target_forward
+    if both >= OVERLAP:
+        work = f"drafter and target worked at the same time for {100 * both:.0f} % of decoding"
+    elif brings is None:
+        work = "no forward of the target was recorded"
+    else:
+        work = f"a target forward brought {brings:.2f} tokens in the time of {brings / faster:.2f} plain ones"
+    return "; ".join(filter(None, (work, _lost(trace, metrics))))
+
+
+def _lost(trace: Trace, metrics: Metrics) -> str:
+    per_round = metrics.mean_accepted_length
+    if has_trees(trace.decisions) and per_round is not None:
+        return f"{per_round:.2f} tokens of each tree were accepted"
+    if not metrics.drafted:
+        return "nothing was drafted"
+    lost = metrics.drafted - metrics.accepted
+    noun = "drafts" if metrics.draft_forwards else "copied tokens"
+    return f"{lost} of {metrics.drafted} {noun} were thrown away"
+
+
+def _reason(trace: Trace, metrics: Metrics, faster: float) -> str:
+    """Return where the time of a target forward goes, and the largest part of the loss.
+
+    A target forward brings k tokens. With the baseline's time per token as the unit, R = k /
+    speed-up is the time per target forward. The shares of decoding in which the target works, only
+    the drafter works, and neither works split R.
+    """
+    brings = metrics.tokens_per_target_forward
+    if brings is None:
+        return ""
+    time, shares = brings / faster, waiting.overlap(trace)
+    rows = fmean(s.rows for s in spans.forwards(trace) if spans.side(s) == "target")
+    target, draft, rest = (
+        time * share for share in (shares["both"] + shares["target"], shares["draft"], shares["none"])
+    )
+    parts = [f"{target:.2f} for its {rows:.1f} rows"]
+    if metrics.draft_forwards:
+        parts.append(f"{draft:.2f} waiting for drafts")
+    parts.append(f"{rest:.2f} in which no model works")
+    causes = {
+        _width(rows): target - 1,
+        _waiting(metrics): draft,
+        "the time between forwards": rest,
+    }
+    cause, loss = max(causes.items(), key=lambda c: c[1])
+    rejected = _places(trace, metrics)
+    main = f"Most of the loss is {cause}." if loss > ENOUGH - 1 else ""
+    return " ".join(
+        filter(
+            None,
+            (
+                f"A target forward takes the time of {time:.2f} plain tokens: {', '.join(parts)}.",
+                main,
+                rejected,
+            ),
+        )
+    )
+
+
+def _width(rows: float) -> str:
+    return f"the width of the target's forwards, {rows:.1f} rows instead of one"
+
+
+def _waiting(metrics: Metrics) -> str:
+    ratio = (
+        f", whose forward takes 1/{metrics.c:.1f} of a target forward (c = {metrics.c:.1f})"
+        if metrics.c
+        else ""
+    )
+    return f"waiting for the drafter{ratio}"
+
+
+def _places(trace: Trace, metrics: Metrics) -> str:
+    """Return the acceptance at the first places of the draft, of the tokens tested there."""
+    if has_trees(trace.decisions):
+        return ""
+    tested = [s.conditional for s in metrics.per_position if s.conditional is not None][:6]
+    shares = ", ".join(f"{100 * share:.0f} %" for share in tested)
+    return f"Accepted by place in the draft: {shares}." if tested else ""
+
+
+def _advice(trace: Trace, metrics: Metrics, baseline: Trace, faster: float) -> tuple[str, Advice | None]:
+    """Return the sentence of the advice, and the advised run."""
+    best = advise(trace, metrics, baseline, faster)
+    if best is not None and (best["speedup"] > 1 or faster < 1):
+        name = (
+            best["setting"]
+            if best["method"] == trace.header.method
+            else f"{best['title']} with {best['setting']}"
+        )
+        still = "" if round(best["speedup"], 2) > 1 else ", still not faster than plain decoding"
+        return f"Try {name}: predicted {best['speedup']:.2f}× instead of {faster:.2f}×{still}.", best
+    return ("" if round(faster, 2) > 1 else _needed(trace, metrics, baseline)), None
+
+
+def _needed(trace: Trace, metrics: Metrics, baseline: Trace) -> str:
+    """Return which drafter would pay, where no setting does."""
+    limit, rates = longest_drafter(trace, metrics, baseline), rates_of(trace, metrics, baseline)
+    if limit is None or rates is None:
+        return ""
+    if limit <= 0:
+        return (
+            f"No setting is predicted to help: a target forward of two rows takes {rates.forward(2):.2f} plain tokens, "
+            "so even a drafter that takes no time would not pay."
+        )
+    if rates.draft <= limit:
+        return ""
+    return (
+        f"No setting is predicted to help: a drafter forward takes {rates.draft:.2f} plain tokens; one that takes "
+        f"less than {limit:.2f} would pay at this acceptance."
+    )
