@@ -78,7 +78,7 @@ def head() -> str:
         f'<link rel="icon" href="{ICON}">'
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
-        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
+        f'<script src="{address("app.js")}"></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )
 

@@ -2,17 +2,6 @@
 "use strict";
 
 window.SpecScopeApp = (() => {
-  const script = document.currentScript;
-  const plotly = new Promise((resolve, reject) => {
-    const loader = document.createElement("script");
-    loader.src = script.dataset.plotly;
-    loader.async = true;
-    loader.onload = () => resolve(window.Plotly);
-    loader.onerror = () => reject(new Error("plotly.js could not be loaded"));
-    document.head.append(loader);
-  });
-  plotly.catch(() => {});
-
   // -- theme: from the address, else the user's last choice, else the system
 
   const KEY = "specscope-theme";
@@ -109,7 +98,7 @@ window.SpecScopeApp = (() => {
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
-      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results });
+      else view = SpecScope.mount(root, model, { theme: "class", header: !results });
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);

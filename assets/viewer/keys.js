@@ -4,7 +4,8 @@ const KEYS = [
   ["w s", "zoom in, out"], ["a d", "pan left, right"], ["f", "show everything"], [". ,", "next, previous span"],
   ["↑ ↓", "track above, below (timeline)"], ["n p", "next, previous rejection"], ["[ ]", "previous, next commit"],
   ["space", "play, pause"], ["r", "show rejected drafts"], ["← →", "move through tokens (text)"],
-  ["Enter", "pin the card"], ["Esc", "close the card"], ["?", "this help"],
+  ["Enter", "pin the card"], ["Esc", "close the card"], ["drag", "pan (timeline)"], ["Ctrl+wheel", "zoom at the pointer"],
+  ["double-click", "show everything"], ["?", "this help"],
 ];
 
 /** The keys' actions on a viewer. */

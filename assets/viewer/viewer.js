@@ -19,7 +19,7 @@ class Viewer {
   }
 
   build() {
-    this.gantt = new Gantt(this.root, this.options.plotly ?? window.Plotly, this);
+    this.gantt = new Gantt(this.root, this);
     this.replay = new Replay((t) => this.seek(t));
     this.head = el("header", { class: "ss-head" });
     this.grid = el("div", { class: "ss-panes" });
@@ -244,7 +244,7 @@ class Viewer {
     else this.dialog.close();
   }
 
-  /** Resolve the colours again when the theme changes: plotly does not read CSS variables. */
+  /** Resolve the colours again when the theme changes: a canvas does not read CSS variables. */
   watchTheme() {
     this.media = matchMedia("(prefers-color-scheme: dark)");
     this.recolour = () => this.gantt.recolour();
@@ -270,8 +270,8 @@ class Viewer {
 /**
  * Show a document in an element.
  *
- * options: `plotly` (or a promise of it; default window.Plotly), `theme` ("auto" follows the system and a .dark
- * ancestor, "class" the ancestor only), `header` (false leaves out prompt and clock).
+ * options: `theme` ("auto" follows the system and a .dark ancestor, "class" the ancestor only), `header` (false leaves
+ * out prompt and clock).
  */
 function mount(root, model, options = {}) {
   const viewer = new Viewer(root, model, options);
@@ -282,4 +282,4 @@ function mount(root, model, options = {}) {
   };
 }
 
-window.SpecScope = { mount, shareBars };
+window.SpecScope = { mount, lineOf, sharesOf };

@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from traces.export.assets import plotly_script, report_template, viewer_script, viewer_style
+from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.view.document import Document, RunView, view_model
 from traces.view.settings import shown_config
 
@@ -46,7 +46,6 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
         "model": inline_json(model),
         "style": viewer_style(),
         "script": viewer_script(),
-        "plotly": plotly_script(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], report_template())
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.trace.events import Footer
 from engine.trace.trace import Trace
-from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
+from tests.browser.report.opened import Opened, centre_of, colours, drawn_after, pane, update, visible_text
 from tests.traces.samples import sample_events, sample_trace
 from traces.imports.reading import read_traces
 from traces.view.document import view_model
@@ -65,8 +65,8 @@ def test_a_dark_ancestor_and_the_class_theme_decide(opened, traces):
     assert page.evaluate(colour) == "rgb(251, 252, 254)"
     drawn_after(page, lambda: page.evaluate("document.body.classList.add('dark')"))
     assert page.evaluate(colour) == "rgb(17, 24, 39)"
-    shown = page.evaluate("document.querySelector('.ss-plot').data.map((trace) => trace.marker?.color)")
-    assert "rgb(20, 128, 194)" in shown
+    span = next(s for s in traces[1].spans if s.kind == "verify")
+    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(20, 128, 194)"]
     page.evaluate("document.body.classList.remove('dark')")
 
 
@@ -75,7 +75,8 @@ def test_a_viewer_in_a_hidden_tab_is_drawn_when_it_is_shown(opened, traces):
     page = opened.show(view_model(traces))
     page.evaluate("document.getElementById('viewer').hidden = false")
     page.wait_for_selector("#viewer[data-drawn]")
-    assert page.locator(".ss-plot .barlayer").count() > 0
+    span = next(s for s in traces[1].spans if s.kind == "verify")
+    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(0, 114, 178)"]
 
 
 def test_a_live_run_grows_in_place(opened):
