@@ -24,6 +24,7 @@ from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 if TYPE_CHECKING:
     from app.service import Service
@@ -115,10 +116,11 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/model")
     def model(runs: str) -> Response:
         try:
-            document = view_model(find_traces(service, runs))
+            document = packed(view_model(find_traces(service, runs)))
         except SpecScopeError as error:
             return _refusal(error)
-        return Response(json.dumps(document, allow_nan=False), media_type="application/json", headers=FRESH)
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json", headers=FRESH)
 
     @router.get("/report.html")
     def report(runs: str, redact_prompt: bool = False) -> Response:

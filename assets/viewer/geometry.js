@@ -45,27 +45,53 @@ function roundTicks(low, high, pixels, room) {
   return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
 }
 
-/** Measured shares as steps inside a window: a sample holds for the time since the one before it. */
-function sampleSteps(samples, from, to) {
+/** The measured load of a track as a line whose looks are percents: a sample holds for the time since the one before it. */
+function loadLine(track) {
+  const { samples } = track.measured;
   const usual = samples.length > 1 ? samples[1][0] - samples[0][0] : 0;
-  return samples.map(([t, share], i) => ({ start: Math.max(from, i ? samples[i - 1][0] : t - usual), end: Math.min(to, t), share }))
-    .filter((step) => step.end > step.start);
+  return (track.load ??= lineOf(samples.length, (i) => [i ? samples[i - 1][0] : samples[i][0] - usual, samples[i][0], Math.round(100 * samples[i][1]), i]));
 }
 
-/** The tokens and rejected drafts of the chosen sequence by commit: {times, groups, room}, `room` in ms for a mark. */
-function commitsOf(run) {
-  if (run.commits && run.commits.chosen === run.chosen) return run.commits;
-  const groups = new Map();
-  const lost = run.ghosts.filter((ghost) => ghost.outcome === "rejected");
-  for (const row of ofChosen(run, [...run.tokens, ...lost])) {
-    if (!groups.has(row.t)) groups.set(row.t, []);
-    groups.get(row.t).push(row);
+/** The measured shares in a window as {start, end, share}; if there are too many, the mean of every pixel or so. */
+function loadSteps(track, from, to, pixel) {
+  const line = loadLine(track);
+  const [first, last] = visible(line, from, to);
+  const stride = Math.max(1, Math.floor(((last - first) * pixel) / (to - from)));
+  const steps = [];
+  for (let i = first; i < last; i += stride) {
+    const end = Math.min(last, i + stride);
+    let sum = 0;
+    for (let k = i; k < end; k++) sum += line.look[k];
+    steps.push({ start: Math.max(from, line.start[i]), end: Math.min(to, line.end[end - 1]), share: sum / (end - i) / 100 });
   }
-  const times = [...groups.keys()].sort((a, b) => a - b);
-  for (const rows of groups.values()) rows.sort((a, b) => a.position - b.position || (a.outcome === "rejected" ? -1 : 1));
-  const rooms = times.slice(1).map((t, i) => (t - times[i]) / groups.get(t).length).sort((a, b) => a - b);
-  run.commits = { chosen: run.chosen, times, groups: times.map((t) => groups.get(t)), room: rooms[rooms.length >> 2] ?? Infinity };
-  return run.commits;
+  return steps;
+}
+
+const SHOWN = ["plain", "accepted", "rejected", "corrected", "bonus"]; // outcomes of tokens with a mark
+
+/**
+ * The tokens and rejected drafts of the chosen sequence by time: {rows, t, back, code, room}. `back` is the number of
+ * rows of the same commit after it, `code` an index into SHOWN, `room` the usual ms between two marks.
+ */
+function marksOfRun(run) {
+  if (run.marks && run.marks.chosen === run.chosen) return run.marks;
+  const lost = run.ghosts.filter((ghost) => ghost.outcome === "rejected");
+  const rows = ofChosen(run, [...run.tokens, ...lost])
+    .sort((a, b) => a.t - b.t || a.position - b.position || (a.outcome === "rejected" ? -1 : 1));
+  const [t, back, code] = [new Float64Array(rows.length), new Int32Array(rows.length), new Uint8Array(rows.length)];
+  const rooms = [];
+  let size = 0;
+  for (let i = rows.length - 1; i >= 0; i--) {
+    t[i] = rows[i].t;
+    code[i] = SHOWN.indexOf(rows[i].outcome);
+    back[i] = i + 1 < rows.length && t[i + 1] === t[i] ? back[i + 1] + 1 : 0;
+    size += 1;
+    if (i > 0 && rows[i - 1].t !== t[i]) rooms.push((t[i] - rows[i - 1].t) / size);
+    if (i === 0 || rows[i - 1].t !== t[i]) size = 0;
+  }
+  rooms.sort((a, b) => a - b);
+  run.marks = { chosen: run.chosen, rows, t, back, code, room: rooms[rooms.length >> 2] ?? Infinity };
+  return run.marks;
 }
 
 /**
@@ -73,24 +99,21 @@ function commitsOf(run) {
  * end at its time. If there are too many, one of each outcome per 3 pixels is kept.
  */
 function tokenMarks(run, from, to, pixel) {
-  const { times, groups, room } = commitsOf(run);
+  const { rows, t, back, code, room } = marksOfRun(run);
   const size = Math.max(5, Math.min(8, room / pixel));
+  const [first, last] = [upperBound(t, from), upperBound(t, to + 64 * size * pixel)];
+  const bins = last - first > 1500 ? Math.ceil((to - from) / (3 * pixel)) + 1 : 0;
+  const taken = new Uint8Array(bins * SHOWN.length);
   const marks = [];
-  const places = new Set();
-  const [first, last] = [upperBound(times, from), upperBound(times, to + 64 * size * pixel)];
-  const dense = last - first > 750;
-  for (let k = first; k < last; k++) {
-    const rows = groups[k];
-    for (let i = 0; i < rows.length; i++) {
-      const x = times[k] - ((rows.length - 1 - i) * size + size / 2) * pixel;
-      if (x < from || x > to) continue;
-      if (dense) {
-        const place = `${rows[i].outcome} ${Math.floor(x / (3 * pixel))}`;
-        if (places.has(place)) continue;
-        places.add(place);
-      }
-      marks.push({ row: rows[i], x, size: size - 1.5 });
+  for (let i = first; i < last; i++) {
+    const x = t[i] - (back[i] * size + size / 2) * pixel;
+    if (x < from || x > to) continue;
+    if (bins) {
+      const place = code[i] * bins + Math.floor((x - from) / (3 * pixel));
+      if (taken[place]) continue;
+      taken[place] = 1;
     }
+    marks.push({ row: rows[i], x, size: size - 1.5 });
   }
   return marks;
 }

@@ -67,11 +67,23 @@ function sourceTexts(run, copy, from, to) {
   return Array.from({ length: to - from }, (_, i) => texts[from + i] ?? output.get(from + i) ?? "").join("");
 }
 
+/** The tokens and ghosts that each span drafted or decided, by the span's id. */
+function rowsOfSpan(run) {
+  if (run.bySpan) return run.bySpan;
+  run.bySpan = new Map();
+  for (const row of [...run.tokens, ...run.ghosts]) {
+    for (const id of new Set([row.draft, row.verify])) {
+      if (id === undefined || id < 0) continue;
+      if (!run.bySpan.has(id)) run.bySpan.set(id, []);
+      run.bySpan.get(id).push(row);
+    }
+  }
+  return run.bySpan;
+}
+
 /** The tokens, spans and copies to highlight with a token, a ghost or a span. */
 function linked(run, item) {
-  const rows = item.span === undefined
-    ? [item.token]
-    : [...run.tokens, ...run.ghosts].filter((row) => row.draft === item.span || row.verify === item.span);
+  const rows = item.span === undefined ? [item.token] : rowsOfSpan(run).get(item.span) ?? [];
   const spans = new Set(rows.flatMap((row) => [row.draft, row.verify]).filter((id) => id >= 0));
   if (item.span !== undefined) spans.add(item.span);
   const copies = [...new Set(rows.map((row) => copyOf(run, row)).filter(Boolean))];

@@ -46,7 +46,7 @@ const PAINT = {
   },
 
   measured: (scene, row) => {
-    paintSteps(scene, row, sampleSteps(row.track.measured.samples, scene.from, scene.to), scene.colours.line, scene.colours.muted);
+    paintSteps(scene, row, loadSteps(row.track, scene.from, scene.to, scene.pixel), scene.colours.line, scene.colours.muted);
   },
 
   tokens: (scene, row, run) => {

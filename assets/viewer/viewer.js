@@ -46,11 +46,11 @@ class Viewer {
       return;
     }
     const shown = this.shown;
-    this.model = model;
+    this.model = unpack(model);
     for (const run of model.runs) run.chosen = this.followed.get(run.id);
     this.release();
     this.header(model);
-    while (this.panes.length > model.runs.length) this.panes.pop().root.remove();
+    while (this.panes.length > model.runs.length) this.dropPane();
     model.runs.forEach((run, i) => {
       if (!this.panes[i]) {
         this.panes[i] = new Pane(this);
@@ -69,6 +69,12 @@ class Viewer {
     this.empty.textContent = "Nothing to show yet: run a prompt, and its timeline appears here.";
     this.root.dataset.state = model.state;
     if (shown) this.showAgain(shown);
+  }
+
+  dropPane() {
+    const pane = this.panes.pop();
+    pane.destroy();
+    pane.root.remove();
   }
 
   /** After an update, show the card that was open. */
@@ -204,41 +210,6 @@ class Viewer {
     this.clear();
   }
 
-  // -- stepping by keys -----------------------------------------------------------------------------------------
-
-  stepSpan(direction) {
-    const now = this.pinned?.item.span !== undefined ? this.pinned : null;
-    const run = now?.run ?? this.model.runs[0];
-    const place = now ? findSpan(run, now.item.span) : null;
-    const track = place?.track ?? run.tracks[0];
-    if (!track) return;
-    const at = place ? place.index + direction : upperBound(track.spans.start, Math.min(this.replay.t, this.gantt.range[0]));
-    this.pickSpan(run, track, Math.max(0, Math.min(track.spans.id.length - 1, at)));
-  }
-
-  stepTrack(direction) {
-    const tracks = this.model.runs.flatMap((run) => run.tracks.map((track) => ({ run, track })));
-    const place = this.pinned?.item.span !== undefined ? findSpan(this.pinned.run, this.pinned.item.span) : null;
-    const at = place ? tracks.findIndex(({ track }) => track === place.track) + direction : 0;
-    const next = tracks[Math.max(0, Math.min(tracks.length - 1, at))];
-    const t = place ? place.track.spans.start[place.index] : this.gantt.range[0];
-    if (next?.track.spans.id.length) this.pickSpan(next.run, next.track, Math.max(0, upperBound(next.track.spans.start, t) - 1));
-  }
-
-  pickSpan(run, track, index) {
-    const { start, end, kind, id } = track.spans;
-    if (index < 0 || !id.length) return;
-    const [from, to] = this.gantt.range;
-    if (start[index] < from || end[index] > to) this.gantt.zoomTo(start[index] - (to - from) / 3, start[index] + (2 * (to - from)) / 3);
-    const frame = this.gantt.plot.getBoundingClientRect();
-    const card = this.gantt.place.cards.find((c) => c.run === run);
-    const row = card.rows.find((r) => r.type === "track" && r.track === track);
-    const top = frame.top + card.body + row.y;
-    const left = frame.left + Math.max(0, this.gantt.x(start[index]));
-    this.show(run, { span: id[index] }, { left, top, bottom: top + row.height }, true);
-    this.live.textContent = `${track.label}: ${kind[index]}, ${ms(start[index])} to ${ms(end[index])}`;
-  }
-
   help(on) {
     if (on) this.dialog.showModal();
     else this.dialog.close();
@@ -260,6 +231,7 @@ class Viewer {
     this.media.removeEventListener("change", this.recolour);
     this.classes.disconnect();
     this.gantt.destroy();
+    while (this.panes.length) this.dropPane();
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
     this.root.replaceChildren();
@@ -282,4 +254,4 @@ function mount(root, model, options = {}) {
   };
 }
 
-window.SpecScope = { mount, lineOf, sharesOf };
+window.SpecScope = { mount, unpack, lineOf, sharesOf };

@@ -15,6 +15,7 @@ from tests.traces.strategies import few, traces
 from traces.export.assets import FOLDER, SCRIPTS, viewer_script
 from traces.export.report import inline_json, render_report
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
 
@@ -72,7 +73,7 @@ def page():
 
 def test_the_report_has_the_document_and_the_viewer_and_makes_no_requests(page):
     parsed = Page(page)
-    model = view_model([sample_trace("autoregressive"), sample_trace("pearl")])
+    model = packed(view_model([sample_trace("autoregressive"), sample_trace("pearl")]))
     assert json.loads(parsed.model) == json.loads(json.dumps(model))
     assert viewer_script() in page
     policy = next(

@@ -7,11 +7,13 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
 SCRIPTS = (
+    "packed.js",
     "model.js",
     "dom.js",
     "sources.js",
     "card.js",
     "trees.js",
+    "pages.js",
     "tokens.js",
     "columns.js",
     "geometry.js",
@@ -30,6 +32,7 @@ SCRIPTS = (
     "tables.js",
     "keys.js",
     "viewer.js",
+    "steps.js",
 )
 """The parts of the viewer's script; each uses only names of the parts before it while loading."""
 

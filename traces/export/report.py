@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import UsageError
 from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.view.document import Document, RunView, view_model
+from traces.view.packed import packed
 from traces.view.settings import shown_config
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def render_report(traces: Sequence[Trace], *, redact_prompt: bool = False) -> st
         "title": _text("SpecScope: " + ", ".join(run["title"] for run in model["runs"])),
         "head": _head(model),
         "summary": _summary(traces, model),
-        "model": inline_json(model),
+        "model": inline_json(packed(model)),
         "style": viewer_style(),
         "script": viewer_script(),
     }

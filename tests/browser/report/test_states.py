@@ -1,16 +1,20 @@
 """Other states of the viewer: hostile texts, themes, a hidden tab, a growing run, no run."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from engine.trace.events import Footer
 from engine.trace.trace import Trace
 from tests.browser.report.opened import Opened, centre_of, colours, drawn_after, pane, update, visible_text
 from tests.traces.samples import sample_events, sample_trace
 from traces.imports.reading import read_traces
+from traces.view.clock import decoding_clock
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 pytestmark = pytest.mark.browser
 IMPORTED = Path(__file__).parents[2] / "traces" / "imported"
@@ -100,6 +104,34 @@ def test_a_live_run_grows_in_place(opened):
     assert visible_text(page, 0) == sample_trace("speculative").text
     ghosts = view_model([sample_trace("speculative")])["runs"][0]["ghosts"]
     assert pane(page, 0).locator(".ss-ghost").count() == len(ghosts)
+
+
+def test_a_packed_document_is_read_as_it_was(opened):
+    """The samples have tokens with and without a decision, which have other fields."""
+    live = sample_trace("pearl")
+    live.footer, live.decisions = None, live.decisions[:9]
+    for traces in ([], [live], [sample_trace("autoregressive"), sample_trace("tree"), sample_trace("llma")]):
+        document = json.loads(json.dumps(view_model(traces)))
+        read = "(text) => JSON.stringify(SpecScope.unpack(JSON.parse(text)))"
+        assert json.loads(opened.page.evaluate(read, json.dumps(packed(document)))) == document
+        assert json.loads(opened.page.evaluate(read, json.dumps(document))) == document
+
+
+def test_the_text_of_a_long_run_is_opened_where_it_is_looked_at(opened):
+    trace = sample_trace("speculative", tokens=2600)
+    page = opened.show(view_model([trace]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    text, tokens = pane(page, 0).locator(".ss-text"), pane(page, 0).locator(".ss-token:not(.ss-ghost)")
+    assert text.inner_text().split() == trace.text.split(), "the whole text is there"
+    assert tokens.count() < 2600
+    page.evaluate("view.seek(1e9)")
+    text.evaluate("(node) => { node.scrollTop = node.scrollHeight; }")
+    expect(pane(page, 0).locator('.ss-token[data-index="2599"]')).to_have_count(1)
+    clock = decoding_clock(trace)
+    middle = trace.commits[1300].time
+    page.evaluate("(t) => view.seek(t)", clock(middle))
+    shown = "".join(c.text for c in trace.commits if c.time <= middle)
+    assert text.inner_text().split() == shown.split()
 
 
 def test_ghosts_of_a_growing_run_have_the_same_order(opened):
