@@ -16,13 +16,14 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 
 from app.limits import CLOSE
-from engine.errors import SpecScopeError, StoreError, UsageError
+from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
+from traces.view.delta import delta
 from traces.view.document import view_model
 from traces.view.packed import packed
 
@@ -120,6 +121,16 @@ def build_router(service: Service) -> APIRouter:
         except SpecScopeError as error:
             return _refusal(error)
         text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json", headers=FRESH)
+
+    @router.get("/live")
+    def live(run: str, cursor: int = 0) -> Response:
+        found = service.find(run)
+        if found is None:
+            return _refusal(UsageError(f"run {shown(run)} is not in memory; open it in the history"))
+        ended = found.ended  # before the events: no event follows the last one that is sent
+        events, after = found.since(cursor)
+        text = json.dumps(delta(found.run_id, events, after, ended=ended), separators=(",", ":"))
         return Response(text, media_type="application/json", headers=FRESH)
 
     @router.get("/report.html")

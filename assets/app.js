@@ -75,11 +75,13 @@ window.SpecScopeApp = (() => {
     let mounted = "";
     let busy = false;
     let again = false;
+    let listening = false;
 
     const state = (name) => {
       element.dataset.state = name;
       results?.classList.toggle("app-settled", name === "ready");
     };
+    const value = () => JSON.parse(props.value || '{"runs":[]}');
     const clear = () => {
       view?.destroy();
       view = null;
@@ -98,10 +100,41 @@ window.SpecScopeApp = (() => {
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
-      else view = SpecScope.mount(root, model, { theme: "class", header: !results });
+      else view = SpecScope.mount(root, model, { theme: "class", header: !results, fragment: results ? "" : location.hash.slice(1) });
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);
+      if (wanted.live && !listening) listen();
+    }
+
+    /** While the viewer is live, add what the runs have done since; ask for a document if a device is new. */
+    async function listen() {
+      listening = true;
+      const cursors = new Map();
+      const ended = new Set();
+      let due = 0;
+      try {
+        for (let wanted = value(); wanted.live && wanted.runs.length; wanted = value()) {
+          for (const run of wanted.runs.filter((id) => !ended.has(id))) {
+            const answer = await fetch(`/specscope/live?run=${encodeURIComponent(run)}&cursor=${cursors.get(run) ?? 0}`);
+            if (!answer.ok) return;
+            const delta = await answer.json();
+            if (!value().live || !view) break;
+            cursors.set(run, delta.cursor);
+            if (delta.ended) ended.add(run);
+            if (!view.extend(delta) && performance.now() > due) {
+              due = performance.now() + 1000;
+              cursors.delete(run);
+              refresh();
+            }
+          }
+          await new Promise((done) => setTimeout(done, 100));
+        }
+      } catch {
+        // The server is gone; the page shows that elsewhere.
+      } finally {
+        listening = false;
+      }
     }
 
     async function refresh() {
@@ -113,7 +146,7 @@ window.SpecScopeApp = (() => {
       try {
         do {
           again = false;
-          await draw(JSON.parse(props.value || '{"runs":[]}'));
+          await draw(value());
         } while (again);
       } catch (error) {
         clear();

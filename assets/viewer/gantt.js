@@ -4,7 +4,8 @@ const LEAST = 0.02; // ms in the narrowest window
 
 class Gantt {
   constructor(root, bus) {
-    Object.assign(this, { root, bus, t: Infinity, range: null, follow: true, frame: 0 });
+    Object.assign(this, { root, bus, t: Infinity, range: null, selected: null, follow: true, frame: 0 });
+    this.map = new Minimap(this);
     this.under = el("div", { class: "ss-under" });
     this.plot = el("canvas", { class: "ss-plot", "aria-hidden": "true" });
     this.over = el("div", { class: "ss-over" });
@@ -14,7 +15,7 @@ class Gantt {
       "aria-label": "Timeline of all runs. Full stop and comma step through spans, question mark lists all keys. The table below has the same data.",
     }, this.under, this.plot, this.over);
     this.untimed = el("div");
-    this.node = el("div", {}, this.box, this.untimed, this.note);
+    this.node = el("div", {}, this.map.node, this.box, this.untimed, this.note);
     this.resizing = new ResizeObserver(() => this.resize());
     this.resizing.observe(this.box);
     this.listen();
@@ -22,11 +23,13 @@ class Gantt {
 
   update(model) {
     this.model = model;
-    this.place = geometry(model);
+    this.place = geometry(model, (run) => this.bus.tracks.of(run));
     this.box.style.height = `${this.place.height}px`;
     this.box.hidden = !model.runs.some((run) => run.timed);
     this.untimed.replaceChildren(...(model.runs.length && this.box.hidden ? model.runs.map(untimedCard) : []));
+    this.goal = null;
     if (this.follow || !this.range) this.range = fitWindow(model);
+    this.map.update(model);
     this.frameCards();
     this.draw();
   }
@@ -45,8 +48,9 @@ class Gantt {
       put(el("div", { class: "ss-row-label ss-row-axis" }, "ms"), card.body + card.bodyHeight, SIZE.axis),
     ]));
     this.veils = this.place.cards.map((card) => put(el("div", { class: "ss-veil" }), card.body - 3, card.bodyHeight + 7));
+    this.ranges = this.place.cards.map((card) => put(el("div", { class: "ss-range-box" }), card.body - 3, card.bodyHeight + 7));
     this.lights = el("div");
-    this.over.replaceChildren(...this.veils, this.lights);
+    this.over.replaceChildren(...this.ranges, ...this.veils, this.lights);
   }
 
   /** Draw in the next frame. */
@@ -62,6 +66,7 @@ class Gantt {
     this.width = this.plot.clientWidth;
     if (!this.model?.runs.length || this.box.hidden || !this.width) return;
     const ratio = this.sharpen();
+    const moving = this.ease();
     const [from, to] = this.range;
     const pixel = (to - from) / this.width;
     this.hatches.move(this.x(0));
@@ -71,8 +76,10 @@ class Gantt {
     const { merged, bin } = paint(scene, this.place);
     const note = merged ? `${number(merged, 0)} bars are too many for one view: they are merged into shares of every ${ms(bin)}. Zoom in to see single bars.` : "";
     if (this.note.textContent !== note) this.note.textContent = note;
+    this.map.draw(this.colours, ratio);
     this.overlay();
     this.root.dataset.drawn = String(Number(this.root.dataset.drawn ?? 0) + 1);
+    if (moving) this.settle();
     this.root.dataset.window = `${from} ${to}`;
     this.root.dataset.marks = String(this.place.cards.flatMap((card) => card.rows).reduce((sum, row) => sum + (row.marks?.length ?? 0), 0));
   }
@@ -96,6 +103,7 @@ class Gantt {
     const start = Math.max(low - width * 0.1, Math.min((from + to - width) / 2, high - width * 0.9));
     this.range = [start, start + width];
     this.follow = false;
+    this.goal = null;
     this.bus.ranged();
     this.settle();
     this.overlay();
@@ -108,13 +116,25 @@ class Gantt {
     this.settle();
   }
 
-  /** Zoom by a factor around a time: by default the cursor, or the middle of the window. */
-  zoom(factor, anchor = this.t) {
+  /** Zoom by a factor around a time: by default the pointer's, else the replay's, else the middle of the window. */
+  zoom(factor, anchor = this.pointed ?? (this.t < this.model.axis.max ? this.t : NaN)) {
     const [from, to] = this.range;
     const middle = anchor > from && anchor < to ? anchor : (from + to) / 2;
     const most = ((this.model.axis.max - this.model.axis.min) * 1.2) / (to - from);
     const by = Math.min(most, Math.max(LEAST / (to - from), factor));
     this.zoomTo(middle - (middle - from) * by, middle + (to - middle) * by);
+  }
+
+  /** Move the window so that it shows time t. */
+  reveal(t) {
+    const [from, to] = this.range ?? [-Infinity, Infinity];
+    if (t < from || t > to) this.zoomTo(t - (to - from) / 2, t + (to - from) / 2);
+  }
+
+  /** Mark a range [from, to], or none. */
+  select(range) {
+    this.selected = range;
+    this.overlay();
   }
 
   pan(share) {
@@ -144,33 +164,46 @@ class Gantt {
       veil.hidden = past;
       veil.style.left = `${x}px`;
     }
+    const [low, high] = (this.selected ?? [0, 0]).map((t) => Math.max(-4, Math.min(this.width + 4, this.x(t))));
+    for (const box of this.ranges) {
+      box.hidden = !this.selected || high - low <= 0;
+      box.style.left = `${low}px`;
+      box.style.width = `${high - low}px`;
+    }
     this.light();
   }
 
-  highlight(marks) {
-    this.marks = marks;
+  /** Frame some spans, {run, span, strong}, and draw arrows between spans of a run. */
+  highlight(marks, run, flows = []) {
+    Object.assign(this, { marks, flowing: run, flows });
     this.light();
   }
 
   light() {
     if (!this.lights) return;
     const boxes = (this.marks ?? []).map(({ run, span, strong }) => this.boxOf(run, span, strong)).filter(Boolean);
-    this.lights.replaceChildren(...boxes);
+    const arrows = this.flows?.length ? [this.arrows(this.flowing, this.flows)] : [];
+    this.lights.replaceChildren(...boxes, ...arrows);
   }
 
-  boxOf(run, span, strong) {
+  /** The place of a span above the canvas, {left, right, top}, or null if its track is not shown. */
+  rectOf(run, span) {
     const place = findSpan(run, span);
     const card = this.place.cards.find((c) => c.run.id === run.id);
     const row = place && card?.rows.find((r) => r.type === "track" && r.track.device === place.track.device);
     if (!row) return null;
     const { start, end, lane } = place.track.spans;
-    const [low, high] = [this.x(start[place.index]), this.x(end[place.index])];
-    if (high < 0 || low > this.width) return null;
+    return { left: this.x(start[place.index]), right: this.x(end[place.index]), top: card.body + row.y + SIZE.lane * lane[place.index] };
+  }
+
+  boxOf(run, span, strong) {
+    const rect = this.rectOf(run, span);
+    if (!rect || rect.right < 0 || rect.left > this.width) return null;
     const box = el("div", { class: strong ? "ss-light ss-light-strong" : "ss-light" });
-    const left = Math.max(-2, low - 1);
+    const left = Math.max(-2, rect.left - 1);
     box.style.left = `${left}px`;
-    box.style.width = `${Math.max(4, Math.min(high + 1, this.width + 2) - left)}px`;
-    box.style.top = `${card.body + row.y + SIZE.lane * lane[place.index] - 1}px`;
+    box.style.width = `${Math.max(4, Math.min(rect.right + 1, this.width + 2) - left)}px`;
+    box.style.top = `${rect.top - 1}px`;
     box.style.height = `${SIZE.lane + 1}px`;
     return box;
   }

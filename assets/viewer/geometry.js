@@ -3,8 +3,8 @@
 const AVERAGE = 1 / 14; // share of the run over which a value of an occupancy strip is averaged
 const SIZE = { head: 62, band: 10, lane: 26, strip: 9, tokens: 18, axis: 24, gap: 9, between: 12, foot: 8 };
 
-/** The place of each run's card and of its rows: {cards: [{top, height, body, rows}], height}. */
-function geometry(model) {
+/** The place of each run's card and of its rows, {cards: [{top, height, body, rows}], height}; `tracksOf(run)` are the shown tracks. */
+function geometry(model, tracksOf) {
   let top = 0;
   const cards = model.runs.map((run) => {
     const rows = [];
@@ -14,7 +14,7 @@ function geometry(model) {
       y += height + after;
     };
     if (drafted(run)) row("band", SIZE.band, SIZE.gap, { label: "overlap" });
-    for (const track of run.tracks) {
+    for (const track of tracksOf(run)) {
       row("track", SIZE.lane * track.lanes, 3, { label: track.label, track });
       row("strip", SIZE.strip, track.measured ? 6 : SIZE.gap, { label: track.measured ? "from spans" : "", track });
       if (track.measured) row("measured", SIZE.strip, SIZE.gap, { label: track.measured.label, track });

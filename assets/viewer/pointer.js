@@ -5,7 +5,10 @@ const STILL = 4; // pixels that a click may move
 Gantt.prototype.listen = function () {
   this.pressed = null;
   this.box.addEventListener("pointermove", (event) => this.point(event));
-  this.box.addEventListener("pointerleave", () => this.bus.hover(null));
+  this.box.addEventListener("pointerleave", () => {
+    this.pointed = undefined;
+    this.bus.hover(null);
+  });
   this.box.addEventListener("pointerdown", (event) => this.press(event), true);
   this.box.addEventListener("dblclick", () => this.fit());
   this.box.addEventListener("wheel", (event) => this.roll(event), { passive: false });
@@ -25,6 +28,7 @@ Gantt.prototype.unlisten = function () {
 /** Show the card of what the pointer hovers over. */
 Gantt.prototype.point = function (event) {
   if (event.buttons || this.pressed) return;
+  this.pointed = this.range ? this.time(event.clientX - this.plot.getBoundingClientRect().left) : undefined;
   const hit = this.hit(event);
   if (hit) this.bus.hoverSpan(hit, this.boxAt(event, hit));
   else this.bus.hover(null);
@@ -33,10 +37,10 @@ Gantt.prototype.point = function (event) {
 Gantt.prototype.press = function (event) {
   this.box.focus({ preventScroll: true });
   if (event.button !== 0 || !this.range) return;
-  this.pressed = { x: event.clientX, y: event.clientY, range: this.range, hit: this.hit(event), moved: false };
+  this.pressed = { x: event.clientX, y: event.clientY, range: this.range, hit: this.hit(event), moved: false, selects: event.shiftKey };
 };
 
-/** Move the window with the pointer. */
+/** Move the window with the pointer; with Shift, mark a range. */
 Gantt.prototype.drag = function (event) {
   const { pressed } = this;
   if (!pressed || !(event.buttons & 1)) return;
@@ -45,6 +49,12 @@ Gantt.prototype.drag = function (event) {
   if (!pressed.moved) return;
   this.box.classList.add("ss-dragging");
   this.bus.hover(null);
+  if (pressed.selects) {
+    const left = this.plot.getBoundingClientRect().left;
+    const [from, to] = [pressed.x, event.clientX].map((x) => this.time(Math.max(0, Math.min(this.width, x - left)))).sort((a, b) => a - b);
+    this.select([from, to]);
+    return;
+  }
   const shift = (-way * (pressed.range[1] - pressed.range[0])) / this.width;
   this.zoomTo(pressed.range[0] + shift, pressed.range[1] + shift);
 };
@@ -54,6 +64,7 @@ Gantt.prototype.release = function (event) {
   const { pressed } = this;
   this.pressed = null;
   this.box.classList.remove("ss-dragging");
+  if (pressed?.moved && pressed.selects) this.bus.select(this.selected);
   if (!pressed || pressed.moved || event.type === "pointercancel" || Math.abs(event.clientY - pressed.y) >= STILL) return;
   this.bus.pinSpan(pressed.hit, pressed.hit ? this.boxAt(event, pressed.hit) : null);
 };

@@ -234,6 +234,14 @@ class Pane {
     return null;
   }
 
+  /** Scroll the text to a token. */
+  reveal(row) {
+    const fold = this.home(row.sequence);
+    if (fold.tagName === "DETAILS") fold.open = true;
+    const [frame, box] = [this.text, this.nodeOf(row)].map((node) => node?.getBoundingClientRect());
+    if (box && (box.top < frame.top || box.bottom > frame.bottom)) this.text.scrollTop += box.top - frame.top - frame.height / 2;
+  }
+
   destroy() {
     this.reading.disconnect();
   }

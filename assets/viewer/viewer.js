@@ -9,6 +9,7 @@ class Viewer {
     this.pinned = null;
     this.panes = [];
     this.followed = new Map();
+    this.origins = new Map(); // ms from a run's start to the start of decoding, by run id
     root.classList.add("specscope");
     if (options.theme === "class") root.dataset.theme = "class";
     this.build();
@@ -16,11 +17,15 @@ class Viewer {
     root.addEventListener("keydown", this.keys);
     this.watchTheme();
     this.update(model);
+    if (options.fragment && this.model) follow(this, options.fragment);
   }
 
   build() {
+    this.tracks = new TrackChoice(() => this.gantt.update(this.model));
     this.gantt = new Gantt(this.root, this);
-    this.replay = new Replay((t) => this.seek(t));
+    this.replay = new Replay((t) => this.seek(t), (t) => this.gantt.reveal(t));
+    this.search = new Search(this);
+    this.panel = new RangePanel(this);
     this.head = el("header", { class: "ss-head" });
     this.grid = el("div", { class: "ss-panes" });
     this.legend = el("div");
@@ -28,14 +33,15 @@ class Viewer {
     const check = el("label", { class: "ss-check" }, this.rejected, "rejected drafts");
     const helpButton = el("button", { type: "button", class: "ss-button", "aria-label": "Keys", title: "Keys ( ? )", onclick: () => this.help(true) }, "?");
     this.fit = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Fit ( f )", onclick: () => this.gantt.fit() }, "fit");
-    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, this.fit, helpButton);
+    this.link = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Copy the address of this view", onclick: () => this.copyLink() }, "link");
+    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, this.search.node, this.tracks.node, this.fit, this.link, helpButton);
     this.insets = INSETS.map((make) => make(this));
     this.below = el("div", { class: "ss-insets" }, this.insets.map((inset) => inset.node));
     this.tables = el("div", { class: "ss-tables" });
     this.empty = el("p", { class: "ss-empty", hidden: true });
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.below, this.tables, this.dialog, this.live);
+    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -61,14 +67,28 @@ class Viewer {
     this.fit.hidden = !model.runs.some((run) => run.timed);
     this.bar.hidden = this.tables.hidden = !model.runs.length;
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
+    this.tracks.update(model);
     this.gantt.update(model);
     callInsets(this.insets, "update", model);
     this.replay.update(model);
     this.refreshTables(model);
+    this.search.look();
+    this.link.hidden = model.state !== "ready" || this.fit.hidden;
+    if (this.panel.range) this.panel.set(this.panel.range);
     this.empty.hidden = model.runs.length > 0;
     this.empty.textContent = "Nothing to show yet: run a prompt, and its timeline appears here.";
     this.root.dataset.state = model.state;
     if (shown) this.showAgain(shown);
+  }
+
+  /** Add a delta to a live document; return whether the document has all devices of the delta. */
+  extend(delta) {
+    const run = this.model.runs.find((other) => other.id === delta.run);
+    if (!run || this.model.state !== "live") return true;
+    const complete = grow(run, delta, this.origins);
+    this.model.axis.max = Math.max(this.model.axis.max, run.to);
+    this.gantt.grow();
+    return complete;
   }
 
   dropPane() {
@@ -135,6 +155,18 @@ class Viewer {
     this.root.classList.toggle("ss-show-rejected", on);
   }
 
+  /** Mark a range of time and show its figures; null: of none. */
+  select(range) {
+    this.gantt.select(range);
+    this.panel.set(range);
+  }
+
+  copyLink() {
+    this.live.textContent = `The address of this view is copied: ${linkTo(this)}`;
+    this.link.textContent = "copied";
+    setTimeout(() => { this.link.textContent = "link"; }, 1500);
+  }
+
   /** The timeline's window has changed. */
   ranged() {
     callInsets(this.insets, "range");
@@ -178,7 +210,7 @@ class Viewer {
       if (pane.run === run) pane.highlight(rows, copies);
       else pane.rest();
     }
-    this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })));
+    this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })), run, flowsOf(rows));
     callInsets(this.insets, "highlight", run, spans);
     this.card.show(this.content(run, item), box, pinned);
     if (item.token) this.describe(run, item.token);
@@ -243,15 +275,16 @@ class Viewer {
  * Show a document in an element.
  *
  * options: `theme` ("auto" follows the system and a .dark ancestor, "class" the ancestor only), `header` (false leaves
- * out prompt and clock).
+ * out prompt and clock), `fragment` (a view to begin with, see link.js).
  */
 function mount(root, model, options = {}) {
   const viewer = new Viewer(root, model, options);
   return {
     update: (next) => viewer.update(next),
+    extend: (delta) => viewer.extend(delta),
     seek: (t) => viewer.replay.to(t),
     destroy: () => viewer.destroy(),
   };
 }
 
-window.SpecScope = { mount, unpack, lineOf, sharesOf };
+window.SpecScope = { mount, unpack, grow, lineOf, sharesOf };

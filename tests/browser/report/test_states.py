@@ -7,12 +7,22 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from engine.trace.events import Footer
+from engine.trace.events import Commit, Footer
 from engine.trace.trace import Trace
-from tests.browser.report.opened import Opened, centre_of, colours, drawn_after, pane, update, visible_text
+from tests.browser.report.opened import (
+    Opened,
+    centre_of,
+    colours,
+    drawn_after,
+    pane,
+    update,
+    visible_text,
+    window,
+)
 from tests.traces.samples import sample_events, sample_trace
 from traces.imports.reading import read_traces
 from traces.view.clock import decoding_clock
+from traces.view.delta import delta
 from traces.view.document import view_model
 from traces.view.packed import packed
 
@@ -104,6 +114,50 @@ def test_a_live_run_grows_in_place(opened):
     assert visible_text(page, 0) == sample_trace("speculative").text
     ghosts = view_model([sample_trace("speculative")])["runs"][0]["ghosts"]
     assert pane(page, 0).locator(".ss-ghost").count() == len(ghosts)
+
+
+def test_deltas_make_a_live_document_grow_as_a_new_one_would(opened):
+    """A delta may repeat what the document has already, and lanes follow from the times."""
+    for kind in ("speculative", "pearl", "shared"):
+        events = sample_events(kind, tokens=12)[:-1]
+        begun = next(i for i, e in enumerate(events) if isinstance(e, Commit)) + 2
+        half, whole = (Trace.of(events[:n]) for n in (begun, len(events)))
+        change = delta(whole.header.run_id, events, len(events), ended=False)
+        grown = opened.page.evaluate(
+            """([text, delta]) => {
+                const model = SpecScope.unpack(JSON.parse(text));
+                return [SpecScope.grow(model.runs[0], delta, new Map()), model.runs[0]];
+            }""",
+            [json.dumps(view_model([half])), change],
+        )
+        assert grown[0] is True
+        expected = json.loads(json.dumps(view_model([whole])["runs"][0]))
+        for one, other in zip(grown[1]["tracks"], expected["tracks"], strict=True):
+            for name in ("id", "kind", "lane", "step", "rows"):
+                assert one["spans"][name] == other["spans"][name], name
+            assert one["spans"]["start"] == pytest.approx(other["spans"]["start"], abs=0.002)
+            assert one["lanes"] == other["lanes"]
+        shown = [(t["position"], t["text"], t["outcome"]) for t in grown[1]["tokens"]]
+        assert shown == [(t["position"], t["text"], t["outcome"]) for t in expected["tokens"]]
+        assert grown[1]["to"] == pytest.approx(
+            max(max(t["spans"]["end"]) for t in expected["tracks"]), abs=0.01
+        )
+
+
+def test_the_live_timeline_follows_its_deltas(opened):
+    events = sample_events("pearl", tokens=40)[:-1]
+    page = opened.show(view_model([Trace.of(events[: len(events) // 2])]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    marks = int(page.get_attribute("#viewer", "data-marks"))
+    change = delta("sample-pearl", events, len(events), ended=False)
+    assert page.evaluate("(delta) => view.extend(delta)", change) is True
+    end = view_model([Trace.of(events)])["axis"]["max"]
+    while window(page)[1] < end:  # the window moves there in some frames
+        page.wait_for_timeout(30)
+    assert int(page.get_attribute("#viewer", "data-marks")) > marks
+    assert page.evaluate("(delta) => view.extend({ ...delta, run: 'another' })", change) is True
+    new = {**change["spans"], "device": ["gpu9"] * len(change["spans"]["id"])}
+    assert page.evaluate("(delta) => view.extend(delta)", {**change, "spans": new}) is False
 
 
 def test_a_packed_document_is_read_as_it_was(opened):
