@@ -20,6 +20,7 @@ from engine.trace.jsonl import read_jsonl, write_jsonl
 from engine.trace.trace import Trace
 from engine.types import Limits
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 FOLDER = Path(__file__).parents[1] / "assets" / "demo"
 MOST_BYTES = 300_000
@@ -43,7 +44,7 @@ def demo_document() -> str:
     traces = [read_jsonl(gzip.decompress(file.read_bytes()).decode().splitlines()) for file in files()]
     looks = [run["look"] for run in found["runs"]]
     return json.dumps(
-        {"prompt": found["prompt"], "looks": looks, "model": view_model(traces)}, allow_nan=False
+        {"prompt": found["prompt"], "looks": looks, "model": packed(view_model(traces))}, allow_nan=False
     )
 
 

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.demo import demo_document
 from app.limits import CLOSE
-from engine.errors import SpecScopeError, StoreError, UsageError
+from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
 from traces.export.perfetto import write_perfetto
@@ -25,7 +25,9 @@ from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
 from traces.passes import median_first
+from traces.view.delta import delta
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 if TYPE_CHECKING:
     from app.service import Service
@@ -86,7 +88,7 @@ def head() -> str:
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
         f'<script src="{address("picker.js")}"></script>'
-        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
+        f'<script src="{address("app.js")}"></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )
 
@@ -131,10 +133,21 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/model")
     def model(runs: str) -> Response:
         try:
-            document = view_model(*shown(find_passes(service, runs)))
+            document = packed(view_model(*median_of(find_passes(service, runs))))
         except SpecScopeError as error:
             return _refusal(error)
-        return Response(json.dumps(document, allow_nan=False), media_type="application/json", headers=FRESH)
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json", headers=FRESH)
+
+    @router.get("/live")
+    def live(run: str, cursor: int = 0) -> Response:
+        found = service.find(run)
+        if found is None:
+            return _refusal(UsageError(f"run {shown(run)} is not in memory; open it in the history"))
+        ended = found.ended  # before the events: no event follows the last one that is sent
+        events, after = found.since(cursor)
+        text = json.dumps(delta(found.run_id, events, after, ended=ended), separators=(",", ":"))
+        return Response(text, media_type="application/json", headers=FRESH)
 
     @router.get("/demo")
     def demo() -> Response:
@@ -143,8 +156,10 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/report.html")
     def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:
         try:
-            before = [shown(find_passes(service, turn)) for turn in earlier.split(";")[:MAX_TURNS] if turn]
-            now = shown(find_passes(service, runs))
+            before = [
+                median_of(find_passes(service, turn)) for turn in earlier.split(";")[:MAX_TURNS] if turn
+            ]
+            now = median_of(find_passes(service, runs))
             page = render_report(*now, earlier=before, redact_prompt=redact_prompt)
         except SpecScopeError as error:
             return _refusal(error)
@@ -232,10 +247,10 @@ FRESH = {"Cache-Control": "no-store"}
 
 def find_traces(service: Service, names: str) -> list[Trace]:
     """Return one trace for each run of `find_passes`: the median pass."""
-    return shown(find_passes(service, names))[0]
+    return median_of(find_passes(service, names))[0]
 
 
-def shown(passes: Sequence[Sequence[Trace]]) -> tuple[list[Trace], list[list[Trace]]]:
+def median_of(passes: Sequence[Sequence[Trace]]) -> tuple[list[Trace], list[list[Trace]]]:
     """Return the trace that stands for each run, and all its passes, the median one first."""
     ordered = [median_first(group) for group in passes]
     return [group[0] for group in ordered], ordered

@@ -2,17 +2,6 @@
 "use strict";
 
 window.SpecScopeApp = (() => {
-  const script = document.currentScript;
-  const plotly = new Promise((resolve, reject) => {
-    const loader = document.createElement("script");
-    loader.src = script.dataset.plotly;
-    loader.async = true;
-    loader.onload = () => resolve(window.Plotly);
-    loader.onerror = () => reject(new Error("plotly.js could not be loaded"));
-    document.head.append(loader);
-  });
-  plotly.catch(() => {});
-
   // -- theme: from the address, else the user's last choice, else the system
 
   const KEY = "specscope-theme";
@@ -71,11 +60,13 @@ window.SpecScopeApp = (() => {
     let busy = false;
     let again = false;
     let ran = false; // a turn has run since the last finished view
+    let listening = false;
 
     const state = (name) => {
       element.dataset.state = name;
       results?.classList.toggle("app-settled", name === "ready");
     };
+    const value = () => JSON.parse(props.value || '{"runs":[]}');
     const clear = () => {
       view?.destroy();
       view = null;
@@ -97,14 +88,45 @@ window.SpecScopeApp = (() => {
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
-      else view = SpecScope.mount(root, model, { plotly, theme: "class", header: !results, advise: results && advise });
+      else view = SpecScope.mount(root, model, { theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);
+      if (wanted.live && !listening) listen();
       if (ran && !wanted.live) {
         ran = false;
         arrive();
         view.race();
+      }
+    }
+
+    /** While the viewer is live, add what the runs have done since; ask for a document if a device is new. */
+    async function listen() {
+      listening = true;
+      const cursors = new Map();
+      const ended = new Set();
+      let due = 0;
+      try {
+        for (let wanted = value(); wanted.live && wanted.runs.length; wanted = value()) {
+          for (const run of wanted.runs.filter((id) => !ended.has(id))) {
+            const answer = await fetch(`/specscope/live?run=${encodeURIComponent(run)}&cursor=${cursors.get(run) ?? 0}`);
+            if (!answer.ok) return;
+            const delta = await answer.json();
+            if (!value().live || !view) break;
+            cursors.set(run, delta.cursor);
+            if (delta.ended) ended.add(run);
+            if (!view.extend(delta) && performance.now() > due) {
+              due = performance.now() + 1000;
+              cursors.delete(run);
+              refresh();
+            }
+          }
+          await new Promise((done) => setTimeout(done, 100));
+        }
+      } catch {
+        // The server is gone; the page shows that elsewhere.
+      } finally {
+        listening = false;
       }
     }
 
@@ -117,7 +139,7 @@ window.SpecScopeApp = (() => {
       try {
         do {
           again = false;
-          await draw(JSON.parse(props.value || '{"runs":[]}'));
+          await draw(value());
         } while (again);
       } catch (error) {
         clear();
@@ -173,7 +195,7 @@ window.SpecScopeApp = (() => {
       const answer = await fetch("/specscope/demo");
       const { prompt, looks, model } = await answer.json();
       element.querySelector(".app-demo-prompt").textContent = prompt;
-      view = SpecScope.mount(root, model, { plotly, theme: "class", header: false });
+      view = SpecScope.mount(root, model, { theme: "class", header: false });
       root.querySelectorAll(".ss-pane").forEach((pane, i) => {
         const line = document.createElement("p");
         line.className = "app-look";

@@ -85,9 +85,15 @@ class Metrics:
         return asdict(self)
 
 
-def measure(trace: Trace) -> Metrics:
-    """Return the metrics of a run, which may be in progress, stopped, failed or imported."""
-    metrics, imported = _of_rows(trace), origin(trace.header)
+def measure(trace: Trace, timeline: waiting.Timeline | None = None) -> Metrics:
+    """Return the metrics of a run, which may be in progress, stopped, failed or imported.
+
+    Args:
+        trace: The run.
+        timeline: Its `waiting.timeline`, if known.
+    """
+    known = waiting.timeline(trace) if timeline is None else timeline
+    metrics, imported = _of_rows(trace, known), origin(trace.header)
     if imported is None:
         return metrics
     if imported.counts is not None:
@@ -128,7 +134,7 @@ def _places(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
     )
 
 
-def _of_rows(trace: Trace) -> Metrics:
+def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
     """Return the metrics that the rows of a trace determine."""
     start, end = waiting.decode_window(trace)
     forwards = spans.forwards(trace)
@@ -173,7 +179,7 @@ def _of_rows(trace: Trace) -> Metrics:
         draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, tokens),
         verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, tokens),
         c=_ratio(_median(verifies), _median(drafts)) or None,
-        waiting={**waiting.overlap(trace), **_mutual(trace, end - start)},
+        waiting={**waiting.overlap(trace, timeline.band), **_mutual(trace, timeline.waits, end - start)},
         occupancy=waiting.occupancy(trace),
         measured_occupancy=measured_occupancy(trace),
         sp_degree=spans.sp_degree(trace),
@@ -274,9 +280,8 @@ def _per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
     )
 
 
-def _mutual(trace: Trace, window: int) -> dict[str, float | None]:
+def _mutual(trace: Trace, waits: Sequence[waiting.Wait], window: int) -> dict[str, float | None]:
     """Return each model's share of waiting for the other, the mean over its own devices."""
-    waits = waiting.waits(trace)
 
     def share(role: str, reason: str) -> float | None:
         names = {d.name for d in trace.header.devices if d.role == role}

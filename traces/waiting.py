@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from traces.spans import busy, side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from engine.trace.events import Span
     from engine.trace.trace import Trace
@@ -52,6 +52,15 @@ class Band(NamedTuple):
     end: int
 
 
+class Timeline(NamedTuple):
+    """What the devices do in the decode window."""
+
+    waits: list[Wait]
+    """By device, then by time."""
+    band: list[Band]
+    """Adjacent."""
+
+
 def decode_window(trace: Trace) -> Interval:
     """Return (start, end) of decoding; both are equal if nothing was decoded.
 
@@ -68,47 +77,58 @@ def decode_window(trace: Trace) -> Interval:
 
 def waits(trace: Trace) -> list[Wait]:
     """Return every idle stretch of every device in the decode window, by device, then by time."""
-    waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
-    roles = {d.name: d.role for d in trace.header.devices}
-    stages = _stages(trace)
-    for start, end, work in _states(trace):
-        for device, role in roles.items():
-            if work.get(device) is not None:
-                continue
-            others = [s for name, s in work.items() if name != device and s is not None]
-            has_stage = any(device in stages.get(s.id - s.rank, ()) for s in others)
-            reason = "host" if device in work else "queue" if has_stage else _reason(role, others)
-            row = waits_of[device]
-            if row and row[-1].end == start and row[-1].reason == reason:
-                row[-1] = row[-1]._replace(end=end)
-            else:
-                row.append(Wait(device, start, end, reason))
-    return [w for row in waits_of.values() for w in row]
+    return timeline(trace).waits
 
 
 def band(trace: Trace) -> list[Band]:
     """Return the adjacent stretches that fill the decode window."""
-    row: list[Band] = []
+    return timeline(trace).band
+
+
+def timeline(trace: Trace) -> Timeline:
+    """Return the waits and the band, which need the same pass over the spans."""
+    waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
+    roles = {d.name: d.role for d in trace.header.devices}
+    stages, row = _stages(trace), list[Band]()
     for start, end, work in _states(trace):
-        sides = {side(s) for s in work.values() if s is not None}
-        kind: BandKind = (
-            "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
-        )
-        if row and row[-1].kind == kind:
-            row[-1] = row[-1]._replace(end=end)
-        else:
-            row.append(Band(kind, start, end))
-    return row
+        _extend_band(row, start, end, work)
+        for device, role in roles.items():
+            if work.get(device) is not None:
+                continue
+            others = [s for name, s in work.items() if name != device and s is not None]
+            has_stage = bool(stages) and any(device in stages.get(s.id - s.rank, ()) for s in others)
+            reason = "host" if device in work else "queue" if has_stage else _reason(role, others)
+            idle = waits_of[device]
+            if idle and idle[-1].end == start and idle[-1].reason == reason:
+                idle[-1] = Wait(device, idle[-1].start, end, reason)
+            else:
+                idle.append(Wait(device, start, end, reason))
+    return Timeline([w for idle in waits_of.values() for w in idle], row)
 
 
-def overlap(trace: Trace) -> dict[str, float]:
+def _extend_band(row: list[Band], start: int, end: int, work: Mapping[str, Span | None]) -> None:
+    sides = {side(s) for s in work.values() if s is not None}
+    kind: BandKind = (
+        "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
+    )
+    if row and row[-1].kind == kind:
+        row[-1] = Band(kind, row[-1].start, end)
+    else:
+        row.append(Band(kind, start, end))
+
+
+def overlap(trace: Trace, stretches: Iterable[Band] | None = None) -> dict[str, float]:
     """Return each band kind's share of the decode window; an empty window is all `none`.
 
     The shares are multiples of 2**-40, which floats add without rounding: they sum to exactly 1 in
     any order.
+
+    Args:
+        trace: The run.
+        stretches: Its `band`, if known.
     """
     total = {"both": 0, "draft": 0, "target": 0, "none": 0}
-    for kind, start, end in band(trace):
+    for kind, start, end in band(trace) if stretches is None else stretches:
         total[kind] += end - start
     whole = sum(total.values())
     if not whole:

@@ -9,7 +9,7 @@ import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
-from app.routes import MAX_COMPARED, find_passes, shown, store_of
+from app.routes import MAX_COMPARED, find_passes, median_of, store_of
 from app.tabs.plan import MOST_PASSES
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
@@ -182,7 +182,7 @@ class History:
                 self.listing: gr.update(visible=True),
                 self.detail: gr.update(visible=False),
             }
-        traces, passes = shown(passes)
+        traces, passes = median_of(passes)
         names = ["~".join(t.header.run_id for t in group) for group in passes]
         return {
             self.listing: gr.update(visible=False),

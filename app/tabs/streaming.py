@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 TICK = 0.09
 """Seconds between two reads of the runs."""
+FIRST = 0.4
+"""Seconds from the beginning of the first run to the first document of the live timeline."""
 REDRAW = 2.5
-"""Seconds between two drawings of the live timeline; measured runs wait twice as long.
+"""Seconds to its second document; measured runs wait twice as long. Each pause is twice the last.
 
-Drawing may use the cores that are being measured. A short comparison is drawn at its end only."""
+Documents may use the cores that are being measured. Between them, deltas let the timeline grow. A
+short comparison is drawn at its end only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def turn_state(states: Sequence[str]) -> str:
 async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
     """Yield frames until all runs have ended. Closing the iterator early cancels the runs."""
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
-    state, drawn, begun = "", 0.0, False
+    state, due, begun = "", 0.0, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
     try:
         while True:
@@ -59,9 +62,10 @@ async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
             changed = {i: pane.html for i, pane in enumerate(panes) if pane.update()}
             now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
             if not begun and any(run.run_id for run in runs):
-                begun, drawn = True, now
-            draw = begun and bool(changed) and (ended or now - drawn >= pause)
-            drawn = now if draw else drawn
+                begun, due = True, now + FIRST
+            draw = begun and bool(changed) and (ended or now >= due)
+            if draw:
+                due, pause = now + pause, 2 * pause
             if ended or changed or state != before:
                 yield Frame(changed, state, draw or (ended and begun), ended)
             if ended:

@@ -2,9 +2,11 @@
 
 const KEYS = [
   ["w s", "zoom in, out"], ["a d", "pan left, right"], ["f", "show everything"], [". ,", "next, previous span"],
-  ["↑ ↓", "track above, below (timeline)"], ["n p", "next, previous rejection"], ["[ ]", "previous, next commit"],
+  ["↑ ↓", "track above, below (timeline)"], ["n p", "next, previous rejection"], ["[ ]", "previous, next step"],
   ["space", "play, pause"], ["r", "show rejected drafts"], ["← →", "move through tokens (text)"],
-  ["Enter", "pin the card"], ["Esc", "close the card"], ["?", "this help"],
+  ["Enter", "pin the card"], ["Esc", "close the card"], ["/", "search"], ["x", "figures of the window"],
+  ["drag", "pan (timeline)"], ["Shift+drag", "figures of a range"], ["Ctrl+wheel", "zoom at the pointer"],
+  ["double-click", "show everything"], ["?", "this help"],
 ];
 
 /** The keys' actions on a viewer. */
@@ -16,6 +18,7 @@ function keyActions(viewer) {
     n: () => replay.step("rejections", 1), p: () => replay.step("rejections", -1),
     "[": () => replay.step("commits", -1), "]": () => replay.step("commits", 1),
     " ": () => !replay.node.hidden && replay.play(!replay.playing),
+    "/": () => viewer.search.input.focus(), x: () => gantt.range && viewer.select(gantt.range),
     r: () => viewer.showRejected(!viewer.rejected.checked), "?": () => viewer.help(true),
   };
 }
@@ -24,7 +27,7 @@ function keyListener(viewer) {
   const actions = keyActions(viewer);
   return (event) => {
     const { target, key } = event;
-    if (key === "Escape") return viewer.release();
+    if (key === "Escape") return viewer.shown ? viewer.release() : viewer.select(null);
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return undefined;
     if (target.matches("textarea, select, [contenteditable=true], input:not([type=range])")) return undefined;
     if (key === " " && target.closest("button, summary, a")) return undefined;

@@ -1,25 +1,85 @@
-// Pointing at the timeline: the span, wait, token mark or stretch of the band under the mouse.
+// The pointer on the timeline: it moves and zooms the window, and shows the card of what is below it.
+
+const STILL = 4; // pixels that a click may move
 
 Gantt.prototype.listen = function () {
-  const gantt = this;
-  let pressed = null;
-  this.box.addEventListener("pointermove", (event) => {
-    if (event.buttons) return;
-    const hit = gantt.hit(event);
-    if (hit) gantt.bus.hoverSpan(hit, gantt.boxAt(event, hit));
-    else gantt.bus.hover(null);
+  this.pressed = null;
+  this.box.addEventListener("pointermove", (event) => this.point(event));
+  this.box.addEventListener("pointerleave", () => {
+    this.pointed = undefined;
+    this.bus.hover(null);
   });
-  this.box.addEventListener("pointerleave", () => gantt.bus.hover(null));
-  this.box.addEventListener("pointerdown", (event) => {
-    gantt.box.focus({ preventScroll: true });
-    pressed = { x: event.clientX, y: event.clientY, hit: gantt.hit(event) };
-  }, true);
-  this.released = (event) => {
-    const still = pressed && Math.abs(event.clientX - pressed.x) + Math.abs(event.clientY - pressed.y) < 4;
-    if (still) gantt.bus.pinSpan(pressed.hit, pressed.hit ? gantt.boxAt(event, pressed.hit) : null);
-    pressed = null;
-  };
+  this.box.addEventListener("pointerdown", (event) => this.press(event), true);
+  this.box.addEventListener("dblclick", () => this.fit());
+  this.box.addEventListener("wheel", (event) => this.roll(event), { passive: false });
+  this.dragged = (event) => this.drag(event);
+  this.released = (event) => this.release(event);
+  window.addEventListener("pointermove", this.dragged);
   window.addEventListener("pointerup", this.released, true);
+  window.addEventListener("pointercancel", this.released, true);
+};
+
+Gantt.prototype.unlisten = function () {
+  window.removeEventListener("pointermove", this.dragged);
+  window.removeEventListener("pointerup", this.released, true);
+  window.removeEventListener("pointercancel", this.released, true);
+};
+
+/** Show the card of what the pointer hovers over. */
+Gantt.prototype.point = function (event) {
+  if (event.buttons || this.pressed) return;
+  this.pointed = this.range ? this.time(event.clientX - this.plot.getBoundingClientRect().left) : undefined;
+  const hit = this.hit(event);
+  if (hit) this.bus.hoverSpan(hit, this.boxAt(event, hit));
+  else this.bus.hover(null);
+};
+
+Gantt.prototype.press = function (event) {
+  this.box.focus({ preventScroll: true });
+  if (event.button !== 0 || !this.range) return;
+  this.pressed = { x: event.clientX, y: event.clientY, range: this.range, hit: this.hit(event), moved: false, selects: event.shiftKey };
+};
+
+/** Move the window with the pointer; with Shift, mark a range. */
+Gantt.prototype.drag = function (event) {
+  const { pressed } = this;
+  if (!pressed || !(event.buttons & 1)) return;
+  const way = event.clientX - pressed.x;
+  pressed.moved ||= Math.abs(way) >= STILL;
+  if (!pressed.moved) return;
+  this.box.classList.add("ss-dragging");
+  this.bus.hover(null);
+  if (pressed.selects) {
+    const left = this.plot.getBoundingClientRect().left;
+    const [from, to] = [pressed.x, event.clientX].map((x) => this.time(Math.max(0, Math.min(this.width, x - left)))).sort((a, b) => a - b);
+    this.select([from, to]);
+    return;
+  }
+  const shift = (-way * (pressed.range[1] - pressed.range[0])) / this.width;
+  this.zoomTo(pressed.range[0] + shift, pressed.range[1] + shift);
+};
+
+/** End a drag, or pin the card of what was clicked. */
+Gantt.prototype.release = function (event) {
+  const { pressed } = this;
+  this.pressed = null;
+  this.box.classList.remove("ss-dragging");
+  if (pressed?.moved && pressed.selects) this.bus.select(this.selected);
+  if (!pressed || pressed.moved || event.type === "pointercancel" || Math.abs(event.clientY - pressed.y) >= STILL) return;
+  this.bus.pinSpan(pressed.hit, pressed.hit ? this.boxAt(event, pressed.hit) : null);
+};
+
+/** Zoom around the pointer with Ctrl, move with a sideways wheel; else the page scrolls. */
+Gantt.prototype.roll = function (event) {
+  if (!this.range || !this.width) return;
+  const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+  if (event.ctrlKey || event.metaKey) {
+    event.preventDefault();
+    this.zoom(Math.exp(Math.max(-100, Math.min(100, event.deltaY)) / 250), this.time(event.clientX - this.plot.getBoundingClientRect().left));
+  } else if (event.shiftKey || Math.abs(sideways) > Math.abs(event.deltaY)) {
+    event.preventDefault();
+    this.pan(sideways / this.width);
+  }
 };
 
 /** The target of a pointer event: {run, card, row, span | wait | band | token}, or null. */
@@ -40,22 +100,20 @@ Gantt.prototype.hit = function (event) {
     return near ? { ...place, token: near.row } : null;
   }
   if (row.type === "band") {
-    const band = card.run.band.find(([, from, to]) => from <= t && t < to);
-    return band ? { ...place, band } : null;
+    const at = intervalAt(bandLine(card.run), t);
+    return at >= 0 ? { ...place, band: card.run.band[at] } : null;
   }
   const lane = row.type === "track" ? Math.min(row.track.lanes - 1, Math.floor((y - card.body - row.y) / SIZE.lane)) : 0;
   return hitTrack(place, t, lane, 2 * pixel);
 };
 
 function hitTrack(place, t, lane, reach) {
-  const { spans, waits } = place.row.track;
-  for (let i = upperBound(spans.start, t + reach) - 1; i >= 0; i--) {
-    if (spans.lane[i] !== lane) continue;
-    if (spans.start[i] <= t && t < spans.end[i]) return { ...place, span: spans.id[i], index: i };
-    if (spans.end[i] < t - reach) break;
-  }
-  const wait = waits.find(([from, to]) => from <= t && t < to);
-  return wait ? { ...place, wait } : null;
+  const { track } = place.row;
+  const line = lanesOf(track).lines[lane];
+  const at = intervalAt(line, t, reach);
+  if (at >= 0) return { ...place, span: track.spans.id[line.at[at]], index: line.at[at] };
+  const idle = intervalAt(waitLine(track), t);
+  return idle >= 0 ? { ...place, wait: track.waits[idle] } : null;
 }
 
 /** The rectangle of the viewport beside which the card is shown. */

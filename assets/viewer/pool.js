@@ -217,15 +217,6 @@ function patterns(id, servers, { width, height }) {
       drawn("rect", { width: 5, height: 5, class: "ss-pool-ground" }), drawn("rect", { width: 1.6, height: 5, class: "ss-pool-hatch" }))));
 }
 
-/** Round numbers in [low, high], about one per `room` pixels. */
-function roundTicks(low, high, pixels, room) {
-  const rough = ((high - low) * room) / Math.max(1, pixels);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
-  const first = Math.ceil(low / step);
-  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
-}
-
 function poolGrid({ from, to, bottom, top, width, height, x, y }) {
   const line = (x1, y1, x2, y2, name = "ss-pool-grid") => drawn("line", { x1, y1, x2, y2, class: name });
   const text = (tx, ty, anchor, value) => drawn("text", { x: tx, y: ty, "text-anchor": anchor }, value);

@@ -10,9 +10,10 @@ const ICONS = {
 };
 
 class Replay {
-  /** `seek(t)` is called with every new time. */
-  constructor(seek) {
+  /** `seek(t)` is called with every new time, `reveal(t)` after a step to it. */
+  constructor(seek, reveal) {
     this.seek = seek;
+    this.reveal = reveal;
     this.t = 0;
     this.playing = false;
     const button = (name, label, action) => el("button", { type: "button", class: "ss-button", "aria-label": label, title: label, onclick: action }, icon(ICONS[name]));
@@ -53,6 +54,7 @@ class Replay {
     const t = neighbour(moments(this.model, kind), this.t, direction);
     if (t !== undefined) this.to(t);
     else if (direction < 0) this.to(0);
+    this.reveal(this.t);
   }
 
   /** Play all of it once, at the speed that takes about `seconds`; not for readers who want little motion. */

@@ -86,12 +86,12 @@ function loadTable(run) {
 
 function summary(label, name, lengths) {
   const total = lengths.reduce((sum, length) => sum + length, 0);
-  return [label, name, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(Math.max(...lengths))];
+  return [label, name, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(lengths.reduce((most, length) => Math.max(most, length), 0))];
 }
 
 function grouped(keys, lengths) {
   const groups = new Map();
-  keys.forEach((key, i) => groups.set(key, [...(groups.get(key) ?? []), lengths[i]]));
+  keys.forEach((key, i) => (groups.get(key) ?? groups.set(key, []).get(key)).push(lengths[i]));
   return [...groups];
 }
 

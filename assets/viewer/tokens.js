@@ -18,8 +18,10 @@ const lossyBadge = (run) => el("span", { class: "ss-badge ss-warn", title: run.l
 class Pane {
   constructor(bus) {
     this.bus = bus;
-    this.nodes = new Map();
-    this.rows = new Map();
+    this.shown = new Map(); // the node of a token, by the token's index
+    this.rows = new Map(); // the row of a node
+    this.pages = []; // in the order of the tokens
+    this.count = 0; // tokens on the pages
     this.title = el("h3", { class: "ss-pane-title" });
     this.speed = el("span", { class: "ss-num" });
     this.marks = el("div", { class: "ss-marks" });
@@ -31,6 +33,9 @@ class Pane {
     this.tree = new TreeInset(bus);
     this.root = el("section", { class: "ss-card ss-pane" },
       el("header", { class: "ss-pane-head" }, this.title, this.speed), this.marks, this.planned, this.message, this.sources.root, this.text, this.verdict, this.tree.root);
+    this.reading = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) if (isIntersecting) target.page.open();
+    }, { root: this.text, rootMargin: "600px 0px" });
     this.listen();
   }
 
@@ -70,7 +75,7 @@ class Pane {
 
   /** Show a run; tokens that are shown already stay. */
   update(run, clocks) {
-    const grows = this.run?.id === run.id && run.tokens.length >= this.nodes.size;
+    const grows = this.run?.id === run.id && run.tokens.length >= this.count;
     if (!grows) this.clear();
     this.run = run;
     this.title.textContent = runName(run);
@@ -80,9 +85,12 @@ class Pane {
     this.planned.hidden = !run.planned;
     this.root.setAttribute("data-status", run.status);
     this.say(run);
-    this.append(run.tokens.slice(this.nodes.size));
-    run.tokens.forEach((token) => this.rows.set(this.nodes.get(token.index), token));
+    run.tokens.slice(0, this.count).forEach((token) => this.pageOf.get(token.index).renew(token));
+    run.tokens.slice(this.count).forEach((token) => this.append(token));
     this.haunt(run);
+    if (run.tokens.length <= EAGER) this.pages.forEach((page) => page.open());
+    this.pages[0]?.open();
+    this.pages.forEach((page) => page.write());
     this.sources.update(run);
     this.tree.update(run);
     for (const fold of this.text.querySelectorAll(":scope > details")) fold.firstChild.replaceChildren(...sequenceHead(run, Number(fold.dataset.sequence)));
@@ -90,8 +98,11 @@ class Pane {
   }
 
   clear() {
-    this.nodes.clear();
+    this.shown.clear();
     this.rows.clear();
+    this.pages = [];
+    this.pageOf = new Map(); // by index of the token
+    this.count = 0;
     this.ghosts = 0;
     this.text.replaceChildren();
   }
@@ -117,13 +128,29 @@ class Pane {
     ].filter(Boolean));
   }
 
-  append(tokens) {
-    for (const token of tokens) {
-      const node = tokenNode(token);
-      this.nodes.set(token.index, node);
-      this.rows.set(node, token);
-      this.home(token.sequence).append(node);
-    }
+  append(token) {
+    const home = this.home(token.sequence);
+    let page = home.lastChild?.page;
+    if (!page || page.tokens.length >= PAGE) page = this.newPage(home);
+    page.add(token);
+    this.pageOf.set(token.index, page);
+    this.count++;
+  }
+
+  newPage(home) {
+    const page = new Page(this);
+    home.append(page.node);
+    this.pages.push(page);
+    this.reading.observe(page.node);
+    return page;
+  }
+
+  /** Make the node of a token or of a lost draft. */
+  nodeFor(row) {
+    const node = tokenNode(row);
+    this.rows.set(node, row);
+    if (row.index !== undefined) this.shown.set(row.index, node);
+    return node;
   }
 
   /** The element with one sequence's text. */
@@ -140,13 +167,12 @@ class Pane {
   haunt(run) {
     const fresh = run.ghosts.slice(this.ghosts || 0);
     if (!fresh.length) return;
-    const places = new Map(run.tokens.map((token) => [`${token.sequence}:${token.position}`, token.index]));
+    const places = new Map(run.tokens.map((token) => [`${token.sequence}:${token.position}`, token]));
     for (const ghost of fresh) {
-      const node = tokenNode(ghost);
-      this.rows.set(node, ghost);
-      const at = this.nodes.get(places.get(`${ghost.sequence}:${ghost.before}`));
-      if (at) at.before(node);
-      else this.home(ghost.sequence).append(node);
+      const before = places.get(`${ghost.sequence}:${ghost.before}`);
+      const home = this.home(ghost.sequence);
+      const page = before ? this.pageOf.get(before.index) : home.lastChild?.page ?? this.newPage(home);
+      page.haunt(ghost, before);
     }
     this.ghosts = run.ghosts.length;
   }
@@ -155,11 +181,12 @@ class Pane {
     const some = this.rows.size > 0;
     setProps(this.text, some ? { role: "listbox", "aria-label": `Tokens of ${runName(this.run)}; arrow keys move` } : {});
     for (const home of this.text.children) home.setAttribute("role", "presentation");
-    if (some && !this.text.querySelector('[tabindex="0"]')) this.nodes.get(0)?.setAttribute("tabindex", "0");
+    if (some && !this.text.querySelector('[tabindex="0"]')) this.shown.get(0)?.setAttribute("tabindex", "0");
   }
 
   /** Show the text at time t and, unless replay is `over`, the source of the last round's copy. */
   at(t, over) {
+    for (const page of this.pages) page.at(t);
     for (const [node, row] of this.rows) node.classList.toggle("ss-future", row.t > t);
     this.now = over ? [] : copiesAt(this.run, t);
     this.time = t;
@@ -207,9 +234,27 @@ class Pane {
     }
   }
 
+  /** The node of a token or of a lost draft; its page is opened. */
   nodeOf(row) {
+    if (row.index !== undefined) {
+      this.pageOf.get(row.index)?.open();
+      return this.shown.get(row.index) ?? null;
+    }
+    for (const page of this.pages) if (page.ghosts.some(([ghost]) => ghost === row)) page.open();
     for (const [node, other] of this.rows) if (other === row) return node;
     return null;
+  }
+
+  /** Scroll the text to a token. */
+  reveal(row) {
+    const fold = this.home(row.sequence);
+    if (fold.tagName === "DETAILS") fold.open = true;
+    const [frame, box] = [this.text, this.nodeOf(row)].map((node) => node?.getBoundingClientRect());
+    if (box && (box.top < frame.top || box.bottom > frame.bottom)) this.text.scrollTop += box.top - frame.top - frame.height / 2;
+  }
+
+  destroy() {
+    this.reading.disconnect();
   }
 }
 

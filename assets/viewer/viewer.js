@@ -9,6 +9,7 @@ class Viewer {
     this.pinned = null;
     this.panes = [];
     this.followed = new Map();
+    this.origins = new Map(); // ms from a run's start to the start of decoding, by run id
     root.classList.add("specscope");
     if (options.theme === "class") root.dataset.theme = "class";
     this.build();
@@ -16,11 +17,15 @@ class Viewer {
     root.addEventListener("keydown", this.keys);
     this.watchTheme();
     this.update(model);
+    if (options.fragment && this.model) follow(this, options.fragment);
   }
 
   build() {
-    this.gantt = new Gantt(this.root, this.options.plotly ?? window.Plotly, this);
-    this.replay = new Replay((t) => this.seek(t));
+    this.tracks = new TrackChoice(() => this.gantt.update(this.model));
+    this.gantt = new Gantt(this.root, this);
+    this.replay = new Replay((t) => this.seek(t), (t) => this.gantt.reveal(t));
+    this.search = new Search(this);
+    this.panel = new RangePanel(this);
     this.head = el("header", { class: "ss-head" });
     this.grid = el("div", { class: "ss-panes" });
     this.legend = el("div");
@@ -28,14 +33,15 @@ class Viewer {
     const check = el("label", { class: "ss-check" }, this.rejected, "rejected drafts");
     const helpButton = el("button", { type: "button", class: "ss-button", "aria-label": "Keys", title: "Keys ( ? )", onclick: () => this.help(true) }, "?");
     this.fit = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Fit ( f )", onclick: () => this.gantt.fit() }, "fit");
-    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, this.fit, helpButton);
+    this.link = el("button", { type: "button", class: "ss-button ss-wide-button", title: "Copy the address of this view", onclick: () => this.copyLink() }, "link");
+    this.bar = el("div", { class: "ss-bar" }, check, this.replay.node, this.search.node, this.tracks.node, this.fit, this.link, helpButton);
     this.insets = INSETS.map((make) => make(this));
     this.below = el("div", { class: "ss-insets" }, this.insets.map((inset) => inset.node));
     this.tables = el("div", { class: "ss-tables" });
     this.empty = el("p", { class: "ss-empty", hidden: true });
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.below, this.tables, this.dialog, this.live);
+    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -46,11 +52,11 @@ class Viewer {
       return;
     }
     const shown = this.shown;
-    this.model = model;
+    this.model = unpack(model);
     for (const run of model.runs) run.chosen = this.followed.get(run.id);
     this.release();
     this.header(model);
-    while (this.panes.length > model.runs.length) this.panes.pop().root.remove();
+    while (this.panes.length > model.runs.length) this.dropPane();
     model.runs.forEach((run, i) => {
       if (!this.panes[i]) {
         this.panes[i] = new Pane(this);
@@ -61,14 +67,34 @@ class Viewer {
     this.fit.hidden = !model.runs.some((run) => run.timed);
     this.bar.hidden = this.tables.hidden = !model.runs.length;
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
+    this.tracks.update(model);
     this.gantt.update(model);
     callInsets(this.insets, "update", model);
     this.replay.update(model);
     this.refreshTables(model);
+    this.search.look();
+    this.link.hidden = model.state !== "ready" || this.fit.hidden;
+    if (this.panel.range) this.panel.set(this.panel.range);
     this.empty.hidden = model.runs.length > 0;
     this.empty.textContent = "Nothing to show yet: run a prompt, and its timeline appears here.";
     this.root.dataset.state = model.state;
     if (shown) this.showAgain(shown);
+  }
+
+  /** Add a delta to a live document; return whether the document has all devices of the delta. */
+  extend(delta) {
+    const run = this.model.runs.find((other) => other.id === delta.run);
+    if (!run || this.model.state !== "live") return true;
+    const complete = grow(run, delta, this.origins);
+    this.model.axis.max = Math.max(this.model.axis.max, run.to);
+    this.gantt.grow();
+    return complete;
+  }
+
+  dropPane() {
+    const pane = this.panes.pop();
+    pane.destroy();
+    pane.root.remove();
   }
 
   /** After an update, show the card that was open. */
@@ -129,6 +155,18 @@ class Viewer {
     this.root.classList.toggle("ss-show-rejected", on);
   }
 
+  /** Mark a range of time and show its figures; null: of none. */
+  select(range) {
+    this.gantt.select(range);
+    this.panel.set(range);
+  }
+
+  copyLink() {
+    this.live.textContent = `The address of this view is copied: ${linkTo(this)}`;
+    this.link.textContent = "copied";
+    setTimeout(() => { this.link.textContent = "link"; }, 1500);
+  }
+
   /** The timeline's window has changed. */
   ranged() {
     callInsets(this.insets, "range");
@@ -172,7 +210,7 @@ class Viewer {
       if (pane.run === run) pane.highlight(rows, copies);
       else pane.rest();
     }
-    this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })));
+    this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })), run, flowsOf(rows));
     callInsets(this.insets, "highlight", run, spans);
     this.card.show(this.content(run, item), box, pinned);
     if (item.token) this.describe(run, item.token);
@@ -204,47 +242,12 @@ class Viewer {
     this.clear();
   }
 
-  // -- stepping by keys -----------------------------------------------------------------------------------------
-
-  stepSpan(direction) {
-    const now = this.pinned?.item.span !== undefined ? this.pinned : null;
-    const run = now?.run ?? this.model.runs[0];
-    const place = now ? findSpan(run, now.item.span) : null;
-    const track = place?.track ?? run.tracks[0];
-    if (!track) return;
-    const at = place ? place.index + direction : upperBound(track.spans.start, Math.min(this.replay.t, this.gantt.range[0]));
-    this.pickSpan(run, track, Math.max(0, Math.min(track.spans.id.length - 1, at)));
-  }
-
-  stepTrack(direction) {
-    const tracks = this.model.runs.flatMap((run) => run.tracks.map((track) => ({ run, track })));
-    const place = this.pinned?.item.span !== undefined ? findSpan(this.pinned.run, this.pinned.item.span) : null;
-    const at = place ? tracks.findIndex(({ track }) => track === place.track) + direction : 0;
-    const next = tracks[Math.max(0, Math.min(tracks.length - 1, at))];
-    const t = place ? place.track.spans.start[place.index] : this.gantt.range[0];
-    if (next?.track.spans.id.length) this.pickSpan(next.run, next.track, Math.max(0, upperBound(next.track.spans.start, t) - 1));
-  }
-
-  pickSpan(run, track, index) {
-    const { start, end, kind, id } = track.spans;
-    if (index < 0 || !id.length) return;
-    const [from, to] = this.gantt.range;
-    if (start[index] < from || end[index] > to) this.gantt.zoomTo(start[index] - (to - from) / 3, start[index] + (2 * (to - from)) / 3);
-    const frame = this.gantt.plot.getBoundingClientRect();
-    const card = this.gantt.place.cards.find((c) => c.run === run);
-    const row = card.rows.find((r) => r.type === "track" && r.track === track);
-    const top = frame.top + card.body + row.y;
-    const left = frame.left + Math.max(0, this.gantt.x(start[index]));
-    this.show(run, { span: id[index] }, { left, top, bottom: top + row.height }, true);
-    this.live.textContent = `${track.label}: ${kind[index]}, ${ms(start[index])} to ${ms(end[index])}`;
-  }
-
   help(on) {
     if (on) this.dialog.showModal();
     else this.dialog.close();
   }
 
-  /** Resolve the colours again when the theme changes: plotly does not read CSS variables. */
+  /** Resolve the colours again when the theme changes: a canvas does not read CSS variables. */
   watchTheme() {
     this.media = matchMedia("(prefers-color-scheme: dark)");
     this.recolour = () => this.gantt.recolour();
@@ -260,6 +263,7 @@ class Viewer {
     this.media.removeEventListener("change", this.recolour);
     this.classes.disconnect();
     this.gantt.destroy();
+    while (this.panes.length) this.dropPane();
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
     this.root.replaceChildren();
@@ -270,17 +274,18 @@ class Viewer {
 /**
  * Show a document in an element.
  *
- * options: `plotly` (or a promise of it; default window.Plotly), `theme` ("auto" follows the system and a .dark
- * ancestor, "class" the ancestor only), `header` (false leaves out prompt and clock).
+ * options: `theme` ("auto" follows the system and a .dark ancestor, "class" the ancestor only), `header` (false leaves
+ * out prompt and clock), `fragment` (a view to begin with, see link.js).
  */
 function mount(root, model, options = {}) {
   const viewer = new Viewer(root, model, options);
   return {
     update: (next) => viewer.update(next),
+    extend: (delta) => viewer.extend(delta),
     seek: (t) => viewer.replay.to(t),
     race: () => viewer.replay.race(),
     destroy: () => viewer.destroy(),
   };
 }
 
-window.SpecScope = { mount, shareBars };
+window.SpecScope = { mount, unpack, grow, lineOf, sharesOf };

@@ -76,7 +76,21 @@ def test_the_race_of_the_first_page_needs_no_run(client) -> None:
     assert len(answer["model"]["runs"]) == len(answer["looks"]) == 3
 
 
+def test_deltas_of_a_run_have_its_new_spans_and_tokens_once(client, run) -> None:
+    finished = run("speculative")
+    trace = finished.trace()
+    first = client.get("/specscope/live", params={"run": finished.ticket}).json()
+    assert first["run"] == finished.run_id
+    assert first["ended"]
+    assert first["spans"]["id"] == [s.id for s in trace.spans]
+    assert [t["text"] for t in first["tokens"]] == [c.text for c in trace.commits]
+    again = client.get("/specscope/live", params={"run": finished.run_id, "cursor": first["cursor"]}).json()
+    assert again["cursor"] == first["cursor"]
+    assert (again["spans"]["id"], again["tokens"]) == ([], [])
+
+
 MISSING = {
+    "/specscope/live?run=nobody": "nobody",
     "/specscope/model?runs=nobody": "nobody",
     "/specscope/model?runs=": "0 runs are requested; choose 1 to 8",
     "/specscope/model?runs=a,b,c,d,e,f,g,h,i": "9 runs are requested; choose 1 to 8",
@@ -121,11 +135,12 @@ def test_downloads(client, run) -> None:
 
 def test_the_page_loads_its_scripts_from_this_server_only(client) -> None:
     page = client.get("/").text
-    for name in ("viewer.js", "viewer.css", "app.js", "app.css", "plotly.js"):
+    for name in ("viewer.js", "viewer.css", "app.js", "app.css"):
         assert address(name) in page
         answer = client.get(address(name))
         assert answer.status_code == 200
         assert "immutable" in answer.headers["cache-control"]
+    assert address("plotly.js") not in page, "plotly.js has 4.8 MB; only a chart needs it"
     assert "Plotly" in client.get(address("plotly.js")).text
     assert "SpecScope" in client.get(address("viewer.js")).text
 

@@ -12,9 +12,10 @@ from engine.errors import UsageError
 from engine.trace.events import SCHEMA
 from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
-from traces.export.assets import FOLDER, SCRIPTS, plotly_script, viewer_script
+from traces.export.assets import FOLDER, SCRIPTS, viewer_script
 from traces.export.report import inline_json, render_report
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
 
@@ -72,9 +73,8 @@ def page():
 
 def test_the_report_has_the_document_and_the_viewer_and_makes_no_requests(page):
     parsed = Page(page)
-    model = view_model([sample_trace("autoregressive"), sample_trace("pearl")])
+    model = packed(view_model([sample_trace("autoregressive"), sample_trace("pearl")]))
     assert json.loads(parsed.model) == json.loads(json.dumps(model))
-    assert page.count(plotly_script()) == 1
     assert viewer_script() in page
     policy = next(
         a["content"] for t, a in parsed.elements if a.get("http-equiv") == "Content-Security-Policy"
@@ -106,7 +106,7 @@ def test_texts_of_a_run_never_become_markup():
     source = render_report([hostile()])
     parsed = Page(source)
     plain = Page(render_report([sample_trace("speculative", tokens=8)]))
-    assert [t for t, _ in parsed.elements if t in ("img", "b", "script")] == ["script"] * 4
+    assert [t for t, _ in parsed.elements if t in ("img", "b", "script")] == ["script"] * 3
     assert {t for t, _ in parsed.elements} <= {t for t, _ in plain.elements}
     assert not any(name.startswith("on") for _, attributes in parsed.elements for name in attributes)
     assert "onerror=alert(1)" in parsed.text, "the words are still to be read"
@@ -121,7 +121,7 @@ def test_texts_of_a_run_never_become_markup():
 def test_any_trace_makes_a_report(runs):
     source = render_report(runs)
     source.encode("utf-8")
-    assert [t for t, _ in Page(source).elements].count("script") == 4
+    assert [t for t, _ in Page(source).elements].count("script") == 3
 
 
 def test_a_redacted_prompt_is_nowhere_in_the_report():
@@ -140,14 +140,18 @@ def test_an_incomplete_run_can_be_reported():
     assert trace.text.split()[0] in Page(render_report([trace])).text
 
 
+def test_a_report_of_three_runs_of_a_hundred_tokens_is_small():
+    runs = [sample_trace(kind, tokens=100) for kind in ("autoregressive", "speculative", "pearl")]
+    assert len(render_report(runs).encode()) <= 1_500_000
+
+
 def test_a_report_without_runs_is_refused():
     with pytest.raises(UsageError, match="at least one run"):
         render_report([])
 
 
 def test_nothing_inlined_can_end_its_element():
-    for script in (viewer_script(), plotly_script()):
-        assert not re.search(r"</script|<!--", script, re.IGNORECASE)
+    assert not re.search(r"</script|<!--", viewer_script(), re.IGNORECASE)
 
 
 def test_every_part_of_the_viewer_is_listed_and_small():

@@ -7,13 +7,21 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
 SCRIPTS = (
+    "packed.js",
     "model.js",
     "dom.js",
     "sources.js",
     "card.js",
     "trees.js",
+    "pages.js",
     "tokens.js",
-    "figure.js",
+    "columns.js",
+    "geometry.js",
+    "hatches.js",
+    "paint.js",
+    "cards.js",
+    "minimap.js",
+    "tracks.js",
     "gantt.js",
     "insets.js",
     "poolwords.js",
@@ -22,10 +30,16 @@ SCRIPTS = (
     "layers.js",
     "ngrams.js",
     "pointer.js",
+    "live.js",
+    "flows.js",
+    "range.js",
+    "search.js",
+    "link.js",
     "replay.js",
     "tables.js",
     "keys.js",
     "viewer.js",
+    "steps.js",
 )
 """The parts of the viewer's script; each uses only names of the parts before it while loading."""
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import UsageError
-from traces.export.assets import plotly_script, report_template, viewer_script, viewer_style
+from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.view.document import Document, RunView, view_model
+from traces.view.packed import packed
 from traces.view.settings import shown_config
 
 if TYPE_CHECKING:
@@ -60,10 +61,9 @@ def render_report(
         "title": _text("SpecScope: " + ", ".join(run["title"] for run in model["runs"])),
         "head": _head(model),
         "summary": "\n".join([*summaries, now + _summary(traces, model)]),
-        "model": inline_json({**model, "earlier": before} if before else model),
+        "model": inline_json(packed(model) | ({"earlier": [*map(packed, before)]} if before else {})),
         "style": viewer_style(),
         "script": viewer_script(),
-        "plotly": plotly_script(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], report_template())
 

@@ -23,16 +23,25 @@ class ShareOfTime(TypedDict):
     """Of decoding; the parts sum to 100."""
 
 
-def band(trace: Trace) -> list[tuple[str, float, float]]:
-    """Return (kind, start, end) of the adjacent stretches that fill the time of decoding."""
+def band(trace: Trace, stretches: Sequence[waiting.Band]) -> list[tuple[str, float, float]]:
+    """Return (kind, start, end) of the adjacent stretches that fill the time of decoding.
+
+    Args:
+        trace: The run.
+        stretches: Its `waiting.band`.
+    """
     clock = decoding_clock(trace)
-    return [(b.kind, clock(b.start), clock(b.end)) for b in waiting.band(trace)]
+    return [(b.kind, clock(b.start), clock(b.end)) for b in stretches]
 
 
-def headline(trace: Trace) -> list[ShareOfTime]:
+def headline(trace: Trace, stretches: Sequence[waiting.Band]) -> list[ShareOfTime]:
     """Return the shares of the band; empty if nothing was decoded.
 
     Without a drafter, the kinds in which a drafter works are left out.
+
+    Args:
+        trace: The run.
+        stretches: Its `waiting.band`.
     """
     start, end = waiting.decode_window(trace)
     if start == end:
@@ -44,7 +53,7 @@ def headline(trace: Trace) -> list[ShareOfTime]:
         "target": "drafter waits for target" if drafts else "target busy",
         "none": "neither busy" if drafts else "target idle",
     }
-    shares = waiting.overlap(trace)
+    shares = waiting.overlap(trace, stretches)
     percents = whole_percents([shares[kind] for kind in labels])
     parts: list[ShareOfTime] = [
         {"kind": kind, "label": label, "percent": percent}

@@ -27,6 +27,7 @@ from traces.view.sources import CopyView, SourceView, copies, sources
 from traces.view.tokens import TokenView, committed
 from traces.view.tracks import TrackView, tracks
 from traces.view.trees import TreeView, trees
+from traces.waiting import Timeline, timeline
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
@@ -164,12 +165,13 @@ def view_model(
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
     """
-    measured = [measure(t) for t in traces]
+    timelines = [timeline(t) for t in traces]
+    measured = [measure(t, known) for t, known in zip(traces, timelines, strict=True)]
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
     runs: list[RunView] = [
         {
             **_heading(trace, redact_prompt),
-            **_sections(trace, redact_prompt),
+            **_sections(trace, timelines[i], redact_prompt),
             **_compared(i, traces, measured, comparison, spreads[i], redact_prompt=redact_prompt),
         }
         for i, (trace, comparison) in enumerate(zip(traces, comparisons([[t] for t in traces]), strict=True))
@@ -214,7 +216,7 @@ def _heading(trace: Trace, redact_prompt: bool) -> Heading:
     }
 
 
-def _sections(trace: Trace, redact_prompt: bool) -> Sections:
+def _sections(trace: Trace, known: Timeline, redact_prompt: bool) -> Sections:
     tokens, lost, judged, copied = list(committed(trace)), list(ghosts(trace)), rounds(trace), copies(trace)
     grams = [] if redact_prompt else ngrams(trace)
     if redact_prompt:
@@ -225,9 +227,9 @@ def _sections(trace: Trace, redact_prompt: bool) -> Sections:
     return {
         "from": min(times, default=0.0),
         "to": max(times, default=0.0),
-        "tracks": tracks(trace),
-        "band": band(trace),
-        "headline": headline(trace),
+        "tracks": tracks(trace, known.waits),
+        "band": band(trace, known.band),
+        "headline": headline(trace, known.band),
         "note": _note(trace),
         "sequences": list(range(len(trace.header.prompts))),
         "tokens": tokens,

@@ -9,11 +9,13 @@ from traces.imported import origin
 from traces.metrics import measured_occupancy
 from traces.spans import lanes
 from traces.view.clock import decoding_clock, working_devices
-from traces.waiting import waits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.trace.events import Device, Span
     from engine.trace.trace import Trace
+    from traces.waiting import Wait
 
 METERS = {"cpu": "psutil", "cuda": "NVML"}
 """What measures the load of a device of that kind."""
@@ -63,9 +65,14 @@ class TrackView(TypedDict):
     """Null without samples."""
 
 
-def tracks(trace: Trace) -> list[TrackView]:
-    """Return the tracks in the header's order of devices."""
-    clock, fates, idle = decoding_clock(trace), span_fates(trace), waits(trace)
+def tracks(trace: Trace, waits: Sequence[Wait]) -> list[TrackView]:
+    """Return the tracks in the header's order of devices.
+
+    Args:
+        trace: The run.
+        waits: Its `waiting.waits`.
+    """
+    clock, fates = decoding_clock(trace), span_fates(trace)
     rows: list[TrackView] = []
     for device in working_devices(trace):
         own = (s for s in trace.spans if s.device == device.name)
@@ -77,7 +84,7 @@ def tracks(trace: Trace) -> list[TrackView]:
                 "role": device.role,
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
-                "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle if w.device == device.name],
+                "waits": [(clock(w.start), clock(w.end), w.reason) for w in waits if w.device == device.name],
                 "measured": _measured(trace, device),
             }
         )

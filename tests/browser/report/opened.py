@@ -78,12 +78,17 @@ def visible_text(page, number):
 
 def centre_of(page, run, span):
     """Return the place of a span on the screen: the middle of its bar."""
+    left, right, y = bar_of(page, run, span)
+    return (left + right) / 2, y
+
+
+def bar_of(page, run, span):
+    """Return the left and right edge of a span's bar on the screen, and its middle's y."""
     page.evaluate("document.querySelector('.ss-gantt').scrollIntoView()")
-    frame = page.locator(".ss-plot").bounding_box()
-    return page.evaluate(
-        """([text, run, span, frame]) => {
+    frame, (low, high) = page.locator(".ss-plot").bounding_box(), window(page)
+    start, end, y = page.evaluate(
+        """([text, run, span]) => {
             const model = JSON.parse(text);
-            const axis = document.querySelector(".ss-plot")._fullLayout.xaxis;
             const track = model.runs[run].tracks.findIndex((t) => t.spans.id.includes(span));
             const spans = model.runs[run].tracks[track].spans;
             const at = spans.id.indexOf(span);
@@ -91,14 +96,33 @@ def centre_of(page, run, span):
             const labels = [...document.querySelectorAll(".ss-row-label")].filter((n) => names.has(n.title));
             const before = model.runs.slice(0, run).reduce((sum, r) => sum + r.tracks.length, 0);
             const box = labels[before + track].getBoundingClientRect();
-            return [frame.x + axis.l2p((spans.start[at] + spans.end[at]) / 2), box.top + 12];
+            return [spans.start[at], spans.end[at], box.top + 12];
         }""",
-        [page.locator("#model").text_content(), run, span, frame],
+        [page.locator("#model").text_content(), run, span],
     )
+    x = [frame["x"] + frame["width"] * (t - low) / (high - low) for t in (start, end)]
+    return *x, y
 
 
 def window(page):
-    return page.evaluate("document.querySelector('.ss-plot')._fullLayout.xaxis.range")
+    """Return the first and the last time of the timeline's window, in ms."""
+    return [float(t) for t in page.get_attribute(".specscope[data-window]", "data-window").split()]
+
+
+def colours(page, *places):
+    """Return the colours `rgb(r, g, b)` that the timeline has at places of the screen."""
+    return page.evaluate(
+        """(places) => {
+            const canvas = document.querySelector(".ss-plot");
+            const frame = canvas.getBoundingClientRect();
+            const ratio = canvas.width / frame.width;
+            return places.map(([x, y]) => {
+                const [r, g, b] = canvas.getContext("2d").getImageData(Math.floor((x - frame.x) * ratio), Math.floor((y - frame.y) * ratio), 1, 1).data;
+                return `rgb(${r}, ${g}, ${b})`;
+            });
+        }""",
+        places,
+    )
 
 
 def drawn_after(page, action):

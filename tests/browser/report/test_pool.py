@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.report.opened import pane
+from tests.browser.report.opened import bar_of, colours, pane, window
 from tests.traces.samples import sample_trace
 from tests.traces.test_servers import PROMPT, dsi
 from traces.view.clock import decoding_clock
@@ -101,17 +101,18 @@ def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trac
     assert f"{f['outcome'].count('preempted')} preempted" in page.locator(".ss-pool .ss-note").inner_text()
 
 
-def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened):
+def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened, trace):
     assert "cancelled work" in page.get_by_label("Legend", exact=True).locator("li").all_inner_texts()
-    shapes = page.evaluate(
-        """() => [...new Set(document.querySelector(".ss-plot").data.map((t) => t.marker?.pattern?.shape).filter(Boolean))]"""
-    )
-    assert {"x", "/"} <= set(shapes)
     names = page.locator(".ss-gantt .ss-row-label").all_inner_texts()
     tracks = [name.split("\n")[0] for name in names if name.startswith("GPU")][2:]
     assert tracks == [
         "GPU drafter · drafter", "GPU target · target", "GPU target-1 · target", "GPU target-2 · target"
     ]  # fmt: skip
+    opened.show(view_model([trace]))
+    cancelled = max((s for s in trace.spans if s.outcome == "cancelled"), key=lambda s: s.end - s.start)
+    left, right, y = bar_of(page, 0, cancelled.id)
+    found = set(colours(page, *((x, y) for x in range(int(left) + 2, int(right) - 1))))
+    assert {"rgb(251, 252, 254)", "rgb(0, 114, 178)"} <= found, "lines of the kind's colour on the card's"
     opened.show(view_model([sample_trace("speculative")]))
     assert "cancelled work" not in page.get_by_label("Legend", exact=True).inner_text()
 
@@ -180,8 +181,7 @@ def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
     page.wait_for_function(
         "([bar, n]) => document.querySelectorAll(bar).length < n", arg=[BAR, before], timeout=20_000
     )
-    page.wait_for_function("document.querySelector('.ss-plot')._fullLayout.xaxis.range[0] > 0")
-    low, high = page.evaluate("document.querySelector('.ss-plot')._fullLayout.xaxis.range")
+    low, high = window(page)
     end = view_model([trace])["runs"][0]["to"]
     assert (high - low) == pytest.approx(0.2 * 1.02 * end, rel=0.05)
     inside = [

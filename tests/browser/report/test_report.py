@@ -2,26 +2,26 @@
 
 import pytest
 
-from tests.browser.report.opened import Opened, centre_of, pane, visible_text
+from tests.browser.report.opened import Opened, bar_of, centre_of, colours, pane, visible_text
 from traces.view.clock import decoding_clock
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 
 
-def assert_looks(report, *, dark):
+def assert_looks(report, traces, *, dark):
     page = report.ready()
     assert page.get_attribute("#viewer", "data-state") == "ready"
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     card = page.evaluate("getComputedStyle(document.querySelector('.ss-card')).backgroundColor")
     assert (card == "rgb(17, 24, 39)") == dark
-    drawn = page.evaluate("document.querySelector('.ss-plot').data.map((trace) => trace.marker?.color)")
-    assert ("rgb(20, 128, 194)" in drawn) == dark, "plotly draws in the theme's colours"
+    span = next(s for s in traces[1].spans if s.kind == "verify")
+    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(20, 128, 194)" if dark else "rgb(0, 114, 178)"]
 
 
 def test_a_dark_narrow_report_opens_from_disk_without_errors_or_requests(chromium, tmp_path, traces):
     report = Opened(chromium, tmp_path, traces, width=800, theme="dark")
-    assert_looks(report, dark=True)
+    assert_looks(report, traces, dark=True)
     assert report.complaints == []
     report.page.close()
 
@@ -30,7 +30,7 @@ def test_a_light_wide_report_opens_from_disk_without_errors_or_requests(opened, 
     """The fixture opened it, and `no_complaints` checks its complaints since."""
     assert opened.page.url.startswith("file:")
     opened.show(view_model(traces))
-    assert_looks(opened, dark=False)
+    assert_looks(opened, traces, dark=False)
 
 
 def test_without_javascript_the_summary_is_open(chromium, tmp_path, traces):
@@ -88,18 +88,18 @@ def test_replay_hides_a_span_at_its_start_and_shows_it_and_its_tokens_at_its_end
     trace, clock = traces[1], decoding_clock(traces[1])
     committed = {c.time for c in trace.commits}
     span = next(s for s in trace.spans if s.kind == "verify" and s.end in committed)
-    centre = centre_of(page, 1, span.id)
-    bar = page.evaluate(
-        """([x, y]) => [...document.querySelectorAll(".ss-plot .barlayer .point path")]
-            .map((path) => path.getBoundingClientRect().toJSON())
-            .find((box) => box.left < x && x < box.right && box.top < y && y < box.bottom)""",
-        centre,
+    left, right, y = bar_of(page, 1, span.id)
+    inside, outside = (
+        colours(page, (left + 3, y), (right - 3, y)),
+        colours(page, (left - 3, y), (right + 3, y)),
     )
-    for t, edge in ((clock(span.start), "left"), (clock(span.end), "right")):
+    assert inside == ["rgb(0, 114, 178)"] * 2
+    assert "rgb(0, 114, 178)" not in outside
+    for t, edge in ((clock(span.start), left), (clock(span.end), right)):
         for now in (t - 0.0005, t):
             page.evaluate("(t) => view.seek(t)", now)
             veil = page.locator(".ss-gantt .ss-veil").nth(1).bounding_box()
-            assert veil["x"] == pytest.approx(bar[edge], abs=1.5)
+            assert veil["x"] == pytest.approx(edge, abs=1.5)
             text = "".join(c.text for c in trace.commits if clock(c.time) <= now)
             assert visible_text(page, 1) == text
 

@@ -1,16 +1,30 @@
 """Other states of the viewer: hostile texts, themes, a hidden tab, a growing run, no run."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
-from engine.trace.events import Footer
+from engine.trace.events import Commit, Footer
 from engine.trace.trace import Trace
-from tests.browser.report.opened import Opened, drawn_after, pane, update, visible_text
+from tests.browser.report.opened import (
+    Opened,
+    centre_of,
+    colours,
+    drawn_after,
+    pane,
+    update,
+    visible_text,
+    window,
+)
 from tests.traces.samples import sample_events, sample_trace
 from traces.imports.reading import read_traces
+from traces.view.clock import decoding_clock
+from traces.view.delta import delta
 from traces.view.document import view_model
+from traces.view.packed import packed
 
 pytestmark = pytest.mark.browser
 IMPORTED = Path(__file__).parents[2] / "traces" / "imported"
@@ -65,8 +79,8 @@ def test_a_dark_ancestor_and_the_class_theme_decide(opened, traces):
     assert page.evaluate(colour) == "rgb(251, 252, 254)"
     drawn_after(page, lambda: page.evaluate("document.body.classList.add('dark')"))
     assert page.evaluate(colour) == "rgb(17, 24, 39)"
-    shown = page.evaluate("document.querySelector('.ss-plot').data.map((trace) => trace.marker?.color)")
-    assert "rgb(20, 128, 194)" in shown
+    span = next(s for s in traces[1].spans if s.kind == "verify")
+    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(20, 128, 194)"]
     page.evaluate("document.body.classList.remove('dark')")
 
 
@@ -75,7 +89,8 @@ def test_a_viewer_in_a_hidden_tab_is_drawn_when_it_is_shown(opened, traces):
     page = opened.show(view_model(traces))
     page.evaluate("document.getElementById('viewer').hidden = false")
     page.wait_for_selector("#viewer[data-drawn]")
-    assert page.locator(".ss-plot .barlayer").count() > 0
+    span = next(s for s in traces[1].spans if s.kind == "verify")
+    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(0, 114, 178)"]
 
 
 def test_a_live_run_grows_in_place(opened):
@@ -99,6 +114,78 @@ def test_a_live_run_grows_in_place(opened):
     assert visible_text(page, 0) == sample_trace("speculative").text
     ghosts = view_model([sample_trace("speculative")])["runs"][0]["ghosts"]
     assert pane(page, 0).locator(".ss-ghost").count() == len(ghosts)
+
+
+def test_deltas_make_a_live_document_grow_as_a_new_one_would(opened):
+    """A delta may repeat what the document has already, and lanes follow from the times."""
+    for kind in ("speculative", "pearl", "shared"):
+        events = sample_events(kind, tokens=12)[:-1]
+        begun = next(i for i, e in enumerate(events) if isinstance(e, Commit)) + 2
+        half, whole = (Trace.of(events[:n]) for n in (begun, len(events)))
+        change = delta(whole.header.run_id, events, len(events), ended=False)
+        grown = opened.page.evaluate(
+            """([text, delta]) => {
+                const model = SpecScope.unpack(JSON.parse(text));
+                return [SpecScope.grow(model.runs[0], delta, new Map()), model.runs[0]];
+            }""",
+            [json.dumps(view_model([half])), change],
+        )
+        assert grown[0] is True
+        expected = json.loads(json.dumps(view_model([whole])["runs"][0]))
+        for one, other in zip(grown[1]["tracks"], expected["tracks"], strict=True):
+            for name in ("id", "kind", "lane", "step", "rows"):
+                assert one["spans"][name] == other["spans"][name], name
+            assert one["spans"]["start"] == pytest.approx(other["spans"]["start"], abs=0.002)
+            assert one["lanes"] == other["lanes"]
+        shown = [(t["position"], t["text"], t["outcome"]) for t in grown[1]["tokens"]]
+        assert shown == [(t["position"], t["text"], t["outcome"]) for t in expected["tokens"]]
+        assert grown[1]["to"] == pytest.approx(
+            max(max(t["spans"]["end"]) for t in expected["tracks"]), abs=0.01
+        )
+
+
+def test_the_live_timeline_follows_its_deltas(opened):
+    events = sample_events("pearl", tokens=40)[:-1]
+    page = opened.show(view_model([Trace.of(events[: len(events) // 2])]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    marks = int(page.get_attribute("#viewer", "data-marks"))
+    change = delta("sample-pearl", events, len(events), ended=False)
+    assert page.evaluate("(delta) => view.extend(delta)", change) is True
+    end = view_model([Trace.of(events)])["axis"]["max"]
+    while window(page)[1] < end:  # the window moves there in some frames
+        page.wait_for_timeout(30)
+    assert int(page.get_attribute("#viewer", "data-marks")) > marks
+    assert page.evaluate("(delta) => view.extend({ ...delta, run: 'another' })", change) is True
+    new = {**change["spans"], "device": ["gpu9"] * len(change["spans"]["id"])}
+    assert page.evaluate("(delta) => view.extend(delta)", {**change, "spans": new}) is False
+
+
+def test_a_packed_document_is_read_as_it_was(opened):
+    """The samples have tokens with and without a decision, which have other fields."""
+    live = sample_trace("pearl")
+    live.footer, live.decisions = None, live.decisions[:9]
+    for traces in ([], [live], [sample_trace("autoregressive"), sample_trace("tree"), sample_trace("llma")]):
+        document = json.loads(json.dumps(view_model(traces)))
+        read = "(text) => JSON.stringify(SpecScope.unpack(JSON.parse(text)))"
+        assert json.loads(opened.page.evaluate(read, json.dumps(packed(document)))) == document
+        assert json.loads(opened.page.evaluate(read, json.dumps(document))) == document
+
+
+def test_the_text_of_a_long_run_is_opened_where_it_is_looked_at(opened):
+    trace = sample_trace("speculative", tokens=2600)
+    page = opened.show(view_model([trace]))
+    page.wait_for_selector("#viewer[data-drawn]")
+    text, tokens = pane(page, 0).locator(".ss-text"), pane(page, 0).locator(".ss-token:not(.ss-ghost)")
+    assert text.inner_text().split() == trace.text.split(), "the whole text is there"
+    assert tokens.count() < 2600
+    page.evaluate("view.seek(1e9)")
+    text.evaluate("(node) => { node.scrollTop = node.scrollHeight; }")
+    expect(pane(page, 0).locator('.ss-token[data-index="2599"]')).to_have_count(1)
+    clock = decoding_clock(trace)
+    middle = trace.commits[1300].time
+    page.evaluate("(t) => view.seek(t)", clock(middle))
+    shown = "".join(c.text for c in trace.commits if c.time <= middle)
+    assert text.inner_text().split() == shown.split()
 
 
 def test_ghosts_of_a_growing_run_have_the_same_order(opened):

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.report.opened import centre_of, drawn_after, pane, window
+from tests.browser.report.opened import Opened, bar_of, centre_of, colours, drawn_after, pane, window
 from tests.traces.samples import sample_trace
 from traces.view.document import view_model
 
@@ -47,30 +47,85 @@ def test_keys_act_only_inside_the_viewer(page):
     assert window(page) == before
 
 
-def test_dragging_zooms_all_runs_and_a_double_click_fits(page):
+def test_dragging_moves_the_window_and_a_double_click_fits(page):
     before = window(page)
-    box = page.locator(".ss-plot").bounding_box()
-    page.mouse.move(box["x"] + 300, box["y"] + 90)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 500, box["y"] + 92, steps=4)
-    drawn_after(page, page.mouse.up)
+    page.locator(".ss-gantt").focus()
+    drawn_after(page, lambda: page.keyboard.press("w"))
     zoomed = window(page)
-    assert zoomed[1] - zoomed[0] == pytest.approx((before[1] - before[0]) * 200 / box["width"], rel=0.05)
-    assert page.evaluate("document.querySelector('.ss-plot')._fullLayout.xaxis3.range") == zoomed
+    box = page.locator(".ss-plot").bounding_box()
+    page.mouse.move(box["x"] + 500, box["y"] + 90)
+    page.mouse.down()
+    drawn_after(page, lambda: page.mouse.move(box["x"] + 400, box["y"] + 92))
+    page.mouse.up()
+    moved = window(page)
+    width = zoomed[1] - zoomed[0]
+    assert moved[1] - moved[0] == pytest.approx(width)
+    assert moved[0] - zoomed[0] == pytest.approx(width * 100 / box["width"])
+    assert page.locator(".ss-float").is_hidden(), "a drag pins no card"
     drawn_after(page, lambda: page.mouse.dblclick(box["x"] + 300, box["y"] + 90))
     assert window(page) == before
 
 
+def test_the_wheel_with_ctrl_zooms_at_the_pointer_and_without_it_scrolls(page):
+    before = window(page)
+    box = page.locator(".ss-plot").bounding_box()
+    share = 400 / box["width"]
+    page.mouse.move(box["x"] + 400, box["y"] + 90)
+    page.keyboard.down("Control")
+    drawn_after(page, lambda: page.mouse.wheel(0, -100))
+    page.keyboard.up("Control")
+    zoomed = window(page)
+    assert zoomed[1] - zoomed[0] < 0.8 * (before[1] - before[0])
+    anchor = [low + share * (high - low) for low, high in (before, zoomed)]
+    assert anchor[0] == pytest.approx(anchor[1], abs=0.5)
+    top = page.evaluate("scrollY")
+    page.mouse.wheel(0, 120)
+    while page.evaluate("scrollY") == top:
+        page.wait_for_timeout(20)
+    assert window(page) == zoomed
+
+
+def test_waits_and_lost_work_are_hatched_in_the_theme_s_colours(page, traces):
+    """Lost drafts have two colours of their kind; waits have an edge of the side they wait for."""
+    losing = {d.draft_span for d in traces[1].decisions if d.outcome in ("rejected", "discarded")}
+    using = {d.draft_span for d in traces[1].decisions if d.outcome == "accepted"}
+    drafts = [s.id for s in traces[1].spans if s.kind == "draft"]
+
+    def across(span):
+        left, right, y = bar_of(page, 1, span)
+        row = [(x, y) for x in range(int(left) + 2, int(right) - 1)]
+        return set(colours(page, *row))
+
+    lost = next(i for i in drafts if i in losing - using)
+    kept = next(i for i in drafts if i in using)
+    assert across(kept) == {"rgb(230, 159, 0)"}
+    assert {"rgb(230, 159, 0)", "rgb(160, 108, 0)"} <= across(lost)
+    verify = next(s.id for s in traces[1].spans if s.kind == "verify" and s.step > 1)
+    left, _, y = bar_of(page, 1, verify)
+    assert colours(page, (left - 30, y)) != colours(page, (left + 5, y))
+    before = max((s for s in traces[1].spans if s.kind == "verify" and s.id < verify), key=lambda s: s.id)
+    _, right, y = bar_of(page, 1, before.id)
+    found = colours(page, *((right + x, y) for x in range(8)))
+    assert "rgb(230, 159, 0)" in found, "the edge of a wait for the drafter"
+
+
+def test_a_sharp_screen_gets_a_sharp_timeline(chromium, tmp_path, traces):
+    report = Opened(chromium, tmp_path, traces, device_scale_factor=2)
+    page = report.ready()
+    assert (
+        page.evaluate(
+            "(() => { const c = document.querySelector('.ss-plot'); return c.width / c.clientWidth; })()"
+        )
+        == 2
+    )
+    page.close()
+
+
 def test_too_many_bars_become_shares_with_a_note(opened):
     trace = sample_trace("speculative", tokens=2400)
-    model = view_model([trace])
-    page = opened.show(model)
+    page = opened.show(view_model([trace]))
     page.wait_for_selector("#viewer[data-drawn]")
     assert "too many for one view" in page.locator(".ss-detail").inner_text()
-    bars = page.evaluate(
-        "document.querySelector('.ss-plot').data.reduce((n, t) => n + (t.type === 'bar' ? t.x.length : 0), 0)"
-    )
-    assert bars <= 5500
     page.locator(".ss-gantt").focus()
     for _ in range(8):
         page.keyboard.press("w")
@@ -80,19 +135,13 @@ def test_too_many_bars_become_shares_with_a_note(opened):
 
 
 def test_shares_add_up_to_the_work(opened):
-    looks = [
-        {"kind": "draft", "bars": [{"start": 0, "end": 3, "lane": 0}, {"start": 5, "end": 6, "lane": 0}]},
-        {"kind": "verify", "bars": [{"start": 3, "end": 5, "lane": 0}]},
-    ]
-    first, second = opened.page.evaluate("(looks) => SpecScope.shareBars(looks, 0, 8, 2)", looks)
-    assert first["bars"] == [
-        {"start": 0, "end": 4, "lane": 0, "low": 0, "high": 0.75},
-        {"start": 4, "end": 8, "lane": 0, "low": 0, "high": 0.25},
-    ]
-    assert second["bars"] == [
-        {"start": 0, "end": 4, "lane": 0, "low": 0.75, "high": 1},
-        {"start": 4, "end": 8, "lane": 0, "low": 0.25, "high": 0.5},
-    ]
+    shares = opened.page.evaluate(
+        """() => {
+            const rows = [[0, 3, 0, 0], [3, 5, 1, 1], [5, 6, 0, 2]];
+            return SpecScope.sharesOf(SpecScope.lineOf(3, (i) => rows[i]), 2, 0, 4, 2).map((row) => [...row]);
+        }"""
+    )
+    assert shares == [[0.75, 0.25], [0.25, 0.25]]
 
 
 def test_the_table_has_the_data_of_the_timeline(page, traces):

@@ -1,0 +1,36 @@
+// The texts of the timeline: the head of a run's card, the labels of its rows.
+
+function labelOf(run, row) {
+  if (row.type === "strip" || row.type === "measured") return stripLabel(run, row);
+  const share = row.track && !row.track.measured ? run.metrics.occupancy[row.track.device] : undefined;
+  return el("div", { class: "ss-row-label", title: row.label }, el("span", {}, row.label),
+    share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which the device works" }, `${Math.round(100 * share)} % busy`));
+}
+
+/** The label of a strip: the busy share from the spans, or the measured load. */
+function stripLabel(run, row) {
+  const spans = row.type === "strip";
+  const share = spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy;
+  const title = spans ? "share of decoding in which the device works" : "mean load of the whole device while decoding, other programs included";
+  return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)}\u202f%`}`);
+}
+
+/** A sentence in place of the timeline of a run without times. */
+function untimedCard(run) {
+  return el("section", { class: "ss-card ss-untimed" },
+    el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge)),
+    el("p", {}, "There is no timeline: the file holds no times. ", run.tokens.length ? run.note : ""));
+}
+
+function headOf(run) {
+  const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none" },
+    swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
+  const forwards = run.metrics.target_forwards;
+  const each = run.figures.tokens_per_target_forward;
+  const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
+  return [
+    el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge),
+      run.note ? el("span", { class: "ss-note" }, run.note) : null),
+    el("div", { class: "ss-headline" }, shares, el("span", { class: "ss-rest" }, rest)),
+  ];
+}

@@ -1,0 +1,51 @@
+// A view as the fragment of an address: window, replay time, shown card, rejected drafts.
+
+/** The fragment of what a viewer shows. */
+function fragmentOf(viewer) {
+  const { gantt, replay, model, pinned } = viewer;
+  const parts = [];
+  const short = (t) => String(Math.round(t * 1000) / 1000);
+  if (!gantt.follow && gantt.range) parts.push(`window=${gantt.range.map(short).join(",")}`);
+  if (replay.t < model.axis.max) parts.push(`at=${short(replay.t)}`);
+  if (viewer.panel.range) parts.push(`range=${viewer.panel.range.map(short).join(",")}`);
+  if (pinned) {
+    const run = model.runs.indexOf(pinned.run);
+    const { item } = pinned;
+    if (item.span !== undefined) parts.push(`span=${run}.${item.span}`);
+    else if (item.token?.index !== undefined) parts.push(`token=${run}.${item.token.index}`);
+  }
+  if (viewer.rejected.checked) parts.push("view=rejected");
+  return parts.join("&");
+}
+
+/** Show the view of a fragment; parts that this document lacks are left out. */
+function follow(viewer, fragment) {
+  const values = new URLSearchParams(fragment);
+  const { model, gantt } = viewer;
+  const numbers = (name, by, count) => {
+    const list = (values.get(name) ?? "").split(by).map(Number);
+    return list.length === count && values.get(name) && list.every(Number.isFinite) ? list : null;
+  };
+  if (!model.runs.some((run) => run.timed)) return;
+  const times = numbers("window", ",", 2);
+  if (times && times[0] < times[1]) gantt.zoomTo(...times);
+  const at = numbers("at", ",", 1);
+  if (at) viewer.replay.to(at[0]);
+  const range = numbers("range", ",", 2);
+  if (range && range[0] < range[1]) viewer.select(range);
+  viewer.showRejected(values.get("view") === "rejected");
+  const [span, token, step] = ["span", "token", "step"].map((name) => numbers(name, ".", 2));
+  if (span && model.runs[span[0]] && findSpan(model.runs[span[0]], span[1])) viewer.pick(model.runs[span[0]], { span: span[1] });
+  else if (token && model.runs[token[0]]?.tokens[token[1]]) viewer.pick(model.runs[token[0]], { token: model.runs[token[0]].tokens[token[1]] });
+  else if (step && model.runs[step[0]]) viewer.pickStep(model.runs[step[0]], step[1]);
+}
+
+/** Put the view into the address of the page and on the clipboard; return the address. */
+function linkTo(viewer) {
+  const here = new URL(location.href);
+  if (here.protocol.startsWith("http")) here.searchParams.set("run", viewer.model.runs.map((run) => run.id).join(","));
+  here.hash = fragmentOf(viewer);
+  history.replaceState(history.state, "", here);
+  navigator.clipboard?.writeText(here.href).catch(() => {}); // without permission, the address bar has it
+  return here.href;
+}

@@ -1,0 +1,32 @@
+// The document as it is sent has columns in place of lists of rows (traces/view/packed.py); here they become lists.
+
+/** Turn the columns of a document's runs into lists, in place. A document with lists stays as it is. */
+function unpack(model) {
+  for (const run of model.runs ?? []) {
+    for (const name of ["tokens", "ghosts", "rounds", "band"]) run[name] = rowsOf(run[name]);
+    for (const track of run.tracks) {
+      track.waits = rowsOf(track.waits);
+      for (const [name, column] of Object.entries(track.spans)) track.spans[name] = valuesOf(column);
+    }
+  }
+  return model;
+}
+
+function rowsOf(list) {
+  if (Array.isArray(list)) return list;
+  if (list.tuples) {
+    const columns = list.tuples.map(valuesOf);
+    return Array.from({ length: list.rows }, (_, i) => columns.map((column) => column[i]));
+  }
+  const names = Object.keys(list.columns);
+  const columns = names.map((name) => valuesOf(list.columns[name]));
+  const rows = Array.from({ length: list.rows }, (_, i) => {
+    const row = {};
+    for (let k = 0; k < names.length; k++) row[names[k]] = columns[k][i];
+    return row;
+  });
+  for (const [name, places] of Object.entries(list.absent)) for (const i of places) rows[i][name] = undefined;
+  return rows;
+}
+
+const valuesOf = (column) => (Array.isArray(column) ? column : column.codes.map((code) => column.names[code]));

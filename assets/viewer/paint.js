@@ -1,0 +1,196 @@
+// Painting the timeline on a canvas. A scene is {ctx, from, to, width, pixel (ms), x(t), colours, hatches}.
+
+const BIN = 2; // pixels per bin of merged spans
+const CROWDED = 2; // mean pixels per span below which a lane's spans are merged
+const MARKS = {
+  plain: ["ring", "muted"],
+  accepted: ["square", "accepted"],
+  rejected: ["cross", "rejected"],
+  corrected: ["ring", "bonus"],
+  bonus: ["ring", "bonus"],
+};
+
+/** Paint the cards of a window. Return the number of merged spans, and the ms of a bin. */
+function paint(scene, place) {
+  const { ctx, width } = scene;
+  let merged = 0;
+  ctx.clearRect(0, 0, width, place.height);
+  for (const card of place.cards) {
+    ctx.save();
+    ctx.translate(0, card.body);
+    paintAxis(scene, card);
+    for (const row of card.rows) merged += PAINT[row.type](scene, row, card.run) ?? 0;
+    ctx.restore();
+  }
+  return { merged, bin: BIN * scene.pixel };
+}
+
+const PAINT = {
+  band: (scene, row, run) => paintLine(scene, bandLine(run), row.y, row.height, BAND_KINDS.map((kind) => ({ fill: scene.colours[`band-${kind}`] }))),
+
+  track: (scene, row) => {
+    paintWaits(scene, row);
+    const { lines, looks } = lanesOf(row.track);
+    const styles = looks.map((look) => styleOf(look, scene));
+    return lines.reduce((sum, line, lane) => sum + paintLine(scene, line, row.y + SIZE.lane * lane + 1, SIZE.lane - 2, styles), 0);
+  },
+
+  strip: (scene, row, run) => {
+    const [low, high] = [Math.max(scene.from, 0), Math.min(scene.to, run.to)];
+    if (high <= low) return;
+    const bins = Math.max(1, Math.min(600, Math.round((high - low) / scene.pixel / 3)));
+    const at = (i) => low + ((high - low) * i) / bins;
+    const shares = movingShares(row.track, low, high, bins, run.to * AVERAGE, run.to);
+    const side = row.track.role === "drafter" ? "draft" : "verify";
+    paintSteps(scene, row, shares.map((share, i) => ({ start: at(i), end: at(i + 1), share })), scene.colours[`strip-${side}`]);
+  },
+
+  measured: (scene, row) => {
+    paintSteps(scene, row, loadSteps(row.track, scene.from, scene.to, scene.pixel), scene.colours.line, scene.colours.muted);
+  },
+
+  tokens: (scene, row, run) => {
+    row.marks = tokenMarks(run, scene.from, scene.to, scene.pixel);
+    for (const mark of row.marks) paintMark(scene, mark, row.y + row.height / 2);
+  },
+};
+
+function paintAxis({ ctx, from, to, width, x, colours }, { bodyHeight: height }) {
+  const ticks = roundTicks(from, to, width, Math.max(60, Math.min(100, width / 7)));
+  const decimals = ticks.length > 1 ? Math.max(0, -Math.floor(Math.log10(ticks[1] - ticks[0]) + 1e-9)) : 0;
+  ctx.font = "11px system-ui, sans-serif";
+  ctx.textAlign = "center";
+  ctx.textBaseline = "top";
+  for (const t of ticks) {
+    const at = Math.round(x(t)) + 0.5;
+    const text = number(t, decimals);
+    const half = ctx.measureText(text).width / 2;
+    ctx.fillStyle = Math.abs(t) < 1e-9 ? colours.muted : colours.grid;
+    ctx.fillRect(at - 0.5, 0, 1, height);
+    ctx.fillStyle = colours.muted;
+    ctx.fillRect(at - 0.5, height, 1, 4);
+    ctx.fillText(text, Math.max(half, Math.min(width - half, at)), height + 7);
+  }
+}
+
+/** Paint the intervals of a line: single bars, or shares of bins if they are crowded. Return the number merged. */
+function paintLine(scene, line, top, height, styles) {
+  const [first, last] = visible(line, scene.from, scene.to);
+  const span = last > first ? Math.min(scene.to, line.end[last - 1]) - Math.max(scene.from, line.start[first]) : 0;
+  if ((last - first) * CROWDED * scene.pixel > span && last - first > 50) {
+    paintShares(scene, line, top, height, styles);
+    return last - first;
+  }
+  paintBars(scene, line, first, last, top, height, styles);
+  return 0;
+}
+
+function paintBars({ ctx, x, width }, line, first, last, top, height, styles) {
+  const fills = styles.map(() => new Path2D());
+  const edges = styles.map(() => new Path2D());
+  for (let i = first; i < last; i++) {
+    const look = line.look[i];
+    const left = Math.max(-4, x(line.start[i]));
+    const wide = Math.max(1, Math.min(width + 4, x(line.end[i])) - left);
+    if (wide > 4 && styles[look].edge) {
+      fills[look].roundRect(left, top, wide, height, 1.5);
+      edges[look].roundRect(left + 0.5, top + 0.5, wide - 1, height - 1, 1.5);
+    } else fills[look].rect(left, top, wide, height);
+  }
+  styles.forEach(({ fill, edge }, look) => {
+    ctx.fillStyle = fill;
+    ctx.fill(fills[look]);
+    if (!edge) return;
+    ctx.strokeStyle = edge;
+    ctx.stroke(edges[look]);
+  });
+}
+
+/** Paint the share of each bin that each look fills, stacked from below. The bins stay in place while the window moves. */
+function paintShares({ ctx, x, from, to, pixel }, line, top, height, styles) {
+  const bin = BIN * pixel;
+  const start = Math.floor(from / bin) * bin;
+  const bins = Math.ceil((to - start) / bin);
+  const low = new Float32Array(bins);
+  sharesOf(line, styles.length, start, bin, bins).forEach((shares, look) => {
+    const path = new Path2D();
+    for (let i = 0; i < bins; i++) {
+      const share = Math.min(1 - low[i], shares[i]);
+      if (share <= 0) continue;
+      low[i] += share;
+      path.rect(x(start + i * bin), top + height * (1 - low[i]), BIN, height * share);
+    }
+    ctx.fillStyle = styles[look].fill;
+    ctx.fill(path);
+  });
+}
+
+/** Paint the waits of at least a pixel, with an edge where the reason changes. Host gaps inside a longer wait have none. */
+function paintWaits({ ctx, x, from, to, pixel, colours, hatches }, row) {
+  const line = waitLine(row.track);
+  const [first, last] = visible(line, from, to);
+  const [top, height] = [row.y + 1, row.height - 2];
+  const path = new Path2D();
+  const edges = [];
+  let [reached, current] = [-Infinity, -1];
+  for (let i = first; i < last; i++) {
+    const [start, end, reason] = [line.start[i], line.end[i], line.look[i]];
+    if (end - start < pixel) continue;
+    path.rect(x(start), top, (end - start) / pixel, height);
+    if (start - reached > pixel) current = -1;
+    reached = end;
+    if (REASONS[reason] === "host" || reason === current) continue;
+    current = reason;
+    edges.push([x(start), reason]);
+  }
+  ctx.fillStyle = hatches.wait;
+  ctx.fill(path);
+  for (const [left, reason] of edges) {
+    ctx.fillStyle = colours[`wait-${REASONS[reason]}`];
+    ctx.fillRect(left, top, 3, height);
+  }
+}
+
+/** Paint shares of a row's height over time, with a base line. */
+function paintSteps({ ctx, x, colours }, { y, height }, steps, fill, edge) {
+  if (!steps.length) return;
+  const bottom = y + height;
+  const path = new Path2D();
+  path.moveTo(x(steps[0].start), bottom);
+  for (const { start, end, share } of steps) {
+    path.lineTo(x(start), bottom - share * height);
+    path.lineTo(x(end), bottom - share * height);
+  }
+  path.lineTo(x(steps.at(-1).end), bottom);
+  ctx.fillStyle = colours.line;
+  ctx.fillRect(x(steps[0].start), bottom - 0.5, x(steps.at(-1).end) - x(steps[0].start), 1);
+  ctx.fillStyle = fill;
+  ctx.fill(path);
+  if (!edge) return;
+  ctx.strokeStyle = edge;
+  ctx.stroke(path);
+}
+
+function paintMark({ ctx, x, colours }, { row, x: t, size }, y) {
+  const [shape, colour] = MARKS[row.outcome];
+  const [at, half] = [x(t), size / 2];
+  ctx.fillStyle = ctx.strokeStyle = colours[colour];
+  if (shape === "square") return ctx.fillRect(at - half, y - half, size, size);
+  ctx.lineWidth = 1.8;
+  ctx.beginPath();
+  if (shape === "ring") ctx.arc(at, y, half, 0, 2 * Math.PI);
+  else {
+    ctx.moveTo(at - half, y - half);
+    ctx.lineTo(at + half, y + half);
+    ctx.moveTo(at + half, y - half);
+    ctx.lineTo(at - half, y + half);
+  }
+  ctx.stroke();
+  ctx.lineWidth = 1;
+}
+
+/** The fill and the edge of spans of one look. */
+function styleOf({ kind, lost, cancelled }, { colours, hatches }) {
+  const hatch = cancelled ? "cancelled" : lost ? "lost" : kind === "pre-verify" ? "striped" : "";
+  return { fill: hatch ? hatches[hatch](kind) : colours[kind], edge: colours[`${kind}-edge`] };
+}

@@ -1,0 +1,62 @@
+// The choice of tracks: which ones the timeline shows, and in which order.
+
+class TrackChoice {
+  /** `changed()` is called after every change. */
+  constructor(changed) {
+    this.changed = changed;
+    this.hidden = new Set(); // "run/device"
+    this.orders = new Map(); // devices by run id
+    this.list = el("div", { class: "ss-menu-list" });
+    this.node = el("details", { class: "ss-menu" }, el("summary", { class: "ss-button ss-wide-button", title: "Show, hide and move tracks" }, "tracks"), this.list);
+    this.node.addEventListener("toggle", () => {
+      this.list.style.left = "0px";
+      const over = this.list.getBoundingClientRect().right - document.documentElement.clientWidth + 8;
+      this.list.style.left = `${Math.min(0, -over)}px`;
+    });
+    this.node.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !this.node.open) return;
+      event.stopPropagation();
+      this.node.open = false;
+      this.node.firstChild.focus();
+    });
+  }
+
+  /** The tracks of a run in the chosen order; without the hidden ones unless `all`. */
+  of(run, all = false) {
+    const order = this.orders.get(run.id) ?? [];
+    const place = (track) => (order.includes(track.device) ? order.indexOf(track.device) : order.length);
+    return [...run.tracks].sort((a, b) => place(a) - place(b)).filter((track) => all || !this.hidden.has(`${run.id}/${track.device}`));
+  }
+
+  update(model) {
+    this.model = model;
+    this.node.hidden = !model.runs.some((run) => run.timed && run.tracks.length);
+    const lines = model.runs.flatMap((run) => [el("h4", {}, runName(run)), ...this.of(run, true).map((track, i) => this.line(run, track, i))]);
+    const focus = this.list.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+    this.list.replaceChildren(...lines);
+    const node = focus && this.list.querySelector(`[data-key="${CSS.escape(focus)}"]`);
+    if (node) (node.disabled ? node.parentNode.querySelector("input") : node).focus();
+  }
+
+  line(run, track, i) {
+    const key = `${run.id}/${track.device}`;
+    const box = el("input", { type: "checkbox", checked: !this.hidden.has(key), "data-key": key, onchange: () => this.show(key, box.checked) });
+    const up = el("button", { type: "button", class: "ss-button", "aria-label": `Move ${track.label} up`, title: "Move up", disabled: i === 0, "data-key": `${key} up`,
+      onclick: () => this.raise(run, i) }, "↑");
+    return el("div", { class: "ss-menu-line" }, el("label", { class: "ss-check" }, box, track.label), up);
+  }
+
+  show(key, on) {
+    if (on) this.hidden.delete(key);
+    else this.hidden.add(key);
+    this.changed();
+  }
+
+  raise(run, i) {
+    const order = this.of(run, true).map((track) => track.device);
+    [order[i - 1], order[i]] = [order[i], order[i - 1]];
+    this.orders.set(run.id, order);
+    this.update(this.model);
+    this.changed();
+  }
+}
