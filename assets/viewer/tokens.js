@@ -115,17 +115,8 @@ class Pane {
     this.message.hidden = !text;
     this.message.classList.toggle("ss-bad", run.status === "failed" || run.status === "incomplete");
     if (run.error) this.message.setAttribute("role", "alert");
-    this.judge(run.verdict);
-  }
-
-  /** Show the verdict, with a button that starts the advised run where the page can start runs. */
-  judge({ summary, reason, advice, run }) {
-    const start = this.bus.options.advise;
-    this.verdict.hidden = !summary;
-    this.verdict.replaceChildren(...[
-      summary && el("p", { class: "ss-verdict-main" }, summary), reason && el("p", {}, reason), advice && el("p", {}, advice),
-      run && start ? el("button", { type: "button", class: "ss-button ss-wide-button", title: `Predicted by ${run.source}`, onclick: () => start(this.run, run) }, `Run ${run.title} with ${run.setting}`) : null,
-    ].filter(Boolean));
+    this.verdict.hidden = !run.verdict.summary;
+    this.verdict.replaceChildren(...verdictNodes(run, this.bus.options.advise));
   }
 
   append(token) {

@@ -15,6 +15,7 @@ SCRIPTS = (
     "trees.js",
     "pages.js",
     "tokens.js",
+    "verdict.js",
     "columns.js",
     "geometry.js",
     "hatches.js",
