@@ -115,7 +115,7 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
         # A search that is typed while the list is on its way may be answered first: look again.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
-        opened = [tabs, history.listing, history.detail, history.heading, history.viewer, history.message]
+        opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:
             """Open the runs named in the address."""

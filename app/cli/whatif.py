@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(result: WhatIf, *, stored: bool) -> None:
+    from traces.acceptance import acceptance
     from traces.view.settings import config_text, shown_config
     from traces.whatif.result import rows, sentences
 
@@ -80,6 +81,10 @@ def _print(result: WhatIf, *, stored: bool) -> None:
     print(f"{'':28}{'recorded':>18}{'what-if':>18}{'plain decoding':>18}")
     for row in rows(result):
         print(f"{row.label:28}{row.recorded:>18}{row.replay:>18}{row.plain:>18}")
+    print("acceptance by definition:")
+    for d in acceptance([result.recorded, *result.traces]):
+        recorded, replay, *_ = d.values
+        print(f"  {d.label}: {recorded} recorded, {replay} what-if ({d.used_by})")
     for sentence in sentences(result):
         print(sentence)
     if stored:

@@ -10,6 +10,7 @@ import gradio as gr
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_traces, store_of
+from app.tabs.analysis import Analysis
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import SpecScopeError, UsageError
@@ -37,10 +38,14 @@ class History:
             self.back = gr.Button("All runs", size="sm", min_width=0, elem_id="history-back")
             self.heading = gr.HTML(elem_id="history-heading")
             self.viewer = build_viewer("history-viewer")
+            self.analysis = Analysis(lambda: self.service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
         """Components that `refresh` updates."""
+        opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
+        self.opened = [*opened, *self.analysis.shown]
+        """Components that `show` updates."""
         self._connect()
 
     def _build_list(self) -> None:
@@ -76,7 +81,7 @@ class History:
 
     def _connect(self) -> None:
         view, listed = self.view, self.listed
-        shown = [self.listing, self.detail, self.heading, self.viewer, self.message]
+        shown = self.opened
         self.search.change(self.find, view, listed, trigger_mode="always_last", **QUIET)
         self.table.paged(self.turn_page, view, listed, **QUIET)
         picked = [self.place, self.open, self.delete, self.confirm]
@@ -179,6 +184,7 @@ class History:
             self.heading: opened(traces),
             self.viewer: viewed([trace.header.run_id for trace in traces]),
             self.message: "",
+            **self.analysis.show(traces),
         }
 
     # -- change

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from traces.acceptance import acceptance
 from traces.comparable import batch_size
 from traces.imported import origin
 from traces.metrics import measure, speedup
@@ -49,6 +50,10 @@ def facts(result: WhatIf) -> dict[str, Any]:
         "recorded": {**_heading(result.recorded), "metrics": recorded.to_dict()},
         "what_if": {**_heading(result.replay), "metrics": replay.to_dict()},
         "plain": {**_heading(plain), "metrics": measure(plain).to_dict()},
+        "acceptance": {
+            d.label: {"recorded": d.values[0], "what_if": d.values[1], "used_by": d.used_by}
+            for d in acceptance([result.recorded, result.replay])
+        },
         "speedup": speedup(replay, measure(plain)),
         "decided_by_recording": result.decided,
         "drawn_at_recorded_rates": result.drawn,
