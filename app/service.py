@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 KEPT_RUNS = 64
 """Ended runs that are kept in memory; older ones are read from the database."""
+MOST_HELD = 128
+"""Traces that are kept in memory and are not stored, such as replays."""
 
 
 class Cluster(Protocol):
@@ -158,10 +160,10 @@ class Service:
         return self.store.load(name) if self.store is not None else None
 
     def hold(self, traces: Sequence[Trace]) -> None:
-        """Keep traces in memory that are not stored, the newest `KEPT_RUNS` of them."""
+        """Keep traces in memory that are not stored, the newest `MOST_HELD` of them."""
         with self._changed:
             self._held.update({trace.header.run_id: trace for trace in traces})
-            while len(self._held) > KEPT_RUNS:
+            while len(self._held) > MOST_HELD:
                 self._held.popitem(last=False)
 
     def close(self) -> None:

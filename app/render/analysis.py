@@ -120,9 +120,33 @@ def difference(found: Diff, names: Sequence[str]) -> str:
         else ""
     )
     falls = "".join(_waterfall(w, found.difference, names) for w in found.waterfalls)
+    key = '<p class="app-note">Green: time won by the second run. Hatched: time lost. The changes of a device sum to the difference.</p>'
     return (
-        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{falls}'
+        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{_tokens_over_time(found, names)}{key}{falls}'
         f"{_first_token(found.first_difference, names)}</div>"
+    )
+
+
+def _tokens_over_time(found: Diff, names: Sequence[str]) -> str:
+    """Return a chart of the tokens of the first sequence that both runs have, over time."""
+    count = len(found.by_token)
+    longest = max((time for pair in found.by_token for time in pair), default=0)
+    if not longest:
+        return ""
+    lines = legend = ""
+    for side, (name, kind) in enumerate(zip(names, ("speculative", "pearl"), strict=True)):
+        points = ["0,100"]
+        for i, pair in enumerate(found.by_token):
+            x = 100 * pair[side] / longest
+            points += [f"{x:.2f},{100 * (1 - i / count):.2f}", f"{x:.2f},{100 * (1 - (i + 1) / count):.2f}"]
+        lines += f'<polyline class="app-{kind}" points="{" ".join(points)}"/>'
+        legend += f'<li><i class="app-{kind}"></i>{text(name)}</li>'
+    return (
+        f'<h3>Tokens over time</h3><div class="app-chart app-low" role="img" aria-label="Tokens over time">'
+        f'<div class="app-ticks"><span style="top:0">{count}</span><span style="top:100%">0</span></div>'
+        f'<div class="app-plot"><svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">{lines}</svg></div>'
+        f'<div class="app-lengths"><span>0</span><span>{longest / 1e6:,.0f} ms</span></div></div>'
+        f'<ul class="app-legend">{legend}</ul>'
     )
 
 

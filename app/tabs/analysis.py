@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -13,7 +14,7 @@ from app.render.html import alert, note
 from app.routes import find_traces, store_of
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
-from engine.errors import SpecScopeError, UsageError
+from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
 from traces.diff import diff
@@ -30,6 +31,10 @@ OWN = "The run's own"
 MOST_C = 20
 
 
+_html = partial(gr.HTML, apply_default_css=False)
+"""HTML without Gradio's styles for text, which draw borders around every table."""
+
+
 class Analysis:
     """The components and their event handlers."""
 
@@ -43,10 +48,10 @@ class Analysis:
             self._build_chart()
         with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
             gr.HTML("<h2>Difference</h2>")
-            self.diff = gr.HTML()
+            self.diff = _html()
         with gr.Column(elem_id="acceptance", elem_classes="app-card"):
             gr.HTML("<h2>Acceptance by definition</h2>")
-            self.acceptance = gr.HTML()
+            self.acceptance = _html()
         self.sliders = [self.rate, self.gamma, self.c]
         self.shown = [
             *(self.run, self.card, self.method, self.profile, self.pair, self.settings, self.devices),
@@ -70,8 +75,8 @@ class Analysis:
             self.replay = gr.Button(
                 "Replay", variant="primary", size="sm", min_width=0, elem_id="whatif-replay"
             )
-        self.message = gr.HTML(elem_id="whatif-message")
-        self.result = gr.HTML(elem_id="whatif-result")
+        self.message = _html(elem_id="whatif-message")
+        self.result = _html(elem_id="whatif-result")
         self.viewer = build_viewer("whatif-viewer")
         self.kept = gr.Textbox("", visible=False)
         """Ids of the shown replay and its plain decoding."""
@@ -90,7 +95,7 @@ class Analysis:
             self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance of a tested token")
             self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma, the draft length")
             self.c = gr.Slider(1, MOST_C, 4, step=0.1, label="c, target time / drafter time")
-        self.chart = gr.HTML(elem_id="whatif-chart")
+        self.chart = _html(elem_id="whatif-chart")
 
     def _connect(self) -> None:
         for slider in self.sliders:
@@ -162,7 +167,9 @@ class Analysis:
         """Replay the open run and show the figures and the timeline."""
         try:
             if profile not in profiles():  # a path would name a file of the server
-                raise UsageError(f"there is no profile {profile!r}; choose one of {', '.join(profiles())}")
+                raise UsageError(
+                    f"there is no profile {shown(profile)}; choose one of {', '.join(profiles())}"
+                )
             (trace,) = find_traces(self.service(), str(run))
             change = Change(
                 profile, str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings)
@@ -196,9 +203,13 @@ class Analysis:
         return {self.message: note(stored), self.keep: gr.update(interactive=False)}
 
 
-def draw(rate: float, gamma: float, c: float) -> str:
-    """Return the chart of the sliders."""
-    return chart(min(1.0, max(0.0, rate)), min(LONGEST, max(1, int(gamma))), min(MOST_C, max(1.0, c)))
+def draw(rate: float | None, gamma: float | None, c: float | None) -> str:
+    """Return the chart of the sliders; a missing or too large number is moved into its range."""
+    return chart(
+        min(1.0, max(0.0, rate or 0.0)),
+        min(LONGEST, max(1, int(gamma or 1))),
+        min(MOST_C, max(1.0, c or 1.0)),
+    )
 
 
 def pairs_of(profile: str) -> Any:
@@ -220,6 +231,6 @@ def settings_of(text: str) -> dict[str, str]:
     for part in filter(None, map(str.strip, str(text or "").split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"{part!r} is not FIELD=VALUE, such as gamma=6")
+            raise UsageError(f"{shown(part)} is not FIELD=VALUE, such as gamma=6")
         settings[name.strip()] = value.strip()
     return settings

@@ -98,7 +98,7 @@ def test_the_chart_has_the_closed_forms_and_the_best_lengths():
         assert all(0 <= place <= 100 for place in places)
 
 
-@pytest.mark.parametrize("values", [(0, 1, 1), (1, LONGEST, 20), (1.7, 99, 400), (-1, 0, 0.5)])
+@pytest.mark.parametrize("values", [(0, 1, 1), (1, LONGEST, 20), (1.7, 99, 400), (-1, 0, 0.5), (None,) * 3])
 def test_the_sliders_draw_at_every_value(values):
     assert draw(*values).count("<polyline") == 3
 

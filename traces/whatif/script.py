@@ -21,7 +21,7 @@ from engine.types import Limits
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from traces.whatif.recording import Output, Recording
 
@@ -98,7 +98,7 @@ class Script:
 
     def _decision(self, d: Decision) -> Decision:
         output, index = self.recording.outputs[d.sequence], self._index(d.sequence, d.position)
-        kept = {
+        kept: dict[str, Any] = {
             "position": len(output.prompt) + index,
             "p": None,
             "q": None,
@@ -106,15 +106,16 @@ class Script:
             "top_p": (),
             "top_q": (),
         }
-        if not 0 <= index < len(output.tokens) or d.outcome == "discarded":
-            token = self.known.get(d.token, NO_TOKEN) if d.draft_span < 0 else NO_TOKEN
-            return replace(d, token=token, **kept)
-        test = output.tests.get(index)
-        wrong = test.token if test and d.outcome == "rejected" and d.draft_span >= 0 else NO_TOKEN
-        token = wrong if d.outcome == "rejected" else output.tokens[index]
-        if d.outcome == "rejected" and d.draft_span < 0:
+        copied, test = d.node >= 0 > d.draft_span, output.tests.get(index)
+        if copied:
             token = self.known.get(d.token, NO_TOKEN)
-        if test and test.token == token != NO_TOKEN:
+        elif d.outcome == "discarded" or not 0 <= index < len(output.tokens):
+            token = NO_TOKEN
+        elif d.outcome == "rejected":
+            token = test.token if test else NO_TOKEN
+        else:
+            token = output.tokens[index]
+        if test and test.token == token != NO_TOKEN and d.outcome != "discarded":
             kept |= {"p": test.p, "q": test.q, "top_p": test.top_p, "top_q": test.top_q}
         return replace(d, token=token, **kept)
 
@@ -157,12 +158,20 @@ def _rows(sequence: int, output: Output, start: int, text: tuple[int, ...]) -> I
         yield Decision(1, sequence, 0, -1, position, draft, None, q, None, "match", outcome, -1, -1)
 
 
+def _unknown_text(token: int) -> str:  # noqa: ARG001 - the call of a tokenizer
+    return UNKNOWN_TEXT
+
+
+def _no_text(ids: Sequence[int], **options: Any) -> str:  # noqa: ARG001 - the call of a tokenizer
+    return ""
+
+
 NO_TEXTS: Any = SimpleNamespace(
     added_tokens_decoder={},
     all_special_ids=(),
     backend_tokenizer=SimpleNamespace(decoder=None),
     clean_up_tokenization_spaces=False,
-    convert_ids_to_tokens=lambda token: UNKNOWN_TEXT,  # noqa: ARG005
-    decode=lambda ids, **options: "",  # noqa: ARG005
+    convert_ids_to_tokens=_unknown_text,
+    decode=_no_text,
 )
 """A tokenizer without texts: the texts of a replay are the recorded ones."""
