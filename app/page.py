@@ -1,4 +1,4 @@
-"""The page: a heading and three tabs. Handlers take and return plain values, never files."""
+"""The page: a heading and four tabs. Handlers take and return plain values, never files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from app.guard import report_failure
 from app.pairs import TOY
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
+from app.tabs.lab import Lab
 from app.tabs.playground import Playground
 from app.tabs.wiring import QUIET
 from engine.errors import UsageError
@@ -109,13 +110,15 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
                 playground = Playground(service, pair)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
+            with gr.Tab("Lab", id="lab-tab"):
+                Lab(lambda: service)
             with gr.Tab("About", id="about"):
                 build_about()
         playground.connect_load(page)
         # A search that is typed while the list is on its way may be answered first: look again.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
-        opened = [tabs, history.listing, history.detail, history.heading, history.viewer, history.message]
+        opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:
             """Open the runs named in the address."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 KEPT_RUNS = 64
 """Ended runs that are kept in memory; older ones are read from the database."""
+MOST_HELD = 128
+"""Traces that are kept in memory and are not stored, such as replays."""
 
 
 class Cluster(Protocol):
@@ -67,6 +69,7 @@ class Service:
         self._open = open_cluster
         self._cluster: tuple[object, Cluster] | None = None
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._held: OrderedDict[str, Trace] = OrderedDict()
         self._queue: deque[LiveRun] = deque()
         self._changed = threading.Condition()
         self._downloads = Downloads(self._enqueue, find_model)
@@ -152,7 +155,16 @@ class Service:
         run = self.find(name)
         if run is not None:
             return run.trace()
+        if (held := self._held.get(name)) is not None:
+            return held
         return self.store.load(name) if self.store is not None else None
+
+    def hold(self, traces: Sequence[Trace]) -> None:
+        """Keep traces in memory that are not stored, the newest `MOST_HELD` of them."""
+        with self._changed:
+            self._held.update({trace.header.run_id: trace for trace in traces})
+            while len(self._held) > MOST_HELD:
+                self._held.popitem(last=False)
 
     def close(self) -> None:
         """Cancel all runs, end the workers and write all events to the database."""

@@ -80,6 +80,21 @@ def waits(trace: Trace) -> list[Wait]:
     return timeline(trace).waits
 
 
+def work(trace: Trace) -> dict[str, dict[str, int]]:
+    """Return the nanoseconds of each device in the decode window by kind of work.
+
+    Cancelled work is a kind of its own: `draft, cancelled`. With the waits of a device they sum to
+    the window's length.
+    """
+    times: dict[str, dict[str, int]] = {d.name: {} for d in trace.header.devices}
+    for start, end, states in _states(trace):
+        for device, span in states.items():
+            if span is not None:
+                kind = span.kind if span.outcome == "done" else f"{span.kind}, cancelled"
+                times[device][kind] = times[device].get(kind, 0) + end - start
+    return times
+
+
 def band(trace: Trace) -> list[Band]:
     """Return the adjacent stretches that fill the decode window."""
     return timeline(trace).band

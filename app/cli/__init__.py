@@ -1,6 +1,20 @@
 """One file per command: `add_arguments(parser)`, `run(args) -> exit code`, docstring = help."""
 
-from app.cli import bench, calibrate, compare, export, imports, methods, models, play, report, run, train
+from app.cli import (
+    bench,
+    calibrate,
+    compare,
+    diff,
+    export,
+    imports,
+    methods,
+    models,
+    play,
+    report,
+    run,
+    train,
+    whatif,
+)
 
 COMMANDS = {
     "play": play,
@@ -9,6 +23,8 @@ COMMANDS = {
     "methods": methods,
     "models": models,
     "report": report,
+    "whatif": whatif,
+    "diff": diff,
     "export": export,
     "import": imports,
     "train": train,

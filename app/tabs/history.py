@@ -10,6 +10,7 @@ import gradio as gr
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, median_of, store_of
+from app.tabs.analysis import Analysis
 from app.tabs.plan import MOST_PASSES
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
@@ -41,10 +42,14 @@ class History:
                 elem_id="history-heading", js_on_load="SpecScopeApp.times(element, watch);"
             )
             self.viewer = build_viewer("history-viewer")
+            self.analysis = Analysis(lambda: self.service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
         """Components that `refresh` updates."""
+        opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
+        self.opened = [*opened, *self.analysis.shown]
+        """Components that `show` updates."""
         self._connect()
 
     def _build_list(self) -> None:
@@ -80,7 +85,7 @@ class History:
 
     def _connect(self) -> None:
         view, listed = self.view, self.listed
-        shown = [self.listing, self.detail, self.heading, self.viewer, self.message]
+        shown = self.opened
         self.search.change(self.find, view, listed, trigger_mode="always_last", **QUIET)
         self.table.paged(self.turn_page, view, listed, **QUIET)
         picked = [self.place, self.open, self.delete, self.confirm]
@@ -190,6 +195,7 @@ class History:
             self.heading: opened(traces, names),
             self.viewer: viewed(names),
             self.message: "",
+            **self.analysis.show(traces),
         }
 
     # -- change

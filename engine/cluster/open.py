@@ -21,6 +21,8 @@ from engine.errors import UsageError
 from engine.pairs.pair import Pair
 from engine.pairs.progress import Report
 from engine.pairs.sources import resolve, resolve_local
+from engine.simulate.oracle import Source
+from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
@@ -33,9 +35,9 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     target: str | os.PathLike[str] | None = None,
     drafter: Places = None,
     runtime: str = "local-process",
-    profile: str | None = None,
+    profile: str | Profile | None = None,
     profile_pair: str | None = None,
-    tokens: str | Trace = "pair",
+    tokens: str | Trace | Source = "pair",
     device: str = "auto",
     threads: int = 1,
     head: Places = None,
@@ -52,10 +54,10 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race.
         runtime: `local-process`, `local-thread` or `virtual`.
-        profile: The latency profile of a virtual cluster.
+        profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
-            commas, for several drafters), or a recorded Trace.
+            commas, for several drafters), a recorded Trace, or a Source of scripted models.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
         head: Directories of drafting heads for the target; a method uses the first of its kind.

@@ -12,6 +12,7 @@ from engine.environment import processor
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
+from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
 from engine.types import check_range
@@ -24,9 +25,9 @@ def place(
     pair: Pair,
     *,
     runtime: str,
-    profile: str | None,
+    profile: str | Profile | None,
     profile_pair: str | None,
-    tokens: str | Trace,
+    tokens: str | Trace | Source,
     device: str,
     threads: int,
 ) -> Placement:
@@ -34,7 +35,11 @@ def place(
     if runtime not in RUNTIMES:
         raise UsageError(f"there is no runtime {runtime!r}; choose one of {', '.join(RUNTIMES)}")
     if (profile is not None) != (runtime == "virtual"):
-        need = "needs a profile" if profile is None else f"measures; the profile {profile!r} is for virtual"
+        need = (
+            "needs a profile"
+            if profile is None
+            else f"measures; the profile {getattr(profile, 'name', profile)!r} is for virtual"
+        )
         raise UsageError(f"the runtime {runtime} {need}")
     check_range("threads", threads, 1, os.cpu_count() or 1)
     if profile is not None:
@@ -46,8 +51,10 @@ def place(
     return Placement(runtime, site, base, details={"host": processor(), "threads": threads})
 
 
-def _virtual(pair: Pair, name: str, profile_pair: str | None, tokens: str | Trace) -> Placement:
-    profile = Profile.load(name)
+def _virtual(
+    pair: Pair, profile: str | Profile, profile_pair: str | None, tokens: str | Trace | Source
+) -> Placement:
+    profile = Profile.load(profile) if isinstance(profile, str) else profile
     latency = profile.latency(profile_pair)
     loaders, source = tokens_of(pair, tokens)
     return Placement(

@@ -13,19 +13,21 @@ from engine.errors import UsageError
 from engine.model.language import LanguageModel
 from engine.model.memoized import MemoizedModel
 from engine.pairs.pair import Pair
-from engine.simulate.oracle import bernoulli_models, recorded_pair
+from engine.simulate.oracle import Source, bernoulli_models, recorded_pair
 from engine.trace.events import Device
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, drafter_key
 
 
-def tokens_of(pair: Pair, tokens: str | Trace) -> tuple[Mapping[str, Loader], str]:
+def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Loader], str]:
     """Return the loaders of a virtual run's token source by model, and the source's name."""
+    torch.set_num_threads(1)
     if tokens == "pair":
-        torch.set_num_threads(1)
         cpu = Device("cpu:0", "", "", "cpu")
         return {m: _remembering(loader_of(pair, m, cpu)) for m in pair.models}, f"{pair.name} pair"
-    if isinstance(tokens, Trace):
+    if isinstance(tokens, Source):
+        models, source = tokens
+    elif isinstance(tokens, Trace):
         models, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
     else:
         avoid = {*pair.tokenizer.all_special_ids, *pair.eos}

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
+from math import log
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
-from engine.model.language import Output, never
+from engine.model.language import LanguageModel, Output, never
 from engine.model.slots import Rows, Slots
 from engine.model.stage import StageIO
 from engine.trace.events import Decision
@@ -26,8 +28,21 @@ from engine.types import check_range, drafter_key
 NextToken = Callable[[np.ndarray, int], int]
 """Maps all token ids so far, (L,) int64, and the sequence's number to the next token."""
 
+Certainty = Callable[[np.ndarray, int], float]
+"""Maps the same to the probability of that token at temperature 1."""
+
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
+ALMOST = 1 - 1e-6
+"""Probability of a drafted token whose q is unknown: trees still find siblings of it."""
+
+
+class Source(NamedTuple):
+    """Models that give a virtual run its tokens: the target, then its drafters."""
+
+    models: tuple[LanguageModel, ...]
+    name: str
+    """For the header: `bernoulli:0.8`."""
 
 
 class Scripted:
@@ -38,15 +53,25 @@ class Scripted:
         next_token: Returns the next token.
         vocab_size: V; tokens are 0 to V - 1.
         context: The most positions.
+        certainty: Returns the next token's probability; all other tokens share the rest. It is 1
+            without this function.
     """
 
-    def __init__(self, name: str, next_token: NextToken, vocab_size: int, context: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        name: str,
+        next_token: NextToken,
+        vocab_size: int,
+        context: int = 1 << 20,
+        certainty: Certainty | None = None,
+    ) -> None:
         check_range("vocab_size", vocab_size, 2)
         self.name = name
         self.vocab_size = vocab_size
         self.context = context
         self.depth = 0
         self._next_token = next_token
+        self._certainty = certainty
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
         """Return empty slots: the model caches tokens only."""
@@ -82,14 +107,23 @@ class Scripted:
         logits = torch.full((len(want), self.vocab_size), IMPOSSIBLE)
         for line, row in enumerate(want):
             slot = int(rows.slots[row])
-            token = self._next_token(cache.tokens_to(slot, int(indices[row])), cache.sequences[slot])
+            path, sequence = cache.tokens_to(slot, int(indices[row])), cache.sequences[slot]
+            token = self._next_token(path, sequence)
             if not 0 <= token < self.vocab_size:
                 raise UsageError(
                     f"{self.name} returned token {token}; its vocabulary is 0 to {self.vocab_size - 1}"
                 )
+            if self._certainty is not None:
+                logits[line] = self._others(self._certainty(path, sequence))
             logits[line, token] = 0
         counts = [(slot, end - first) for slot, first, end in rows.segments()]
         return Output(logits, {}, sum(count * cache.rows_read(slot, count) for slot, count in counts))
+
+    def _others(self, certainty: float) -> float:
+        """Return the logit of all other tokens; the next token stays the most probable one."""
+        certainty = max(certainty, 2 / self.vocab_size)
+        odds = certainty / max(1 - certainty, 1e-9)
+        return -log(odds * (self.vocab_size - 1))
 
 
 def bernoulli_models(
@@ -142,7 +176,7 @@ def bernoulli_models(
     )
 
 
-def recorded_pair(trace: Trace) -> tuple[Scripted, Scripted]:
+def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scripted]:
     """Return (target, drafter) that repeat a recorded run, sequence by sequence.
 
     The target returns the recorded tokens, and after them the run's first EOS id, or else the last
@@ -151,6 +185,11 @@ def recorded_pair(trace: Trace) -> tuple[Scripted, Scripted]:
     run's acceptance rate, by a keyed hash. Discarded drafts were not tested and are left out. Off
     the recorded text both return hashes.
 
+    Args:
+        trace: The recorded run.
+        doubts: Whether the drafter's tokens have the recorded q instead of probability 1; a token
+            without one is almost certain. Then only greedy runs repeat the recorded run.
+
     Raises:
         UsageError: The run has no tokens or tested no draft; in a forward, the prompt is not the
             recorded one.
@@ -158,7 +197,12 @@ def recorded_pair(trace: Trace) -> tuple[Scripted, Scripted]:
     recording = _Recording(trace)
     return (
         Scripted("target", recording.target_token, recording.vocab_size),
-        Scripted("drafter", recording.drafter_token, recording.vocab_size),
+        Scripted(
+            "drafter",
+            recording.drafter_token,
+            recording.vocab_size,
+            certainty=recording.certainty if doubts else None,
+        ),
     )
 
 
@@ -204,6 +248,11 @@ class _Recording:
             return token
         return _another(token, self.vocab_size, "other", self._seed, sequence, position)
 
+    def certainty(self, path: np.ndarray, sequence: int) -> float:
+        """Return the recorded q of the drafter's token after the path."""
+        text = self._sequence(path, sequence)
+        return ALMOST if text.after(path) is None else text.certainties.get(len(path), ALMOST)
+
     def _sequence(self, path: np.ndarray, sequence: int) -> _Sequence:
         if sequence >= len(self._sequences) or not self._sequences[sequence].has_prompt(path):
             raise UsageError(
@@ -226,12 +275,16 @@ class _Sequence:
         self._end = [*ends, *text[-1:], 0][0]
         self.drafts: dict[int, int] = {}
         """Position in the sequence -> drafted token."""
+        self.certainties: dict[int, float] = {}
+        """Position -> q of that token."""
         for decision in tested:
             if not 0 <= decision.position - len(prompt) < len(text):
                 continue
             # of siblings in a tree: the accepted one, else the first rejected one
             if decision.outcome == "accepted" or decision.position not in self.drafts:
                 self.drafts[decision.position] = decision.token
+                if decision.q is not None and 0 < decision.q <= 1:
+                    self.certainties[decision.position] = decision.q
 
     def agreements(self) -> list[bool]:
         """Return for each position with a draft whether it is the target's token."""

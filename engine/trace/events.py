@@ -67,7 +67,7 @@ class Header:
     environment: dict[str, Any] = field(default_factory=dict)
     """Software versions, processor and host. In virtual runs also the profile's pair and the token
     source; with a drafting head its path; of a run of another engine, `imported` (see
-    `traces.imported`)."""
+    `traces.imported`); of a replay, `whatif` (see `traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""
     lossless: bool = True
@@ -81,13 +81,17 @@ class Header:
 
     @property
     def clock(self) -> str:
-        """The badge on every figure: measured or imported, and runtime; virtual, profile, pair."""
+        """The badge on every figure: measured or imported, and runtime; virtual, profile, pair.
+
+        A replay begins with the run that it replays.
+        """
         if "imported" in self.environment:
             return f"imported · {self.runtime}"
         if not self.virtual:
             return f"measured · {self.runtime}"
-        pair = self.environment.get("profile_pair")
-        return f"virtual · {self.profile} · {pair}" if pair else f"virtual · {self.profile}"
+        pair, replayed = self.environment.get("profile_pair"), self.environment.get("whatif")
+        badge = f"virtual · {self.profile} · {pair}" if pair else f"virtual · {self.profile}"
+        return f"what-if of {replayed.get('run')} · {badge}" if isinstance(replayed, dict) else badge
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import UsageError
+from traces.acceptance import acceptance
 from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.view.document import Document, RunView, view_model
 from traces.view.packed import packed
@@ -87,6 +88,11 @@ def _summary(traces: Sequence[Trace], model: Document) -> str:
         "<h2>Figures</h2>",
         _table(["method", *(f["label"] for f in main), "output"], rows),
         *(_section(trace, run) for trace, run in zip(traces, runs, strict=True)),
+        "<h2>Acceptance by definition</h2>",
+        _table(
+            ["figure", *map(_name, runs), "used by", "definition"],
+            [[d.label, *d.values, d.used_by, d.definition] for d in acceptance(traces)],
+        ),
         "<h2>All figures</h2>",
         _table(
             ["figure", *map(_name, runs), "definition"],

@@ -287,7 +287,7 @@ def test_both_themes_fit_a_narrow_window(open_page, theme: str) -> None:
     )
     assert (sum(ink) > sum(ground)) == (theme == "dark")
     assert abs(sum(ink) - sum(ground)) > 300
-    for tab in ("Playground", "History", "About"):
+    for tab in ("Playground", "History", "Lab", "About"):
         page.get_by_role("tab", name=tab).click()
         page.locator('[role="tabpanel"]:visible').first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"), tab

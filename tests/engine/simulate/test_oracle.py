@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -275,3 +276,21 @@ def test_one_certain_token_survives_every_warp():
         Sampling(temperature=1, top_p=0.5),
     ):
         assert warp(logits, sampling)[0].tolist() == [0, 0, 1, 0, 0]
+
+
+def test_with_doubts_the_drafter_has_the_recorded_q():
+    trace = recorded()
+    trace.decisions = [replace(d, q=0.3 if d.position == 3 else 1e-9) for d in trace.decisions]
+    _, drafter = recorded_pair(trace, doubts=True)
+
+    def q(path: list[int]) -> tuple[int, float]:
+        cache = drafter.new_cache(1, len(path))
+        out = drafter.forward(cache, Rows.chain(0, path, 0), np.array([len(path) - 1]))
+        p = out.logits[0].double().softmax(-1)
+        return int(p.argmax()), float(p.max())
+
+    assert q([1, 2, 10]) == (11, pytest.approx(0.3))
+    assert q([1, 2]) == (10, pytest.approx(2 / 100))  # still the most probable token
+    token, certainty = q([1, 2, *range(10, 16)])  # the bonus token: without a recorded q
+    assert token in range(100)
+    assert 0.999 < certainty < 1

@@ -1,8 +1,8 @@
-"""Expected speed-up of speculative decoding and PEARL at one independent acceptance rate.
+"""Expected speed-up of speculative decoding, PEARL and DSI at one independent acceptance rate.
 
 Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from
 which its formula is derived here (that paper has no formula: it measures that gamma = round(c) is
-best).
+best); DSI (ICLR 2025), proposition 1.
 
 Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
 forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
@@ -62,6 +62,20 @@ def pearl_speedup(rate: float, gamma: int, c: float) -> float:
     """
     check_range("c", c, 0, exclusive=True)
     return pearl_tokens(rate, gamma) / max(gamma / c, 1)
+
+
+def dsi_speedup(rate: float, c: float) -> float:
+    """Return the least expected speed-up of DSI over a long text: 1 / (a / c + 1 - a).
+
+    With lookahead 1 and enough servers, an accepted token takes a drafter forward and a rejected
+    one at most a target forward (DSI, proposition 1).
+
+    Raises:
+        UsageError: The rate is not within 0 and 1, or c below 1.
+    """
+    check_range("acceptance rate", rate, 0, 1)
+    check_range("c", c, 1)
+    return 1 / (rate / c + 1 - rate)
 
 
 def best_gamma(speedup: Callable[[float, int, float], float], rate: float, c: float, limit: int = 32) -> int:

@@ -7,8 +7,9 @@ import pytest
 
 from engine.errors import UsageError
 from engine.simulate.profile import Profile, profiles
-from tests.engine.simulate.closed_forms import (
+from traces.closed_forms import (
     best_gamma,
+    dsi_speedup,
     pearl_speedup,
     pearl_tokens,
     speculative_speedup,
@@ -76,6 +77,14 @@ def test_outside_that_range_round_of_c_is_not_always_best():
     assert best_gamma(pearl_speedup, 0.70, c) == 3 != round(c)
     c = Profile.load("pearl-4xA100").latency("llama-2-7-70").c
     assert best_gamma(pearl_speedup, 0.95, c) == 6 != round(c)
+
+
+def test_dsi_takes_a_drafter_forward_per_accepted_token():
+    assert dsi_speedup(0, 5) == 1
+    assert dsi_speedup(1, 5) == pytest.approx(5)
+    assert dsi_speedup(0.75, 4) == pytest.approx(1 / (0.75 / 4 + 0.25))
+    with pytest.raises(UsageError, match=r"c is 0\.5; it must be at least 1"):
+        dsi_speedup(0.5, 0.5)
 
 
 def test_best_gamma_of_speculative_decoding():

@@ -1,0 +1,236 @@
+"""The analysis below open runs: what-if of one run, difference of two, acceptance of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app.render.analysis import LONGEST, acceptance_table, chart, difference, what_if_result
+from app.render.history import name_of
+from app.render.html import alert, note
+from app.routes import find_traces, store_of
+from app.tabs.viewer import build_viewer, viewed
+from app.tabs.wiring import QUIET, Update
+from engine.errors import SpecScopeError, UsageError, shown
+from engine.methods import METHODS
+from engine.simulate.profile import Profile, profiles
+from traces.diff import diff
+from traces.imported import is_timed
+from traces.metrics import measure
+from traces.whatif.replay import Change, what_if
+
+if TYPE_CHECKING:
+    from app.service import Service
+    from engine.trace.trace import Trace
+
+OWN = "The run's own"
+"""Choice of a method that keeps the recorded one."""
+MOST_C = 20
+
+
+_html = partial(gr.HTML, apply_default_css=False)
+"""HTML without Gradio's styles for text, which draw borders around every table."""
+
+
+class Analysis:
+    """The components and their event handlers."""
+
+    def __init__(self, service: Callable[[], Service]) -> None:
+        self.service = service
+        self.run = gr.Textbox("", visible=False)
+        """Id of the run of a what-if."""
+        with gr.Column(elem_id="whatif", elem_classes="app-card", visible=False) as self.card:
+            gr.HTML("<h2>What-if</h2>")
+            self._build_replay()
+            self._build_chart()
+        with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
+            gr.HTML("<h2>Difference</h2>")
+            self.diff = _html()
+        with gr.Column(elem_id="acceptance", elem_classes="app-card"):
+            gr.HTML("<h2>Acceptance by definition</h2>")
+            self.acceptance = _html()
+        self.sliders = [self.rate, self.gamma, self.c]
+        self.shown = [
+            *(self.run, self.card, self.method, self.profile, self.pair, self.settings, self.devices),
+            *(self.message, self.result, self.viewer, self.keep, self.kept),
+            *(self.chart, *self.sliders, self.second, self.diff, self.acceptance),
+        ]
+        """Components that `show` updates."""
+        self._connect()
+
+    def _build_replay(self) -> None:
+        gr.HTML(note("The recorded drafts and decisions, replayed on a virtual cluster."))
+        with gr.Row(elem_classes="app-whatif", equal_height=True):
+            titles = [(method.title, key) for key, method in METHODS.items()]
+            self.method = gr.Dropdown([(OWN, ""), *titles], value="", label="Method")
+            self.profile = gr.Dropdown(profiles(), label="Cluster", value=profiles()[0])
+            self.pair = gr.Dropdown([("Default", "")], value="", label="Modelled pair")
+            self.devices = gr.Number(0, precision=0, minimum=0, maximum=1024, label="Devices (0: all)")
+            self.settings = gr.Textbox(
+                "", label="Settings", placeholder="gamma=6, pre_verify=off", max_lines=1
+            )
+            self.replay = gr.Button(
+                "Replay", variant="primary", size="sm", min_width=0, elem_id="whatif-replay"
+            )
+        self.message = _html(elem_id="whatif-message")
+        self.result = _html(elem_id="whatif-result")
+        self.viewer = build_viewer("whatif-viewer")
+        self.kept = gr.Textbox("", visible=False)
+        """Ids of the shown replay and its plain decoding."""
+        self.keep = gr.Button(
+            "Store the replay", size="sm", min_width=0, visible=False, elem_id="whatif-keep"
+        )
+
+    def _build_chart(self) -> None:
+        gr.HTML(
+            "<h3>Expected speed-up over plain decoding</h3>"
+            + note(
+                "Closed forms: acceptances are independent, and a wide forward costs as much as a narrow one."
+            )
+        )
+        with gr.Row(elem_classes="app-sliders"):
+            self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance of a tested token")
+            self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma, the draft length")
+            self.c = gr.Slider(1, MOST_C, 4, step=0.1, label="c, target time / drafter time")
+        self.chart = _html(elem_id="whatif-chart")
+
+    def _connect(self) -> None:
+        for slider in self.sliders:
+            slider.input(draw, self.sliders, self.chart, trigger_mode="always_last", **QUIET)
+        self.profile.input(pairs_of, self.profile, self.pair, **QUIET)
+        wanted = [self.run, self.method, self.profile, self.pair, self.devices, self.settings]
+        shown = [self.message, self.result, self.viewer, self.keep, self.kept]
+        gr.on(
+            [self.replay.click, self.settings.submit],
+            self.show_replay,
+            wanted,
+            shown,
+            show_progress="minimal",
+            api_visibility="private",
+        )
+        self.keep.click(self.store_replay, self.kept, [self.message, self.keep], **QUIET)
+
+    def show(self, traces: Sequence[Trace]) -> Update:
+        """Show the analysis of open runs."""
+        names = [name_of(trace.header) for trace in traces]
+        if len(set(names)) < len(names):
+            names = [f"{name} · {t.header.run_id}" for name, t in zip(names, traces, strict=True)]
+        return {
+            **(self._start(traces[0]) if len(traces) == 1 else {self.card: gr.update(visible=False)}),
+            **self._difference(traces, names),
+            self.acceptance: acceptance_table(traces, names),
+        }
+
+    def _start(self, trace: Trace) -> Update:
+        """Return the controls of a what-if as the run was recorded."""
+        header, metrics = trace.header, measure(trace)
+        profile = header.profile if header.profile in profiles() else "pearl-4xA100"
+        pair = header.environment.get("profile_pair") if profile == header.profile else ""
+        gamma = header.config.get("gamma") or max((r.drafted for r in trace.rounds), default=0) or 4
+        rate = metrics.acceptance_rate_tested
+        latency = Profile.load(profile).latency(pair or None)
+        values = (
+            0.8 if rate is None else round(rate, 2),
+            min(LONGEST, max(1, gamma if isinstance(gamma, int) else 4)),
+            min(MOST_C, max(1.0, round(latency.c, 1))),
+        )
+        return {
+            self.run: header.run_id,
+            self.card: gr.update(visible=trace.footer is not None),
+            self.method: "",
+            self.profile: profile,
+            self.pair: gr.update(choices=_pairs(profile), value=pair or ""),
+            self.settings: "",
+            self.devices: 0,
+            self.message: "",
+            self.result: "",
+            self.viewer: viewed(()),
+            self.keep: gr.update(visible=False),
+            self.kept: "",
+            **dict(zip(self.sliders, values, strict=True)),
+            self.chart: chart(*values),
+        }
+
+    def _difference(self, traces: Sequence[Trace], names: Sequence[str]) -> Update:
+        timed = len(traces) == 2 and all(t.footer is not None and is_timed(t.header) for t in traces)
+        return {
+            self.second: gr.update(visible=timed),
+            self.diff: difference(diff(*traces), names) if timed else "",
+        }
+
+    def show_replay(
+        self, run: str, method: str, profile: str, pair: str, devices: float | None, settings: str
+    ) -> Update:
+        """Replay the open run and show the figures and the timeline."""
+        try:
+            if profile not in profiles():  # a path would name a file of the server
+                raise UsageError(
+                    f"there is no profile {shown(profile)}; choose one of {', '.join(profiles())}"
+                )
+            (trace,) = find_traces(self.service(), str(run))
+            change = Change(
+                profile, str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings)
+            )
+            result = what_if(trace, change)
+        except SpecScopeError as error:
+            return {
+                self.message: alert(str(error)),
+                self.result: "",
+                self.viewer: viewed(()),
+                self.keep: gr.update(visible=False),
+            }
+        self.service().hold(result.traces)
+        ids = [t.header.run_id for t in result.traces]
+        return {
+            self.message: "",
+            self.result: what_if_result(result),
+            self.viewer: viewed(ids),
+            self.keep: gr.update(visible=True, interactive=True),
+            self.kept: ",".join(ids),
+        }
+
+    def store_replay(self, kept: str) -> Update:
+        """Store the shown replay and its plain decoding in the history."""
+        try:
+            traces = find_traces(self.service(), str(kept))
+            store_of(self.service()).insert(*traces)
+        except SpecScopeError as error:
+            return {self.message: alert(str(error))}
+        stored = f"Stored as {' and '.join(t.header.run_id for t in traces)}."
+        return {self.message: note(stored), self.keep: gr.update(interactive=False)}
+
+
+def draw(rate: float | None, gamma: float | None, c: float | None) -> str:
+    """Return the chart of the sliders; a missing or too large number is moved into its range."""
+    return chart(
+        min(1.0, max(0.0, rate or 0.0)),
+        min(LONGEST, max(1, int(gamma or 1))),
+        min(MOST_C, max(1.0, c or 1.0)),
+    )
+
+
+def pairs_of(profile: str) -> Any:
+    """Return the pairs of a chosen profile."""
+    return gr.update(choices=_pairs(profile), value="") if profile in profiles() else gr.skip()
+
+
+def _pairs(profile: str) -> list[tuple[str, str]]:
+    return [("Default", ""), *((pair.title, key) for key, pair in Profile.load(profile).pairs.items())]
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """Return `gamma=6, pre_verify=off` as settings.
+
+    Raises:
+        UsageError: A part is not FIELD=VALUE.
+    """
+    settings: dict[str, str] = {}
+    for part in filter(None, map(str.strip, str(text or "").split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{shown(part)} is not FIELD=VALUE, such as gamma=6")
+        settings[name.strip()] = value.strip()
+    return settings

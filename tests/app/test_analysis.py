@@ -1,0 +1,124 @@
+"""The analysis of open runs: handlers and HTML."""
+
+from __future__ import annotations
+
+import re
+
+import gradio as gr
+import pytest
+
+from app.render.analysis import LONGEST, chart, difference
+from app.service import Service
+from app.tabs.analysis import OWN, Analysis, draw, pairs_of, settings_of
+from engine.errors import UsageError
+from tests.traces.samples import sample_trace
+from traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
+from traces.diff import diff
+from traces.imports.reading import read_traces
+
+
+@pytest.fixture(scope="module")
+def built():
+    """The components, which all tests share."""
+    with gr.Blocks():
+        return Analysis(lambda: pytest.fail("no service"))
+
+
+@pytest.fixture
+def page(built: Analysis, service: Service) -> Analysis:
+    built.service = lambda: service
+    return built
+
+
+def test_one_run_has_a_what_if_with_its_own_settings_and_no_difference(page):
+    trace = sample_trace("speculative", tokens=24)
+    state = page.show([trace])
+    assert state[page.run] == trace.header.run_id
+    assert state[page.card]["visible"] is True
+    assert state[page.second]["visible"] is False
+    assert state[page.gamma] == trace.header.config["gamma"]
+    assert "Acceptance by definition" in state[page.acceptance]
+    assert set(state) <= set(page.shown)
+
+
+def test_two_runs_have_a_difference_and_no_what_if(page):
+    state = page.show([sample_trace("speculative", tokens=24), sample_trace("pearl", tokens=24)])
+    assert state[page.card]["visible"] is False
+    assert state[page.second]["visible"] is True
+    assert "decoded" in state[page.diff]
+    (untimed, *_) = read_traces("tests/traces/imported/vllm.jsonl").traces
+    assert page.show([sample_trace("pearl"), untimed])[page.second]["visible"] is False
+
+
+def test_a_replay_is_shown_held_in_memory_and_stored_on_request(page, service):
+    trace = sample_trace("speculative", tokens=16)
+    service.store.insert(trace)
+    state = page.show_replay(trace.header.run_id, "", "pearl-4xA100", "", 0, "gamma=6")
+    assert state[page.message] == ""
+    assert "what-if of sample-speculative" in state[page.result]
+    ids = state[page.kept].split(",")
+    assert [service.trace(i).header.run_id for i in ids] == ids
+    assert service.store.runs()[1] == 1
+    assert ids[0] in page.store_replay(state[page.kept])[page.message]
+    assert service.store.runs()[1] == 3
+    assert "already" in page.store_replay(state[page.kept])[page.message]
+
+
+@pytest.mark.parametrize(
+    ("run", "profile", "settings", "message"),
+    [
+        ("sample-speculative", "/etc/passwd.toml", "", "there is no profile &#x27;/etc/passwd.toml&#x27;"),
+        ("sample-speculative", "pearl-4xA100", "gamma", "is not FIELD=VALUE, such as gamma=6"),
+        ("sample-speculative", "pearl-4xA100", "gamma=99", "gamma is 99"),
+        ("nowhere", "pearl-4xA100", "", "there is no run"),
+    ],
+)
+def test_wrong_settings_are_one_alert(page, service, run, profile, settings, message):
+    service.store.insert(sample_trace("speculative", tokens=16))
+    state = page.show_replay(run, "", profile, "", 0, settings)
+    assert message in state[page.message]
+    assert state[page.keep]["visible"] is False
+
+
+def test_settings_are_a_list_of_fields():
+    assert settings_of(" gamma = 6, pre_verify=off ,") == {"gamma": "6", "pre_verify": "off"}
+    with pytest.raises(UsageError, match="is not FIELD=VALUE"):
+        settings_of("=3")
+
+
+def test_the_chart_has_the_closed_forms_and_the_best_lengths():
+    page = chart(0.8, 5, 6.0)
+    assert f"<b>{speculative_speedup(0.8, 5, 6):.2f}×</b>" in page
+    assert f"<b>{pearl_speedup(0.8, 5, 6):.2f}×</b>" in page
+    best = best_gamma(pearl_speedup, 0.8, 6, LONGEST)
+    assert f"best {pearl_speedup(0.8, best, 6):.2f}× at gamma {best}" in page
+    for points in re.findall(r'points="([^"]+)"', page):
+        places = [float(number) for point in points.split() for number in point.split(",")]
+        assert len(places) == 2 * LONGEST
+        assert all(0 <= place <= 100 for place in places)
+
+
+@pytest.mark.parametrize("values", [(0, 1, 1), (1, LONGEST, 20), (1.7, 99, 400), (-1, 0, 0.5), (None,) * 3])
+def test_the_sliders_draw_at_every_value(values):
+    assert draw(*values).count("<polyline") == 3
+
+
+def test_a_profile_has_its_own_pairs():
+    assert {"choices", "value"} <= set(pairs_of("8xA100"))
+    assert OWN != ""
+
+
+def test_bars_of_a_waterfall_end_at_the_sum():
+    first, second = sample_trace("speculative", tokens=24), sample_trace("pearl", tokens=24)
+    page = difference(diff(first, second), ["<one>", "two"])
+    assert "<one>" not in page
+    assert "&lt;one&gt;" in page
+    for part in page.split("<h3>")[1:3]:
+        bars = re.findall(r'app-(won|lost|sum)" style="left:([\d.]+)%;width:([\d.]+)%', part)
+        *steps, (kind, left, width) = [(k, float(a), float(b)) for k, a, b in bars]
+        assert kind == "sum"
+        assert all(a >= 0 and a + b <= 100.02 for _, a, b in steps)
+        last = steps[-1]
+        end = last[1] if last[0] == "won" else last[1] + last[2]
+        sum_end = left if diff(first, second).difference < 0 else left + width
+        assert end == pytest.approx(sum_end, abs=0.05)

@@ -1,0 +1,45 @@
+"""`specscope diff`: both runs, a waterfall per device, the first differing token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.app.commands import call
+from tests.traces.samples import sample_trace
+from traces.store import Store
+
+
+@pytest.fixture
+def stored(db: list[str]) -> list[str]:
+    """Return the option for a database with two runs."""
+    with Store(Path(db[1])) as store:
+        store.insert(sample_trace("speculative", tokens=24), sample_trace("pearl", tokens=24))
+    return db
+
+
+def test_the_changes_of_each_device_sum_to_the_difference(capsys, stored):
+    code, out, _ = call(capsys, "diff", "sample-speculative", "sample-pearl", "--json", *stored)
+    assert code == 0
+    found = json.loads(out)
+    assert found["runs"] == ["sample-speculative", "sample-pearl"]
+    assert [w["role"] for w in found["waterfalls"]] == ["target", "drafter"]
+    for waterfall in found["waterfalls"]:
+        assert sum(step["change_ns"] for step in waterfall["steps"]) == found["difference_ns"]
+
+
+def test_the_text_names_both_runs_and_the_first_differing_token(capsys, stored):
+    code, out, _ = call(capsys, "diff", "sample-speculative", "sample-pearl", *stored)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("sample-speculative: Speculative decoding · virtual · sample-2xGPU")
+    assert "sum" in {line.split()[0] for line in lines if line}
+    assert any(line.startswith(("first differing token", "no token is known")) for line in lines)
+
+
+def test_an_unknown_run_is_one_line(capsys, stored):
+    code, _, err = call(capsys, "diff", "sample-pearl", "nowhere", *stored)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no run 'nowhere'" in err

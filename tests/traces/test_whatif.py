@@ -1,0 +1,255 @@
+"""What-if: a replay under the recorded settings repeats the run; other settings change it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine
+from engine.errors import UsageError
+from engine.pairs.pair import Pair
+from engine.simulate.oracle import Source, bernoulli_models
+from engine.trace.trace import Trace
+from tests.traces.samples import sample_trace
+from traces.comparable import comparisons
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT
+from traces.imports.reading import read_traces
+from traces.metrics import measure
+from traces.whatif.recording import LEAST, Rates, read
+from traces.whatif.replay import Change, WhatIf, what_if
+from traces.whatif.result import facts, rows, sentences
+from traces.whatif.script import NO_TEXTS
+
+PROMPT = (5, 6, 7)
+PROFILE = "pearl-4xA100"
+FILES = Path(__file__).parent / "imported"
+EOS = 3
+
+
+@cache
+def recorded(method: str = "speculative", tokens: int = 40, **config: Any) -> Trace:
+    """Return a run in virtual time with drafts that are right with probability 0.7."""
+    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
+    source = Source(bernoulli_models((0.7,), 30, avoid=[EOS]), "bernoulli:0.7")
+    with engine.open(pair, runtime="virtual", profile=PROFILE, tokens=source) as cluster:
+        return cluster.run(method, PROMPT, config=config, limits=engine.Limits(tokens))
+
+
+def replayed(trace: Trace, method: str = "", **more: Any) -> WhatIf:
+    config = more.pop("config", {})
+    return what_if(trace, Change(method=method, config=config, **more))
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        ("autoregressive", {}),
+        ("speculative", {"gamma": 4}),
+        ("speculative", {"gamma": 3, "drafts": "sampled"}),
+        ("pearl", {}),
+        ("pearl", {"placement": "pipeline"}),
+        ("assisted", {}),
+        ("dsi", {}),
+        ("llma", {}),
+        ("ems", {"base": "speculative"}),
+    ],
+)
+def test_under_the_recorded_settings_a_replay_repeats_every_row(method: str, config: dict[str, Any]):
+    trace = recorded(method, **config)
+    result = replayed(trace)
+    assert result.replay.spans == trace.spans
+    assert result.replay.rounds == trace.rounds
+    assert [replace(c, text="") for c in result.replay.commits] == [
+        replace(c, text="") for c in trace.commits
+    ]
+    assert result.drawn == 0
+    assert measure(result.replay) == measure(trace)
+    assert result.replay.header.clock == f"what-if of {trace.header.run_id} · {trace.header.clock}"
+
+
+def test_what_the_recording_did_not_test_is_drawn_and_counted():
+    trace = recorded(gamma=4)
+    result = replayed(trace, config={"gamma": 7})
+    tested = {d.position for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"}
+    again = [d for d in result.replay.decisions if d.node >= 0 and d.outcome != "discarded"]
+    assert result.decided == sum(d.position in tested for d in again)
+    assert result.drawn == sum(d.position not in tested for d in again) > 0
+    assert result.replay.token_ids() == trace.token_ids()
+    assert max(r.drafted for r in result.replay.rounds) == 7
+    assert replayed(trace, config={"gamma": 7}).replay.rounds == result.replay.rounds
+    (first, *_) = sentences(result)
+    assert first == (
+        f"Tested drafts: {result.decided} decided by the recording, {result.drawn} drawn at its acceptance rates."
+    )
+
+
+def test_another_method_on_the_same_drafts_overlaps_and_is_compared_with_plain_decoding():
+    result = replayed(recorded(gamma=5), "pearl")
+    assert measure(result.replay).waiting["both"] > 0.5
+    assert result.plain is not None
+    assert not any(r.drafted for r in result.plain.rounds)
+    assert result.replay.header.group == result.plain.header.group != ""
+    assert [c.baseline for c in comparisons([[result.replay], [result.plain]])] == [1, 1]
+    figures = facts(result)
+    assert figures["speedup"] == pytest.approx(
+        figures["what_if"]["metrics"]["tokens_per_second"] / figures["plain"]["metrics"]["tokens_per_second"]
+    )
+    assert figures["same_clock"] is True
+    assert {row.label for row in rows(result)} >= {"tokens/s", "speed-up", "acceptance", "both busy"}
+
+
+def test_another_profile_changes_times_only():
+    trace = recorded(gamma=5)
+    result = replayed(trace, profile="8xA100")
+    assert [(r.drafted, r.accepted) for r in result.replay.rounds] == [
+        (r.drafted, r.accepted) for r in trace.rounds
+    ]
+    assert measure(result.replay).decode_seconds != measure(trace).decode_seconds
+    assert facts(result)["same_clock"] is False
+    assert "compare the last two columns" in sentences(result)[-1]
+
+
+def test_devices_replace_the_profiles_number():
+    trace = recorded("dsi")
+    more = replayed(trace, devices=8, config={"sp": 0, "lookahead": 0})
+    assert more.replay.header.profile == f"{PROFILE} with 8 devices"
+    assert more.replay.header.config["sp"] > trace.header.config["sp"]
+    with pytest.raises(UsageError, match=r"the profile pearl-4xA100 with 2 devices has 2"):
+        replayed(trace, devices=2)
+    with pytest.raises(UsageError, match=r"devices is 100000; it must be at least 1 and at most 1,?024"):
+        replayed(trace, devices=100_000)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("tree", "drafts trees, and run .* has no ranks"),
+        ("lookahead", "drafts n-grams that the models write beside the text"),
+        ("medusa", "medusa drafts with a head, which reads hidden states"),
+    ],
+)
+def test_methods_that_a_recording_cannot_drive_are_refused(method: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        replayed(recorded(gamma=4), method)
+
+
+def test_a_method_with_a_drafter_needs_recorded_drafts():
+    with pytest.raises(UsageError, match="tested no draft of a drafter, so pearl has none to replay"):
+        replayed(recorded("autoregressive"), "pearl")
+    assert replayed(recorded("autoregressive"), "llma").replay.token_ids() == recorded().token_ids()
+
+
+def test_a_text_as_a_setting_is_refused():
+    with pytest.raises(UsageError, match="reference is a text, and a recording has no tokenizer"):
+        replayed(recorded("llma"), config={"reference": "once"})
+
+
+def test_a_measured_run_needs_a_profile_and_a_running_one_waits():
+    trace = recorded(gamma=4)
+    measured = Trace(
+        replace(trace.header, profile="", runtime="local-process"), commits=trace.commits, footer=trace.footer
+    )
+    with pytest.raises(UsageError, match="is measured: name a cluster for the what-if with --profile"):
+        replayed(measured)
+    with pytest.raises(UsageError, match="is still in progress"):
+        replayed(Trace(trace.header, commits=trace.commits))
+    with pytest.raises(UsageError, match=r"sequence 0 of run .* has no tokens"):
+        replayed(Trace(trace.header, footer=trace.footer))
+
+
+def test_of_siblings_the_first_one_is_the_chains_draft():
+    trace = sample_trace("tree", tokens=30, acceptance=0.6)
+    output = read(trace).outputs[0]
+    start = len(output.prompt)
+    for index, test in output.tests.items():
+        siblings = [
+            d for d in trace.decisions if d.step == test.step and d.position == index + start and d.node >= 0
+        ]
+        assert test.node == min(d.node for d in siblings if d.outcome != "discarded")
+        assert output.agrees[index] == (test.token == output.tokens[index])
+
+
+def test_rates_are_by_place_where_there_are_enough_tests():
+    tests = [(1, True)] * 8 + [(1, False)] * 2 + [(2, True)] * LEAST + [(3, False)] * (LEAST - 1)
+    rates = Rates.of(tests)
+    assert (rates.at(1), rates.at(2), rates.at(3), rates.at(9)) == (0.8, 1.0, 1.0, 1.0)
+    assert Rates.of([(1, True), (1, False)]).at(1) == 0.5
+    assert not Rates.of([]).known
+
+
+class TestImported:
+    def test_a_replay_with_the_imported_draft_length_has_the_files_rounds(self):
+        trace = read_traces(FILES / "vllm.jsonl").traces[0]
+        result = replayed(trace, profile=PROFILE)
+        first, *others = [(r.drafted, r.accepted) for r in trace.rounds]
+        replay = [r.accepted for r in result.replay.rounds]
+        assert replay[-len(others) :] == [accepted for _, accepted in others]
+        assert first
+        assert result.replay.token_ids() == trace.token_ids()
+        assert result.replay.header.prompt_ids == trace.header.prompt_ids
+        assert [c.position for c in result.replay.commits] == [c.position for c in trace.commits]
+        assert "imported" not in result.replay.header.environment
+
+    def test_other_methods_run_with_the_same_acceptance(self):
+        trace = read_traces(FILES / "vllm.jsonl").traces[0]
+        for method in ("pearl", "dsi", "prompt_lookup"):
+            assert replayed(trace, method, profile=PROFILE).replay.token_ids() == trace.token_ids()
+
+    def test_unknown_ids_and_prompts_are_assumed_in_words(self):
+        trace = read_traces(FILES / "vllm.jsonl").traces[1]
+        result = replayed(trace, "pearl", profile=PROFILE)
+        assert result.notes == (
+            "The prompt is unknown: its length is taken as one token.",
+            "The token ids are unknown: nothing can be copied from the text.",
+        )
+        assert result.replay.token_ids() == [NO_TOKEN] * 5
+        assert {c.text for c in result.replay.commits} == {f"{UNKNOWN_TEXT} "}
+        with pytest.raises(UsageError, match="prompt_lookup copies from the text, and the token ids of run"):
+            replayed(trace, "prompt_lookup", profile=PROFILE)
+
+    @pytest.mark.parametrize("file", ["speculation_profile.json", "sglang.json"])
+    def test_counts_are_replayed_in_a_drawn_order(self, file: str):
+        trace = read_traces(FILES / file).traces[0]
+        result = replayed(trace, profile=PROFILE)
+        recording = read(trace)
+        assert result.decided == 0 < result.drawn
+        assert any("the order is drawn" in note for note in result.notes)
+        assert len(result.replay.commits) == len(recording.outputs[0].tokens)
+        assert result.replay.header.prompts == ("",)
+
+    def test_a_long_profile_is_a_sample_of_its_verifications(self):
+        trace = read_traces(FILES / "speculation_profile.json").traces[0]
+        entry = dict(trace.header.environment["imported"])
+        counts = dict(entry["counts"], histogram=[n * 1000 for n in entry["counts"]["histogram"]])
+        many = replace(trace.header, environment={"imported": {**entry, "counts": counts}})
+        recording = read(Trace(many, footer=trace.footer))
+        assert any("256 are drawn" in note for note in recording.notes)
+
+
+def test_probabilities_of_recorded_drafts_are_kept_and_others_are_unknown():
+    trace = recorded(gamma=4)
+    position = next(d for d in trace.decisions if d.outcome == "accepted").position
+    changed = Trace(
+        trace.header, spans=trace.spans, commits=trace.commits, rounds=trace.rounds, footer=trace.footer
+    )
+    changed.decisions = [replace(d, p=0.5, q=0.25) if d.position == position else d for d in trace.decisions]
+    replay = replayed(changed, config={"gamma": 6}).replay
+    kept = next(d for d in replay.decisions if d.position == position and d.outcome == "accepted")
+    assert (kept.p, kept.q, kept.u) == (0.5, 0.25, None)
+    untested = {d.position for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"}
+    assert all(d.q is None for d in replay.decisions if d.position not in untested)
+
+
+def test_a_draft_of_low_recorded_probability_ends_an_assisted_draft():
+    trace = recorded(gamma=4)
+    doubted = Trace(
+        trace.header, spans=trace.spans, commits=trace.commits, rounds=trace.rounds, footer=trace.footer
+    )
+    doubted.decisions = [replace(d, q=0.3) for d in trace.decisions]
+    sure = replayed(trace, "assisted", config={"start": 4}).replay
+    unsure = replayed(doubted, "assisted", config={"start": 4}).replay
+    assert max(r.drafted for r in unsure.rounds) < max(r.drafted for r in sure.rounds)

@@ -1,0 +1,64 @@
+"""All definitions of acceptance side by side: papers and engines count differently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from traces.definitions import DEFINITIONS
+from traces.imported import origin
+from traces.metrics import measure
+from traces.view.figures import FIGURES, UNKNOWN, figure_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.trace import Trace
+    from traces.metrics import Metrics
+
+USED_BY = {
+    "acceptance_rate": "vLLM and AIPerf: draft acceptance rate",
+    "acceptance_rate_tested": "Leviathan et al.: α",
+    "dsi_acceptance": "DSI",
+    "mean_accepted_length": "drafts only",
+    "acceptance_length": "vLLM, AIPerf, Model Optimizer: mean acceptance length; EMS-SD",
+    "tokens_per_target_forward": "Spec-Bench: mean accepted tokens",
+    "run_length": "PEARL, table 7: mean accepted tokens",
+    "per_position": "Model Optimizer: marginal rates",
+    "conditional": "Model Optimizer: conditional rates",
+}
+"""Where each definition is used, by key of the figure."""
+_CONDITIONAL = "Accepted / tested at each place of the draft: the rate after accepted tokens."
+
+
+class Definition(NamedTuple):
+    """One definition of acceptance."""
+
+    label: str
+    values: tuple[str, ...]
+    """One text per run."""
+    used_by: str
+    definition: str
+
+
+def acceptance(traces: Sequence[Trace]) -> list[Definition]:
+    """Return every definition of acceptance with its value for each run."""
+    labels = {figure.key: figure.label for figure in FIGURES} | {"conditional": "conditional, by place"}
+    columns = [_texts(trace) for trace in traces]
+    return [
+        Definition(
+            labels[key], tuple(column[key] for column in columns), user, DEFINITIONS.get(key, _CONDITIONAL)
+        )
+        for key, user in USED_BY.items()
+    ]
+
+
+def _texts(trace: Trace) -> dict[str, str]:
+    metrics, found = measure(trace), origin(trace.header)
+    unknown = found.figures if found else frozenset[str]()
+    texts = figure_texts(metrics, None, {}, unknown)
+    return texts | {"conditional": UNKNOWN if "per_position" in unknown else _conditional(metrics)}
+
+
+def _conditional(metrics: Metrics) -> str:
+    rates = [(slot.slot, slot.conditional) for slot in metrics.per_position]
+    return " · ".join(f"{slot}: {100 * rate:.0f} %" for slot, rate in rates if rate is not None) or "–"

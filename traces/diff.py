@@ -1,0 +1,248 @@
+"""The difference of two runs: by token, by time, and by the work and waits of each device.
+
+A device works or waits at every moment of decoding. So the changes of its kinds of work and of its
+reasons to wait sum exactly to the difference of the two decoding times: its waterfall.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError
+from traces import waiting
+from traces.comparable import conditions, differences
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT, is_timed, origin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from engine.trace.events import Commit, Device, Top
+    from engine.trace.trace import Trace
+
+MOMENTS = 10
+"""Moments of the longer run at which both runs are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a waterfall: a kind of work, or a reason to wait. Times are nanoseconds."""
+
+    what: str
+    wait: bool
+    first: int
+    second: int
+
+    @property
+    def change(self) -> int:
+        """Time that the second run took more."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """The steps of two devices with the same role, one of each run."""
+
+    role: str
+    devices: tuple[str, str]
+    """Their labels."""
+    steps: tuple[Step, ...]
+    """Work first, then waits; the changes sum to the difference of the decoding times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run at the first token that differs."""
+
+    token: int | None
+    """None after the run's last token."""
+    text: str
+    origin: str
+    p: Sequence[tuple[str, float]]
+    """The target's most probable tokens, as texts."""
+    q: Sequence[tuple[str, float]]
+    """The drafter's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """The first token of a sequence that is not the same."""
+
+    sequence: int
+    index: int
+    """From 0."""
+    sides: tuple[Side, Side]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """The difference of two runs; `second - first` throughout."""
+
+    runs: tuple[str, str]
+    not_comparable: tuple[str, ...]
+    """Conditions that differ, so that a ratio of the two speeds means nothing; empty if none."""
+    tokens: tuple[int, int]
+    decode: tuple[int, int]
+    """Nanoseconds of the decode window."""
+    waterfalls: tuple[Waterfall, ...]
+    by_token: tuple[tuple[int, int], ...]
+    """Of each token of the first sequence that both have: nanoseconds of decoding until then."""
+    by_time: tuple[tuple[int, int, int], ...]
+    """(nanoseconds of decoding, tokens of the first run until then, of the second)."""
+    first_difference: FirstDifference | None
+    """None if the texts are the same, or their ids are unknown."""
+
+    @property
+    def difference(self) -> int:
+        """Nanoseconds that the second run decoded longer."""
+        return self.decode[1] - self.decode[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; times are in milliseconds."""
+
+        def steps(waterfall: Waterfall) -> list[dict[str, Any]]:
+            return [
+                {
+                    "what": s.what,
+                    "wait": s.wait,
+                    "first_ms": s.first / 1e6,
+                    "second_ms": s.second / 1e6,
+                    "change_ns": s.change,
+                }
+                for s in waterfall.steps
+            ]
+
+        return {
+            "runs": list(self.runs),
+            "comparable": not self.not_comparable,
+            "not_comparable": list(self.not_comparable),
+            "tokens": list(self.tokens),
+            "decode_ms": [time / 1e6 for time in self.decode],
+            "difference_ns": self.difference,
+            "waterfalls": [
+                {"role": w.role, "devices": list(w.devices), "steps": steps(w)} for w in self.waterfalls
+            ],
+            "by_token_ms": [[time / 1e6 for time in pair] for pair in self.by_token],
+            "by_time": [[time / 1e6, *counts] for time, *counts in self.by_time],
+            "first_difference": asdict(self.first_difference) if self.first_difference else None,
+        }
+
+
+def diff(first: Trace, second: Trace) -> Diff:
+    """Return the difference of two runs.
+
+    Raises:
+        UsageError: A run is in progress, or an imported one has no times.
+    """
+    for trace in (first, second):
+        if trace.footer is None:
+            raise UsageError(f"run {trace.header.run_id} is still in progress; wait until it has ended")
+        if not is_timed(trace.header):
+            raise UsageError(
+                f"run {trace.header.run_id} has no times: its file holds none; replay it with `specscope whatif`"
+            )
+    windows = [waiting.decode_window(trace) for trace in (first, second)]
+    until = [
+        [c.time - start for c in trace.commits]
+        for trace, (start, _) in zip((first, second), windows, strict=True)
+    ]
+    own = [
+        [c.time - start for c in _sequence(trace, 0)]
+        for trace, (start, _) in zip((first, second), windows, strict=True)
+    ]
+    longest = max(end - start for start, end in windows)
+    moments = [longest * (i + 1) // MOMENTS for i in range(MOMENTS)]
+    return Diff(
+        (first.header.run_id, second.header.run_id),
+        tuple(_not_comparable(first, second)),
+        (len(first.commits), len(second.commits)),
+        (windows[0][1] - windows[0][0], windows[1][1] - windows[1][0]),
+        tuple(_waterfalls(first, second)),
+        tuple(zip(*own, strict=False)),
+        tuple((t, bisect_right(sorted(until[0]), t), bisect_right(sorted(until[1]), t)) for t in moments),
+        _first_difference(first, second),
+    )
+
+
+def _not_comparable(first: Trace, second: Trace) -> list[str]:
+    if origin(first.header) or origin(second.header):
+        return ["engine"]
+    mine, theirs = conditions([first]), conditions([second])
+    return differences(mine, theirs)
+
+
+def _waterfalls(first: Trace, second: Trace) -> list[Waterfall]:
+    """Return the waterfall of each pair of devices with the same role, the target's first.
+
+    Devices without a counterpart are left out, such as the drafter of one run only.
+    """
+    parts = [_parts(first), _parts(second)]
+    paired = list[Waterfall]()
+    for role in ("target", "drafter"):
+        devices = [_with_role(trace, role) for trace in (first, second)]
+        for mine, theirs in zip(*devices, strict=False):
+            known = {*parts[0][mine.name], *parts[1][theirs.name]}
+            steps = (
+                Step(
+                    what,
+                    wait,
+                    parts[0][mine.name].get((wait, what), 0),
+                    parts[1][theirs.name].get((wait, what), 0),
+                )
+                for wait, what in sorted(known)
+            )
+            paired.append(Waterfall(role, (mine.label, theirs.label), tuple(steps)))
+    return paired
+
+
+def _with_role(trace: Trace, role: str) -> list[Device]:
+    """Return the devices of a role; a device with both models counts as the target's."""
+    names = {"target": ("target", "drafter+target"), "drafter": ("drafter",)}[role]
+    return [d for d in trace.header.devices if d.role in names]
+
+
+def _parts(trace: Trace) -> dict[str, dict[tuple[bool, str], int]]:
+    """Return the nanoseconds of each device by (whether it waits, kind of work or reason)."""
+    parts = {
+        device: {(False, kind): time for kind, time in kinds.items()}
+        for device, kinds in waiting.work(trace).items()
+    }
+    for wait in waiting.waits(trace):
+        times = parts[wait.device]
+        times[True, wait.reason] = times.get((True, wait.reason), 0) + wait.end - wait.start
+    return parts
+
+
+def _sequence(trace: Trace, sequence: int) -> list[Commit]:
+    return [c for c in trace.commits if c.sequence == sequence]
+
+
+def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
+    count = max(len(first.header.prompts), len(second.header.prompts))
+    for sequence in range(count):
+        rows = [_sequence(trace, sequence) for trace in (first, second)]
+        for index, (mine, theirs) in enumerate(zip_longest(*rows)):
+            ids = (mine.token if mine else None, theirs.token if theirs else None)
+            if NO_TOKEN in ids:
+                break
+            if ids[0] != ids[1]:
+                return FirstDifference(sequence, index, (_side(first, mine), _side(second, theirs)))
+    return None
+
+
+def _side(trace: Trace, commit: Commit | None) -> Side:
+    if commit is None:
+        return Side(None, "", "", (), ())
+    place = (commit.sequence, commit.position)
+    decisions = [d for d in trace.decisions if (d.sequence, d.position) == place]
+    kept = next((d for d in decisions if d.outcome not in ("rejected", "discarded")), None)
+    p = kept.top_p if kept else ()
+    q = next((d.top_q for d in decisions if d.top_q), ())
+    text = trace.pieces.get(commit.token, commit.text)
+    return Side(commit.token, text, commit.origin, _named(p, trace.pieces), _named(q, trace.pieces))
+
+
+def _named(top: Top, pieces: Mapping[int, str]) -> list[tuple[str, float]]:
+    return [(pieces.get(token, UNKNOWN_TEXT), probability) for token, probability in top]

@@ -1,0 +1,238 @@
+"""The facts of a stored run that a replay needs: its output, and where the drafter was right.
+
+Whether a drafter agrees with the target after a prefix does not depend on the method that asks it.
+So a draft that the run tested is tested again with the same result, whatever drafts it. At an
+untested position (a bonus token, or one decoded plainly) agreement is drawn with a fixed seed: at
+the acceptance rate that the run had at this place of a draft.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from engine.draws import Draws, Key
+from engine.errors import UsageError
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from engine.trace.events import Commit, Decision
+    from engine.trace.trace import Trace
+
+SEED = 0
+"""Seed of all draws of a what-if."""
+LEAST = 10
+"""Tests that a place of a draft needs for a rate of its own."""
+MOST_ROUNDS = 256
+"""Verifications replayed of a run that is a sum of many requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One sequence of a recording. Indices count the tokens of the output from 0."""
+
+    prompt: tuple[int, ...]
+    """Token ids; empty if unknown."""
+    tokens: tuple[int, ...]
+    """Token ids of the output; `NO_TOKEN` for an unknown one."""
+    texts: tuple[str, ...]
+    """The text that each token adds."""
+    agrees: tuple[bool, ...]
+    """For each index, whether the drafter drafts the token of the output."""
+    tests: Mapping[int, Decision]
+    """The recorded test of each index that has one: of siblings, the first."""
+    ended: bool
+    """Whether the output ended before the largest number of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A stored run as a script for other runs."""
+
+    trace: Trace
+    outputs: tuple[Output, ...]
+    rates: Rates
+    notes: tuple[str, ...]
+    """What had to be assumed, in sentences."""
+
+    @property
+    def name(self) -> str:
+        """The run's name in messages."""
+        return f"run {self.trace.header.run_id}"
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether all token ids of prompts and outputs are known."""
+        return all(output.prompt and NO_TOKEN not in output.tokens for output in self.outputs)
+
+    @property
+    def longest_draft(self) -> int:
+        """The most draft tokens of a verification."""
+        found = origin(self.trace.header)
+        counted = found.counts.gamma or len(found.counts.histogram) - 1 if found and found.counts else 0
+        return max((r.drafted for r in self.trace.rounds), default=counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Acceptance rates of tested drafts by place; place 1 follows the committed prefix."""
+
+    tested: Counter[int]
+    accepted: Counter[int]
+
+    @classmethod
+    def of(cls, tests: Iterable[tuple[int, bool]]) -> Rates:
+        """Return the rates of tests, each (place, accepted)."""
+        rows = list(tests)
+        return cls(Counter(place for place, _ in rows), Counter(place for place, yes in rows if yes))
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was tested."""
+        return self.tested.total() > 0
+
+    @property
+    def overall(self) -> float:
+        """Accepted / tested over all places; 0 without a test."""
+        return self.accepted.total() / max(1, self.tested.total())
+
+    def at(self, place: int) -> float:
+        """Return the rate of a place, of the nearest one before it with enough tests, or of all."""
+        nearest = next((k for k in range(place, 0, -1) if self.tested[k] >= LEAST), 0)
+        return self.accepted[nearest] / self.tested[nearest] if nearest else self.overall
+
+
+def read(trace: Trace) -> Recording:
+    """Return the recording of a stored run.
+
+    Raises:
+        UsageError: The run is in progress, or the recording lacks its tokens or steps.
+    """
+    found, name = origin(trace.header), f"run {trace.header.run_id}"
+    if trace.footer is None:
+        raise UsageError(f"{name} is still in progress; wait until it has ended")
+    if found is not None and found.counts is not None:
+        return _of_counts(trace, found.counts)
+    commits = _by_sequence(trace)
+    missing = [i for i in range(max(1, len(trace.header.prompts))) if not commits.get(i)]
+    if missing:
+        raise UsageError(f"sequence {missing[0]} of {name} has no tokens; choose a run that got further")
+    tests = {s: _tests(trace, s, rows) for s, rows in commits.items()}
+    rates = Rates.of(
+        (place, agrees(d, commits[s][i])) for s, row in tests.items() for i, (place, d) in row.items()
+    )
+    outputs = tuple(
+        _output(trace, s, rows, {i: d for i, (_, d) in tests[s].items()}, rates)
+        for s, rows in commits.items()
+    )
+    return Recording(trace, outputs, rates, tuple(_notes(outputs)))
+
+
+def _by_sequence(trace: Trace) -> dict[int, list[Commit]]:
+    rows: dict[int, list[Commit]] = {}
+    for commit in sorted(trace.commits, key=lambda c: (c.sequence, c.position)):
+        rows.setdefault(commit.sequence, []).append(commit)
+    return rows
+
+
+def _tests(trace: Trace, sequence: int, rows: list[Commit]) -> dict[int, tuple[int, Decision]]:
+    """Return index -> (place, decision) of each tested draft of a drafter; the first test counts.
+
+    A draft without a drafter's span was copied from the text, except in imported runs.
+    """
+    imported, start = origin(trace.header) is not None, rows[0].position
+    drafts = [d for d in trace.decisions if d.sequence == sequence and d.node >= 0]
+    first: dict[int, int] = {}
+    for d in drafts:
+        first[d.step] = min(d.position, first.get(d.step, d.position))
+    tests: dict[int, tuple[int, Decision]] = {}
+    for d in sorted(drafts, key=lambda d: (d.step, d.node)):
+        tested = d.outcome in ("accepted", "rejected") and 0 <= d.position - start < len(rows)
+        if tested and (imported or d.draft_span >= 0):
+            tests.setdefault(d.position - start, (d.position - first[d.step] + 1, d))
+    return tests
+
+
+def agrees(test: Decision, commit: Commit) -> bool:
+    """Return whether a tested draft is the token of the output."""
+    return test.outcome == "accepted" if test.token == NO_TOKEN else test.token == commit.token
+
+
+def _output(
+    trace: Trace, sequence: int, rows: list[Commit], tests: dict[int, Decision], rates: Rates
+) -> Output:
+    header, footer = trace.header, trace.footer
+    reason = footer.reasons[sequence] if footer and sequence < len(footer.reasons) else ""
+    draws = Draws(SEED, sequence)
+    begun: dict[int, int] = {}
+    for i, commit in enumerate(rows):
+        begun.setdefault(commit.step, i)
+    right = (
+        agrees(tests[i], commit)
+        if i in tests
+        else draws.below(Key(i, "accept"), rates.at(i - begun[commit.step] + 1))
+        for i, commit in enumerate(rows)
+    )
+    full = reason == "length" and len(rows) == header.limits.get("max_new_tokens")
+    return Output(
+        prompt=header.prompt_ids[sequence] if sequence < len(header.prompt_ids) else (),
+        tokens=tuple(c.token for c in rows),
+        texts=tuple(_shown(c) for c in rows) if origin(header) else tuple(c.text for c in rows),
+        agrees=tuple(right),
+        tests=tests,
+        ended=not full,
+    )
+
+
+def _shown(commit: Commit) -> str:
+    """Return the text of another engine's token: without one, its id or a block."""
+    return commit.text or f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "
+
+
+def _of_counts(trace: Trace, counts: Counts) -> Recording:
+    """Return a recording of counts: its verifications in an order drawn with the fixed seed."""
+    top = counts.gamma or len(counts.histogram) - 1
+    if top < 1 or not counts.steps:
+        raise UsageError(f"run {trace.header.run_id} counts no drafts; import a file that does")
+    reached = {k: sum(counts.histogram[k:]) for k in range(top + 1)}
+    rates = Rates(
+        Counter({k: reached[k - 1] for k in range(1, top + 1)}),
+        Counter({k: n for k, n in reached.items() if k}),
+    )
+    order, few = Random(f"{SEED} {trace.header.run_id}"), counts.steps <= MOST_ROUNDS
+    if few:
+        lengths = [a for a, times in enumerate(counts.histogram) for _ in range(times)]
+        order.shuffle(lengths)
+    else:
+        lengths = order.choices(range(len(counts.histogram)), counts.histogram, k=MOST_ROUNDS)
+    draws, right = Draws(SEED, 0), list[bool]()
+
+    def draw(place: int) -> bool:
+        return draws.below(Key(len(right), "accept"), rates.at(place))
+
+    right.append(draw(1))
+    for accepted in lengths:
+        right += [True] * accepted
+        right.append(accepted == top and draw(top + 1))
+    right = right[: counts.tokens or len(right)]
+    size = len(right)
+    output = Output((), (NO_TOKEN,) * size, (f"{UNKNOWN_TEXT} ",) * size, tuple(right), {}, ended=True)
+    order_note = "The file counts verifications without their order: the order is drawn."
+    part = f"Of {counts.steps:,} verifications, {MOST_ROUNDS} are drawn." if not few else ""
+    length = (
+        "" if counts.gamma else f"The draft length is unknown: {top} is assumed, the most accepted tokens."
+    )
+    notes = (order_note, part, length, *_notes((output,)))
+    return Recording(trace, (output,), rates, tuple(filter(None, notes)))
+
+
+def _notes(outputs: Iterable[Output]) -> Iterator[str]:
+    rows = list(outputs)
+    if not all(o.prompt for o in rows):
+        yield "The prompt is unknown: its length is taken as one token."
+    if any(NO_TOKEN in o.tokens for o in rows):
+        yield "The token ids are unknown: nothing can be copied from the text."

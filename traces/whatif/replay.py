@@ -1,0 +1,212 @@
+"""Replays of a recording: the methods' own code on a virtual cluster, with recorded tokens."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import engine
+from engine.errors import UsageError
+from engine.methods import BASELINE, METHODS, find
+from engine.simulate.profile import Profile
+from engine.simulate.records import MOST_GPUS
+from engine.types import check_range
+from traces.whatif.recording import read
+from traces.whatif.script import script_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.methods import Method
+    from engine.trace.events import Header
+    from engine.trace.trace import Trace
+    from traces.whatif.recording import Recording
+
+OF_OTHER_ENGINES = "speculative"
+"""The method of a what-if of another engine's run, unless one is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The settings of a what-if; what is not given stays as recorded."""
+
+    profile: str = ""
+    """Name or path of a latency profile."""
+    profile_pair: str = ""
+    """One of the profile's pairs of models."""
+    devices: int = 0
+    """Devices of the cluster; 0 for the profile's number."""
+    method: str = ""
+    """Key of a method; another method than the recorded one begins with its default settings."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings of the method."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A replay, and the plain decoding of the same output on the same cluster."""
+
+    recorded: Trace
+    replay: Trace
+    plain: Trace | None
+    """None if the replay itself drafts nothing."""
+    decided: int
+    """Tests of drafts that the recording decided."""
+    drawn: int
+    """Tests of drafts that were drawn at the recorded rates."""
+    notes: tuple[str, ...]
+    seconds: float
+    """Time that the replays took."""
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The replay and its baseline."""
+        return (self.replay,) if self.plain is None else (self.replay, self.plain)
+
+
+def what_if(trace: Trace, change: Change) -> WhatIf:
+    """Replay a stored run under other settings, in virtual time.
+
+    Args:
+        trace: The run: SpecScope's own or imported, ended, with tokens.
+        change: The other settings.
+
+    Raises:
+        UsageError: A setting is wrong, or the recording cannot drive the method.
+    """
+    began, recording = time.perf_counter(), read(trace)
+    method, config = _method(recording, change)
+    profile, pair = _cluster(trace.header, change)
+    _check(recording, method, config)
+    script = script_of(recording)
+    plain: Trace | None = None
+    with engine.open(
+        script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
+    ) as cluster:
+        replay = script.restored(
+            cluster.run(method.key, *script.prompts, config=config, limits=script.limits)
+        )
+        baseline = _baseline(method, config, len(script.prompts))
+        if baseline != (method.key, config):
+            key, settings = baseline
+            plain = script.restored(cluster.run(key, *script.prompts, config=settings, limits=script.limits))
+    _check_drafts(recording, replay)
+    decided, drawn = _tests(recording, replay)
+    notes = (*recording.notes, *_assumptions(trace, replay))
+    facts = {"run": trace.header.run_id, "decided": decided, "drawn": drawn, "notes": [*notes]}
+    group = uuid.uuid4().hex[:12]
+    for rows in filter(None, (replay, plain)):
+        environment = {**rows.header.environment, "whatif": facts}
+        rows.header = replace(rows.header, environment=environment, group=group)
+    return WhatIf(trace, replay, plain, decided, drawn, notes, time.perf_counter() - began)
+
+
+def _method(recording: Recording, change: Change) -> tuple[Method, dict[str, Any]]:
+    """Return the method and its settings: the recorded ones with the changes."""
+    header = recording.trace.header
+    known = header.method in METHODS
+    method, config = (
+        find(change.method or (header.method if known else OF_OTHER_ENGINES)),
+        dict(change.config),
+    )
+    if method.key == header.method:
+        config = {**header.config, **config}
+    elif not known and not change.method:
+        config = {"gamma": min(32, max(1, recording.longest_draft)), **config}
+    return method, config
+
+
+def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:
+    """Return the profile with the wanted number of devices, and the key of its pair.
+
+    Raises:
+        UsageError: No profile is named for a run that has none, or a name or number is wrong.
+    """
+    if not change.profile and not header.virtual:
+        raise UsageError(
+            f"run {header.run_id} is {header.clock.partition(' ')[0]}: name a cluster for the what-if with --profile, "
+            "such as pearl-4xA100, or this machine's own from `specscope calibrate`"
+        )
+    same = change.profile in ("", header.profile)
+    recorded = header.environment.get("profile_pair") if same else None
+    profile = Profile.load(change.profile or header.profile)
+    if change.devices:
+        check_range("devices", change.devices, 1, MOST_GPUS)
+        kept = profile.gpus[: change.devices]
+        more = (f"gpu{i}" for i in range(len(kept), change.devices))
+        profile = replace(profile, name=f"{profile.name} with {change.devices} devices", gpus=(*kept, *more))
+    return profile, change.profile_pair or recorded
+
+
+def _check(recording: Recording, method: Method, config: Mapping[str, Any]) -> None:
+    """Raise UsageError unless the recording holds what the method drafts from."""
+    cfg = method.configure(config)
+    layout = method.layout(cfg)
+    if layout.head:
+        raise UsageError(
+            f"{method.key} drafts with a head, which reads hidden states; {recording.name} has none: "
+            "choose a method with a drafter, or one that copies"
+        )
+    if layout.needs_drafter and not recording.rates.known:
+        raise UsageError(
+            f"{recording.name} tested no draft of a drafter, so {method.key} has none to replay: "
+            "record a method with a drafter"
+        )
+    plain = bool(method.plain) and all(getattr(cfg, name) == value for name, value in method.plain.items())
+    copies = not (layout.needs_drafter or method.baseline or plain)
+    if copies and not recording.has_ids:
+        raise UsageError(
+            f"{method.key} copies from the text, and the token ids of {recording.name} are unknown: "
+            "choose a method with a drafter"
+        )
+    for s in method.settings():
+        if s.free_text and getattr(cfg, s.name):
+            raise UsageError(f"{s.name} is a text, and a recording has no tokenizer: leave it empty")
+
+
+def _baseline(method: Method, config: Mapping[str, Any], sequences: int) -> tuple[str, dict[str, Any]]:
+    """Return the method and the settings that decode the same sequences without drafts."""
+    if sequences > 1:
+        return method.key, {**config, **method.plain}
+    return BASELINE, {}
+
+
+# The result.
+
+
+def _check_drafts(recording: Recording, replay: Trace) -> None:
+    """Raise UsageError if a replay drafted what the recording does not determine."""
+    title = replay.header.title
+    if replay.pooled:
+        raise UsageError(
+            f"{title} drafts n-grams that the models write beside the text; {recording.name} has only the text: "
+            "choose another method"
+        )
+    if any(d.node >= 0 and d.parent != d.node - 1 for d in replay.decisions):
+        raise UsageError(
+            f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: "
+            "choose a chain, such as width 1, or another method"
+        )
+
+
+def _tests(recording: Recording, replay: Trace) -> tuple[int, int]:
+    """Return how many tests of drafts the recording decided, and how many its rates.
+
+    A draft without a drafter's span is copied, and the recorded text decides about it.
+    """
+    starts = [len(output.prompt) for output in recording.outputs]
+    tested = [d for d in replay.decisions if d.node >= 0 and d.outcome in ("accepted", "rejected")]
+    decided = sum(
+        d.draft_span < 0 or d.position - starts[d.sequence] in recording.outputs[d.sequence].tests
+        for d in tested
+    )
+    return decided, len(tested) - decided
+
+
+def _assumptions(trace: Trace, replay: Trace) -> Iterator[str]:
+    """Yield sentences on facts of the method that a replay leaves out."""
+    if replay.parts and not trace.parts:
+        yield "A layer-parallel drafter drafts worse than the recorded one; its drafts are taken as recorded."

@@ -1,0 +1,177 @@
+"""A recording as the models of a virtual cluster, and the rows of a replay as rows of its run.
+
+The tokens are numbered anew, in the order of their first use: a forward over a small vocabulary is
+fast, and unknown tokens need ids of their own, too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from engine.pairs.pair import Pair
+from engine.simulate.oracle import Source, recorded_pair
+from engine.trace.events import Commit, Decision, Header
+from engine.trace.trace import Trace
+from engine.types import Limits
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from traces.whatif.recording import Output, Recording
+
+CONTEXT = 1 << 20
+"""Positions of the scripted models."""
+_ROOM = 64
+"""Tokens that the last drafts may reach beyond an output whose largest length is unknown."""
+_PROMPT, _WRONG, _END = 0, 1, 2
+"""Ids of an unknown prompt, of a wrong draft, and of the last token of an output that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a cluster needs to replay a recording."""
+
+    recording: Recording
+    prompts: tuple[tuple[int, ...], ...]
+    """The prompt of each sequence."""
+    tokens: Source
+    """Models that repeat the outputs and drafts, in the new numbers."""
+    pair: Pair
+    """Scripted models without files, and a tokenizer without texts."""
+    limits: Limits
+    known: dict[int, int]
+    """New number -> recorded token id."""
+
+    def restored(self, replay: Trace) -> Trace:
+        """Return a replay with the recorded ids, texts and probabilities."""
+        recorded, outputs = self.recording.trace, self.recording.outputs
+        known = {i for output in outputs for i in (*output.prompt, *output.tokens)}
+        known |= {d.token for output in outputs for d in output.tests.values()}
+        trace = Trace(
+            self._header(replay.header),
+            spans=replay.spans,
+            parts=replay.parts,
+            rounds=replay.rounds,
+            decisions=[self._decision(d) for d in replay.decisions],
+            commits=[self._commit(c) for c in replay.commits],
+            copies=replay.copies,
+            pooled=replay.pooled,
+            pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
+        )
+        assert replay.footer is not None, "the replay has ended"
+        texts = recorded.footer.texts if recorded.footer else ()
+        reasons = recorded.footer.reasons if recorded.footer else ()
+        trace.footer = replace(
+            replay.footer, texts=texts or ("",) * len(outputs), reasons=reasons or ("",) * len(outputs)
+        )
+        return trace
+
+    def _header(self, replay: Header) -> Header:
+        recorded = self.recording.trace.header
+        kept = {name: recorded.environment[name] for name in ("pair", "head") if name in recorded.environment}
+        return replace(
+            replay,
+            prompts=recorded.prompts or ("",),
+            prompt_ids=recorded.prompt_ids or ((),),
+            sampling=recorded.sampling,
+            limits=recorded.limits,
+            target_path=recorded.target_path,
+            drafter_path=recorded.drafter_path,
+            environment={**replay.environment, "pair": "recorded", **kept},
+            lossless=recorded.lossless,
+        )
+
+    def _index(self, sequence: int, position: int) -> int:
+        """Return the index in the output of a replay's position."""
+        return position - len(self.prompts[sequence])
+
+    def _commit(self, c: Commit) -> Commit:
+        output, index = self.recording.outputs[c.sequence], self._index(c.sequence, c.position)
+        position = len(output.prompt) + index
+        return replace(c, position=position, token=output.tokens[index], text=output.texts[index])
+
+    def _decision(self, d: Decision) -> Decision:
+        output, index = self.recording.outputs[d.sequence], self._index(d.sequence, d.position)
+        kept: dict[str, Any] = {
+            "position": len(output.prompt) + index,
+            "p": None,
+            "q": None,
+            "u": None,
+            "top_p": (),
+            "top_q": (),
+        }
+        copied, test = d.node >= 0 > d.draft_span, output.tests.get(index)
+        if copied:
+            token = self.known.get(d.token, NO_TOKEN)
+        elif d.outcome == "discarded" or not 0 <= index < len(output.tokens):
+            token = NO_TOKEN
+        elif d.outcome == "rejected":
+            token = test.token if test else NO_TOKEN
+        else:
+            token = output.tokens[index]
+        if test and test.token == token != NO_TOKEN and d.outcome != "discarded":
+            kept |= {"p": test.p, "q": test.q, "top_p": test.top_p, "top_q": test.top_q}
+        return replace(d, token=token, **kept)
+
+
+def script_of(recording: Recording) -> Script:
+    """Return the script of a recording."""
+    header = recording.trace.header
+    fresh = count(_END + 1)
+    numbers: defaultdict[int, int] = defaultdict(fresh.__next__)
+
+    def renumbered(tokens: Iterable[int]) -> tuple[int, ...]:
+        """Return new numbers, for each unknown token another one."""
+        return tuple(next(fresh) if token == NO_TOKEN else numbers[token] for token in tokens)
+
+    prompts = tuple(renumbered(output.prompt) or (_PROMPT,) for output in recording.outputs)
+    texts = [renumbered(output.tokens) for output in recording.outputs]
+    ends = {int(token) for token in header.limits.get("eos", ())}
+    for i, output in enumerate(recording.outputs):
+        if output.ended and output.tokens[-1] not in ends:
+            texts[i] = (*texts[i][:-1], _END)
+    eos = (_END, *sorted(numbers[t] for t in ends if t in numbers))
+    longest = max(map(len, texts))
+    most = max(longest, int(header.limits.get("max_new_tokens", longest + _ROOM)))
+    rows = Trace(replace(header, prompt_ids=prompts, limits={"eos": eos}, sampling={"seed": 0}))
+    for i, output in enumerate(recording.outputs):
+        for row in _rows(i, output, len(prompts[i]), texts[i]):
+            rows.add(row)
+    pair = Pair(f"recorded run {header.run_id}", Path(), Path(), NO_TEXTS, next(fresh), CONTEXT, eos)
+    source = Source(recorded_pair(rows, doubts=True), f"recorded run {header.run_id}")
+    return Script(recording, prompts, source, pair, Limits(most), {new: old for old, new in numbers.items()})
+
+
+def _rows(sequence: int, output: Output, start: int, text: tuple[int, ...]) -> Iterator[Commit | Decision]:
+    """Yield the tokens of an output, and the draft of each position."""
+    for index, (token, right) in enumerate(zip(text, output.agrees, strict=True)):
+        position, draft = start + index, token if right else _WRONG
+        yield Commit(1, sequence, position, token, "plain", "", 0)
+        outcome = "accepted" if right else "rejected"
+        q = output.tests[index].q if index in output.tests else None
+        yield Decision(1, sequence, 0, -1, position, draft, None, q, None, "match", outcome, -1, -1)
+
+
+def _unknown_text(token: int) -> str:  # noqa: ARG001 - the call of a tokenizer
+    return UNKNOWN_TEXT
+
+
+def _no_text(ids: Sequence[int], **options: Any) -> str:  # noqa: ARG001 - the call of a tokenizer
+    return ""
+
+
+NO_TEXTS: Any = SimpleNamespace(
+    added_tokens_decoder={},
+    all_special_ids=(),
+    backend_tokenizer=SimpleNamespace(decoder=None),
+    clean_up_tokenization_spaces=False,
+    convert_ids_to_tokens=_unknown_text,
+    decode=_no_text,
+)
+"""A tokenizer without texts: the texts of a replay are the recorded ones."""
