@@ -88,7 +88,7 @@ def head() -> str:
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
         f'<script src="{address("picker.js")}"></script>'
-        f'<script src="{address("app.js")}"></script>'
+        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )
 

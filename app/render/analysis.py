@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from app.render import charts
+from app.render.charts import curve
 from app.render.html import badge, table, text
 from traces.acceptance import acceptance
 from traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
@@ -44,42 +46,22 @@ def chart(rate: float, gamma: int, c: float) -> str:
         gamma: The marked draft length.
         c: T(target) / T(drafter), at least 1.
     """
-    lengths = range(1, LONGEST + 1)
-    values = {name: [form(rate, g, c) for g in lengths] for name, _, form in CURVES}
-    top = max(1.25, 1.05 * max(max(curve) for curve in values.values()))
-
-    def place(g: float, value: float) -> tuple[float, float]:
-        """Return a point's place in percent, from the left and from the top."""
-        return 100 * (g - 1) / (LONGEST - 1), 100 * (1 - value / top)
-
-    lines = "".join(
-        f'<polyline class="app-{name}" points="'
-        + " ".join("{:.2f},{:.2f}".format(*place(g, v)) for g, v in zip(lengths, curve, strict=True))
-        + '"/>'
-        for name, curve in values.items()
-    )
-    x, one = place(gamma, 0)[0], place(1, 1)[1]
-    marks = "".join(
-        f'<i class="app-dot app-{name}" style="left:{x:.2f}%;top:{place(gamma, curve[gamma - 1])[1]:.2f}%"></i>'
-        for name, curve in values.items()
-    )
-    legend = "".join(_legend(name, title, form, rate, gamma, c) for name, title, form in CURVES)
-    step = next(s for s in (0.25, 0.5, 1, 2, 4, 8) if top / s <= 6)
-    ticks = "".join(
-        f'<span style="top:{place(1, n * step)[1]:.2f}%">{n * step:g}×</span>'
-        for n in range(int(top / step) + 1)
-    )
+    lengths = [*range(1, LONGEST + 1)]
     label = (
         f"Expected speed-up over plain decoding for gamma 1 to {LONGEST}, acceptance {rate:.2f}, c {c:.1f}"
     )
-    return (
-        f'<div class="app-chart" role="img" aria-label="{text(label)}"><div class="app-ticks">{ticks}</div>'
-        f'<div class="app-plot"><svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">'
-        f'<line class="app-one" x1="0" x2="100" y1="{one:.2f}" y2="{one:.2f}"/>'
-        f'<line class="app-at" x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="100"/>{lines}</svg>{marks}</div>'
-        f'<div class="app-lengths"><span>gamma 1</span><span>{LONGEST}</span></div></div>'
-        f'<ul class="app-legend">{legend}</ul>'
-    )
+    curves = [
+        curve(name, title, lengths, [form(rate, g, c) for g in lengths]) for name, title, form in CURVES
+    ]
+    marks = [{"type": "line", "x0": gamma, "x1": gamma, "yref": "paper", "y0": 0, "y1": 1}]
+    marks += [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}]
+    axes = {
+        "xaxis": {"title": {"text": "gamma"}, "dtick": 1},
+        "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
+    }
+    legend = "".join(_legend(name, title, form, rate, gamma, c) for name, title, form in CURVES)
+    drawn = charts.chart(curves, label, 260, shapes=marks, showlegend=False, hovermode="x unified", **axes)
+    return f'{drawn}<ul class="app-legend">{legend}</ul>'
 
 
 def _legend(
@@ -130,24 +112,15 @@ def difference(found: Diff, names: Sequence[str]) -> str:
 def _tokens_over_time(found: Diff, names: Sequence[str]) -> str:
     """Return a chart of the tokens of the first sequence that both runs have, over time."""
     count = len(found.by_token)
-    longest = max((time for pair in found.by_token for time in pair), default=0)
-    if not longest:
+    if not any(map(any, found.by_token)):
         return ""
-    lines = legend = ""
-    for side, (name, kind) in enumerate(zip(names, ("speculative", "pearl"), strict=True)):
-        points = ["0,100"]
-        for i, pair in enumerate(found.by_token):
-            x = 100 * pair[side] / longest
-            points += [f"{x:.2f},{100 * (1 - i / count):.2f}", f"{x:.2f},{100 * (1 - (i + 1) / count):.2f}"]
-        lines += f'<polyline class="app-{kind}" points="{" ".join(points)}"/>'
-        legend += f'<li><i class="app-{kind}"></i>{text(name)}</li>'
-    return (
-        f'<h3>Tokens over time</h3><div class="app-chart app-low" role="img" aria-label="Tokens over time">'
-        f'<div class="app-ticks"><span style="top:0">{count}</span><span style="top:100%">0</span></div>'
-        f'<div class="app-plot"><svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">{lines}</svg></div>'
-        f'<div class="app-lengths"><span>0</span><span>{longest / 1e6:,.0f} ms</span></div></div>'
-        f'<ul class="app-legend">{legend}</ul>'
-    )
+    counts = [*range(count + 1)]
+    curves = [
+        curve(kind, name, [0.0, *(pair[side] / 1e6 for pair in found.by_token)], counts, line={"shape": "hv"})
+        for side, (name, kind) in enumerate(zip(names, ("speculative", "pearl"), strict=True))
+    ]
+    axes = {"xaxis": {"title": {"text": "ms"}}, "yaxis": {"title": {"text": "tokens"}, "rangemode": "tozero"}}
+    return f"<h3>Tokens over time</h3>{charts.chart(curves, 'Tokens over time', 220, **axes)}"
 
 
 def _waterfall(waterfall: Waterfall, total: int, names: Sequence[str]) -> str:

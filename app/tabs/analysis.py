@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""
 MOST_C = 20
+CHARTS = "SpecScopeApp.charts(element, watch);"
 
 
 _html = partial(gr.HTML, apply_default_css=False)
@@ -48,7 +49,7 @@ class Analysis:
             self._build_chart()
         with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
             gr.HTML("<h2>Difference</h2>")
-            self.diff = _html()
+            self.diff = _html(js_on_load=CHARTS)
         with gr.Column(elem_id="acceptance", elem_classes="app-card"):
             gr.HTML("<h2>Acceptance by definition</h2>")
             self.acceptance = _html()
@@ -95,7 +96,7 @@ class Analysis:
             self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance of a tested token")
             self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma, the draft length")
             self.c = gr.Slider(1, MOST_C, 4, step=0.1, label="c, target time / drafter time")
-        self.chart = _html(elem_id="whatif-chart")
+        self.chart = _html(elem_id="whatif-chart", js_on_load=CHARTS)
 
     def _connect(self) -> None:
         for slider in self.sliders:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from html import unescape
 
 import gradio as gr
 import pytest
@@ -86,21 +88,27 @@ def test_settings_are_a_list_of_fields():
         settings_of("=3")
 
 
+def figure(page: str) -> dict:
+    """Return the Plotly figure in a page."""
+    (found,) = re.findall(r'data-figure="([^"]+)"', page)
+    return json.loads(unescape(found))
+
+
 def test_the_chart_has_the_closed_forms_and_the_best_lengths():
     page = chart(0.8, 5, 6.0)
     assert f"<b>{speculative_speedup(0.8, 5, 6):.2f}×</b>" in page
     assert f"<b>{pearl_speedup(0.8, 5, 6):.2f}×</b>" in page
     best = best_gamma(pearl_speedup, 0.8, 6, LONGEST)
     assert f"best {pearl_speedup(0.8, best, 6):.2f}× at gamma {best}" in page
-    for points in re.findall(r'points="([^"]+)"', page):
-        places = [float(number) for point in points.split() for number in point.split(",")]
-        assert len(places) == 2 * LONGEST
-        assert all(0 <= place <= 100 for place in places)
+    curves = {trace["name"]: trace["y"] for trace in figure(page)["data"]}
+    lengths = range(1, LONGEST + 1)
+    assert curves["PEARL"] == [pearl_speedup(0.8, g, 6.0) for g in lengths]
+    assert curves["Speculative decoding"] == [speculative_speedup(0.8, g, 6.0) for g in lengths]
 
 
 @pytest.mark.parametrize("values", [(0, 1, 1), (1, LONGEST, 20), (1.7, 99, 400), (-1, 0, 0.5), (None,) * 3])
 def test_the_sliders_draw_at_every_value(values):
-    assert draw(*values).count("<polyline") == 3
+    assert len(figure(draw(*values))["data"]) == 3
 
 
 def test_a_profile_has_its_own_pairs():

@@ -1,0 +1,54 @@
+"""Charts: Plotly figures as HTML, drawn by the page's script (`charts` in assets/app.js)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from app.render.html import text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COLOURS = {
+    "speculative": ("#0072b2", "#56b4e9", "solid"),
+    "pearl": ("#b25a00", "#e69f00", "dash"),
+    "dsi": ("#008060", "#35c79a", "dot"),
+}
+"""Name of a curve -> its colour on light and on dark ground, and its dashes."""
+
+
+def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:
+    """Return a line.
+
+    Args:
+        name: A key of `COLOURS`.
+        title: Text of the legend.
+        x: Places from the left.
+        y: Places from below.
+        facts: Further properties of Plotly's scatter trace.
+    """
+    from plotly.graph_objects import Scatter
+
+    light, dark, dash = COLOURS[name]
+    line = {"color": light, "dash": dash, "width": 2, **facts.pop("line", {})}
+    return Scatter(name=title, x=x, y=y, mode="lines", line=line, meta={"dark": dark}, **facts)
+
+
+def chart(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:
+    """Return a chart that the page's script draws.
+
+    Args:
+        curves: Plotly traces.
+        label: Description for screen readers.
+        height: Pixels.
+        layout: Properties of Plotly's layout.
+    """
+    from plotly.graph_objects import Figure, Layout
+
+    margin = {"l": 48, "r": 16, "t": 8, "b": 40}
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    figure = Figure(curves, Layout(template="none", height=height, margin=margin, legend=legend, **layout))
+    return (
+        f'<div class="app-figure" role="img" aria-label="{text(label)}" style="height:{height}px" '
+        f'data-figure="{text(figure.to_json())}"></div>'
+    )
