@@ -61,6 +61,10 @@ BARS = {
     "pearl_over_autoregressive": Bar(at_least=1.3),
     "best_head_over_autoregressive": Bar(at_least=1.4),
     "copying_over_autoregressive": Bar(at_least=1.3),
+    "viewer_open_ms_100000": Bar(at_most=1000),
+    "viewer_pan_fps_100000": Bar(at_least=57),
+    "viewer_zoom_fps_100000": Bar(at_least=57),
+    "viewer_live_fps": Bar(at_least=30),
 }
 """Bars by figure; the other figures explain these."""
 
