@@ -65,6 +65,10 @@ BARS = {
     "soak_lost": Bar(at_most=0),
     "soak_memory_growth": Bar(at_most=1.1),
     "server_start_s": Bar(at_most=5),
+    "viewer_open_ms_100000": Bar(at_most=1000),
+    "viewer_pan_fps_100000": Bar(at_least=57),
+    "viewer_zoom_fps_100000": Bar(at_least=57),
+    "viewer_live_fps": Bar(at_least=30),
 }
 """Bars by figure; the other figures explain these."""
 

@@ -1,6 +1,7 @@
 """Measure speed, tracing and memory on the bundled pair, and compare with transformers.
 
-With --pair or --target, measure all methods of that pair over autoregressive decoding.
+With --pair or --target, measure all methods of that pair over autoregressive decoding. With
+--viewer, measure the viewer in a browser.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         help="measure ParallelSpec's group size only, with the heads in the folders of DIR, one for each K",
+    )
+    parser.add_argument(
+        "--viewer",
+        action="store_true",
+        help="measure the viewer only, in headless Chromium: opening, panning, zooming and live growth",
     )
     parser.add_argument(
         "--pair",
@@ -93,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
     if args.heads:
         return _heads(args, chosen)
     facts = dict[str, Any]()
-    if args.pair or args.target:
+    if args.viewer:
+        measured = _viewer(args.quick)
+    elif args.pair or args.target:
         measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
     else:
         with _progress() as note:
@@ -115,12 +123,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
-    parts = [f"--{name}" for name in ("placements", "heads", "soak") if getattr(args, name)]
+    parts = [f"--{name}" for name in ("placements", "heads", "soak", "viewer") if getattr(args, name)]
     if len(parts) > 1:
         raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
     models = args.pair or args.target
     if models and parts:
-        raise UsageError(f"{parts[0]} measures the bundled pair; leave out --pair and --target")
+        raise UsageError(f"{parts[0]} needs no other models; leave out --pair and --target")
     for name in ("drafter", "head", "prompt_file", "limit"):
         if getattr(args, name) is not None and not models:
             raise UsageError(f"--{name.replace('_', '-')} needs --pair or --target; give one of them")
@@ -176,6 +184,13 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
                 prompts.setdefault(row.category, []).append(cluster.pair.encode(row.text))
             comparison = methods.measure(cluster, prompts, keys, plan, note)
             return methods.figures(comparison), {"pair": cluster.pair.name, "left_out": left_out}
+
+
+def _viewer(quick: bool) -> dict[str, Figure]:
+    from app.bench import viewer
+
+    with _progress() as note:
+        return viewer.measure(viewer.SIZES, 1 if quick else 3, note)
 
 
 def _placements(args: argparse.Namespace, plan: Plan) -> int:
