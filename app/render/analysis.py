@@ -119,10 +119,10 @@ def difference(found: Diff, names: Sequence[str]) -> str:
         if found.not_comparable
         else ""
     )
-    falls = "".join(_waterfall(w, found.difference, names) for w in found.waterfalls)
+    falls = "".join(_waterfall(w, found.difference) for w in found.waterfalls)
     key = '<p class="app-note">Green: time won by the second run. Hatched: time lost. The changes of a device sum to the difference.</p>'
     return (
-        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{_tokens_over_time(found, names)}{key}{falls}'
+        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{_tokens_over_time(found, names)}<h3>Waterfalls</h3>{key}{falls}'
         f"{_first_token(found.first_difference, names)}</div>"
     )
 
@@ -134,13 +134,14 @@ def _tokens_over_time(found: Diff, names: Sequence[str]) -> str:
     if not longest:
         return ""
     lines = legend = ""
-    for side, (name, kind) in enumerate(zip(names, ("speculative", "pearl"), strict=True)):
+    kinds = (("first", "speculative"), ("second", "pearl"))
+    for side, (name, (order, kind)) in enumerate(zip(names, kinds, strict=True)):
         points = ["0,100"]
         for i, pair in enumerate(found.by_token):
             x = 100 * pair[side] / longest
             points += [f"{x:.2f},{100 * (1 - i / count):.2f}", f"{x:.2f},{100 * (1 - (i + 1) / count):.2f}"]
         lines += f'<polyline class="app-{kind}" points="{" ".join(points)}"/>'
-        legend += f'<li><i class="app-{kind}"></i>{text(name)}</li>'
+        legend += f'<li><i class="app-{kind}"></i>{order}: {text(name)}</li>'
     return (
         f'<h3>Tokens over time</h3><div class="app-chart app-low" role="img" aria-label="Tokens over time">'
         f'<div class="app-ticks"><span style="top:0">{count}</span><span style="top:100%">0</span></div>'
@@ -150,7 +151,7 @@ def _tokens_over_time(found: Diff, names: Sequence[str]) -> str:
     )
 
 
-def _waterfall(waterfall: Waterfall, total: int, names: Sequence[str]) -> str:
+def _waterfall(waterfall: Waterfall, total: int) -> str:
     """Return the changes of two devices; each bar begins where the one before it ends."""
     steps = [step for step in waterfall.steps if step.first or step.second]
     ends, at = [0], 0
@@ -171,15 +172,14 @@ def _waterfall(waterfall: Waterfall, total: int, names: Sequence[str]) -> str:
     )
     one, other = waterfall.devices
     title = one if one == other else f"{one} / {other}"
-    head = ["ms", names[0], names[1], "change", ""]
+    head = ["ms", "first", "second", "change", ""]
     return f"<h3>{text(title)}</h3>{table(head, lines, f'Waterfall of {title}')}"
 
 
 def _line(step: Step, start: float, width: float) -> list[str]:
-    what = f"waits for {step.what}" if step.wait else step.what
     kind = "lost" if step.change > 0 else "won"
     times = [f"{step.first / 1e6:,.1f}", f"{step.second / 1e6:,.1f}", f"{step.change / 1e6:+,.1f}"]
-    return [text(what), *times, _bar(kind, start, width)]
+    return [text(step.label), *times, _bar(kind, start, width)]
 
 
 def _bar(kind: str, start: float, width: float) -> str:
