@@ -26,6 +26,15 @@ MOMENTS = 10
 """Moments of the longer run at which both runs are compared."""
 
 
+_WAITS = {
+    "draft": "waits for the drafter",
+    "verify": "waits for the target",
+    "communication": "waits for data to be moved",
+    "queue": "waits for its turn",
+    "host": "waits for the host",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of a waterfall: a kind of work, or a reason to wait. Times are nanoseconds."""
@@ -34,6 +43,11 @@ class Step:
     wait: bool
     first: int
     second: int
+
+    @property
+    def label(self) -> str:
+        """The work or the wait in words."""
+        return _WAITS[self.what] if self.wait else self.what
 
     @property
     def change(self) -> int:

@@ -51,9 +51,8 @@ def _print_waterfall(waterfall: Waterfall, difference: int) -> None:
     print(f"\n{one}" + ("" if one == other else f" / {other}"))
     print(f"{'':28}{'first, ms':>12}{'second, ms':>12}{'change, ms':>12}")
     for step in waterfall.steps:
-        what = f"waits for {step.what}" if step.wait else step.what
         times = f"{step.first / 1e6:12.1f}{step.second / 1e6:12.1f}{step.change / 1e6:+12.1f}"
-        print(f"{what:28}{times}")
+        print(f"{step.label:28}{times}")
     print(f"{'sum':28}{'':24}{difference / 1e6:+12.1f}")
 
 

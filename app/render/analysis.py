@@ -101,10 +101,10 @@ def difference(found: Diff, names: Sequence[str]) -> str:
         if found.not_comparable
         else ""
     )
-    falls = "".join(_waterfall(w, found.difference, names) for w in found.waterfalls)
+    falls = "".join(_waterfall(w, found.difference) for w in found.waterfalls)
     key = '<p class="app-note">Green: time won by the second run. Hatched: time lost. The changes of a device sum to the difference.</p>'
     return (
-        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{_tokens_over_time(found, names)}{key}{falls}'
+        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{_tokens_over_time(found, names)}<h3>Waterfalls</h3>{key}{falls}'
         f"{_first_token(found.first_difference, names)}</div>"
     )
 
@@ -116,14 +116,22 @@ def _tokens_over_time(found: Diff, names: Sequence[str]) -> str:
         return ""
     counts = [*range(count + 1)]
     curves = [
-        curve(kind, name, [0.0, *(pair[side] / 1e6 for pair in found.by_token)], counts, line={"shape": "hv"})
-        for side, (name, kind) in enumerate(zip(names, ("speculative", "pearl"), strict=True))
+        curve(
+            kind,
+            f"{order}: {name}",
+            [0.0, *(pair[side] / 1e6 for pair in found.by_token)],
+            counts,
+            line={"shape": "hv"},
+        )
+        for side, (name, order, kind) in enumerate(
+            zip(names, ("first", "second"), ("speculative", "pearl"), strict=True)
+        )
     ]
     axes = {"xaxis": {"title": {"text": "ms"}}, "yaxis": {"title": {"text": "tokens"}, "rangemode": "tozero"}}
     return f"<h3>Tokens over time</h3>{charts.chart(curves, 'Tokens over time', 220, **axes)}"
 
 
-def _waterfall(waterfall: Waterfall, total: int, names: Sequence[str]) -> str:
+def _waterfall(waterfall: Waterfall, total: int) -> str:
     """Return the changes of two devices; each bar begins where the one before it ends."""
     steps = [step for step in waterfall.steps if step.first or step.second]
     ends, at = [0], 0
@@ -144,15 +152,14 @@ def _waterfall(waterfall: Waterfall, total: int, names: Sequence[str]) -> str:
     )
     one, other = waterfall.devices
     title = one if one == other else f"{one} / {other}"
-    head = ["ms", names[0], names[1], "change", ""]
+    head = ["ms", "first", "second", "change", ""]
     return f"<h3>{text(title)}</h3>{table(head, lines, f'Waterfall of {title}')}"
 
 
 def _line(step: Step, start: float, width: float) -> list[str]:
-    what = f"waits for {step.what}" if step.wait else step.what
     kind = "lost" if step.change > 0 else "won"
     times = [f"{step.first / 1e6:,.1f}", f"{step.second / 1e6:,.1f}", f"{step.change / 1e6:+,.1f}"]
-    return [text(what), *times, _bar(kind, start, width)]
+    return [text(step.label), *times, _bar(kind, start, width)]
 
 
 def _bar(kind: str, start: float, width: float) -> str:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from traces.lab import Cell, Sweep
 
-SLOWEST, FASTEST = 0.5, 4.0
-"""Speed-ups of the strongest colours."""
+SLOWEST, FASTEST = 0.5, 1.5
+"""Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
 
 
 def heat_map(plan: Sweep, cells: Sequence[Cell]) -> str:
@@ -25,10 +25,11 @@ def heat_map(plan: Sweep, cells: Sequence[Cell]) -> str:
     """
     done = {(cell.rate, cell.value): cell for cell in cells}
     best = {rate: _best(rate, done) for rate in plan.rates}
+    top = max(FASTEST, *best.values())
     head = "".join(f'<th scope="col">{value}</th>' for value in plan.values)
     rows = "".join(
         f'<tr><th scope="row">{rate:g}</th>'
-        + "".join(_cell(done.get((rate, value)), best[rate]) for value in plan.values)
+        + "".join(_cell(done.get((rate, value)), best[rate], top) for value in plan.values)
         + "</tr>"
         for rate in sorted(plan.rates, reverse=True)
     )
@@ -53,13 +54,13 @@ def _best(rate: float, done: Mapping[tuple[float, int], Cell]) -> float:
     return max((cell.mean for (r, _), cell in done.items() if r == rate and cell.speedups), default=0.0)
 
 
-def _cell(cell: Cell | None, best: float) -> str:
+def _cell(cell: Cell | None, best: float, top: float) -> str:
     if cell is None:
         return "<td></td>"
     if not cell.speedups:
         return f'<td title="{text(cell.error)}">–</td>'
     mean = cell.mean
-    edge = FASTEST if mean >= 1 else SLOWEST
+    edge = top if mean >= 1 else SLOWEST
     weight = min(1.0, abs(mean - 1) / abs(edge - 1))
     kind = "faster" if mean >= 1 else "slower"
     mark = " app-best" if mean == best else ""

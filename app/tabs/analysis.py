@@ -93,9 +93,9 @@ class Analysis:
             )
         )
         with gr.Row(elem_classes="app-sliders"):
-            self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance of a tested token")
-            self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma, the draft length")
-            self.c = gr.Slider(1, MOST_C, 4, step=0.1, label="c, target time / drafter time")
+            self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance")
+            self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma")
+            self.c = gr.Slider(1, MOST_C, 4, step=0.1, label="c (target / drafter)")
         self.chart = _html(elem_id="whatif-chart", js_on_load=CHARTS)
 
     def _connect(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ class Lab:
 
     def __init__(self, service: Callable[[], Service]) -> None:
         self.service = service
+        self._stops: dict[str, threading.Event] = {}
+        """What ends each sweep in progress, by its name."""
         html = partial(gr.HTML, apply_default_css=False)
         with gr.Column(elem_id="lab", elem_classes="app-card"):
             gr.HTML("<h2>Draft length against acceptance</h2>" + note(_ABOUT))
@@ -55,15 +58,23 @@ class Lab:
                 self.stop = gr.Button("Stop", size="sm", min_width=0, elem_id="lab-stop")
             self.message = html(elem_id="lab-message")
             self.map = html(elem_id="lab-map")
+            self.name = gr.Textbox("", visible=False)
+            """Name of the page's last sweep."""
         given = [self.method, self.profile, self.values, self.rates, self.tokens, self.seeds]
-        running = self.start.click(self.run, given, [self.message, self.map], **QUIET)
-        self.stop.click(lambda: note("Stopped."), None, self.message, cancels=[running], **QUIET)
+        self.start.click(self.run, given, [self.name, self.message, self.map], **QUIET)
+        self.stop.click(self.end, self.name, None, **QUIET)
+
+    def end(self, name: str) -> None:
+        """Stop a sweep after the cell at work."""
+        if name in self._stops:
+            self._stops[name].set()
 
     def run(
         self, method: str, profile: str, values: str, rates: str, tokens: float | None, seeds: float | None
     ) -> Iterator[Any]:
-        """Yield the message and the heat map after every cell."""
-        cells, stop = list[Cell](), threading.Event()
+        """Yield the sweep's name, the message and the heat map after every cell."""
+        cells, stop, name = list[Cell](), threading.Event(), uuid.uuid4().hex
+        self._stops[name] = stop
         try:
             if profile not in profiles():  # a path would name a file of the server
                 raise UsageError(
@@ -83,13 +94,18 @@ class Lab:
                 int(seeds or 0),
             )
             plan.check()
-            yield progress(plan, cells), heat_map(plan, cells)
+            yield name, progress(plan, cells), heat_map(plan, cells)
             for cell in sweep(plan, stop):
                 cells.append(cell)
                 self.service().hold(cell.traces)
-                yield progress(plan, cells), heat_map(plan, cells)
-            yield note(f"{len(cells)} cells."), heat_map(plan, cells)
+                yield name, progress(plan, cells), heat_map(plan, cells)
+            ended = (
+                f"Stopped after {len(cells)} of {len(plan.values) * len(plan.rates)} cells."
+                if stop.is_set()
+                else f"{len(cells)} cells."
+            )
+            yield name, note(ended), heat_map(plan, cells)
         except SpecScopeError as error:
-            yield alert(str(error)), ""
+            yield name, alert(str(error)), ""
         finally:
-            stop.set()
+            del self._stops[name]

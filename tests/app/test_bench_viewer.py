@@ -52,6 +52,7 @@ def test_without_playwright_one_line_says_what_to_install(monkeypatch):
 
 
 def test_the_viewer_is_measured_alone():
-    for other in (["--placements"], ["--pair", "bundled"]):
-        with pytest.raises(UsageError, match="leave out --placements"):
-            _run("--viewer", *other)
+    with pytest.raises(UsageError, match="--placements and --viewer exclude each other"):
+        _run("--viewer", "--placements")
+    with pytest.raises(UsageError, match="leave out --pair"):
+        _run("--viewer", "--pair", "bundled")

@@ -22,13 +22,24 @@ def page(service):
 
 def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
     states = list(page.run("speculative", PROFILE, "1, 3", "0.9", 8, 1))
-    counts = [len(re.findall("<small>", table)) for _, table in states]
+    counts = [len(re.findall("<small>", table)) for _, _, table in states]
     assert counts == [0, 1, 2, 2]
-    assert 'data-done="1" data-total="2"' in states[1][0]
-    for run in re.findall(r'href="/\?run=([^"]+)"', states[-1][1]):
+    assert 'data-done="1" data-total="2"' in states[1][1]
+    for run in re.findall(r'href="/\?run=([^"]+)"', states[-1][2]):
         names = run.split(",")
         assert [service.trace(name).header.run_id for name in names] == names
     assert service.store.runs()[1] == 0
+
+
+def test_stop_ends_the_sweep_after_the_cell(page):
+    sweep = page.run("speculative", PROFILE, "1-4", "0.9", 4, 1)
+    name, _, _ = next(sweep)
+    next(sweep)
+    page.end("another")
+    page.end(name)
+    (last,) = sweep
+    assert "Stopped after 1 of 4 cells." in last[1]
+    page.end(name)  # it has ended
 
 
 @pytest.mark.parametrize(
@@ -44,8 +55,8 @@ def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
 )
 def test_wrong_sweeps_are_one_alert(page, given, message):
     (state,) = page.run(*given)
-    assert 'role="alert"' in state[0]
-    assert message in state[0]
+    assert 'role="alert"' in state[1]
+    assert message in state[1]
 
 
 def test_the_best_length_of_a_row_is_marked_and_a_refused_one_has_its_reason():

@@ -33,6 +33,7 @@ def test_every_waterfall_sums_exactly_to_the_difference(first: str, second: str)
     assert found.waterfalls[0].role == "target"
     for waterfall in found.waterfalls:
         assert sum(step.change for step in waterfall.steps) == found.difference
+        assert all(step.label.startswith("waits for") == step.wait for step in waterfall.steps)
         assert sum(step.first for step in waterfall.steps) == found.decode[0]
         assert sum(step.second for step in waterfall.steps) == found.decode[1]
 
