@@ -19,7 +19,7 @@ def conversation(chat: Chat) -> str:
     if not chat.prompt:
         return ""
     past = "".join(
-        f'<div class="app-said app-user"><b>You</b>{_folded(turn.user, "p")}</div>'
+        f'<div class="app-said app-user"><b>You</b>{_folded(turn.user, "p", "app-earlier")}</div>'
         f'<div class="app-said"><b>{text(turn.who)}</b><p>{text(turn.answer)}</p></div>'
         for turn in chat.past
     )
@@ -29,12 +29,12 @@ def conversation(chat: Chat) -> str:
     return past + _folded(chat.prompt, "h2")
 
 
-def _folded(prompt: str, tag: str) -> str:
+def _folded(prompt: str, tag: str, look: str = "app-prompt") -> str:
     """Return a prompt; a long one shows its beginning, and all of it when it is opened."""
     if len(prompt) <= LONG:
-        return f'<{tag} class="app-prompt">{text(prompt)}</{tag}>'
+        return f'<{tag} class="{look}">{text(prompt)}</{tag}>'
     start = " ".join(prompt[:LONG].split())
     return (
-        f'<details class="app-prompt app-long"><summary>{text(start)}… <em>{len(prompt):,} characters</em></summary>'
+        f'<details class="{look} app-long"><summary>{text(start)}… <em>{len(prompt):,} characters</em></summary>'
         f"<p>{text(prompt)}</p></details>"
     )

@@ -118,14 +118,14 @@ def test_a_waiting_pane_shows_its_state(service, opener) -> None:
 
 
 def test_a_failed_run_shows_its_error(service, opener) -> None:
-    opener.waiting = [ModelError("no model at <nowhere>")]
+    opener.waiting = [RuntimeError("no worker at <nowhere>")]
     runs = [service.start(ask()), service.start(ask())]
     got = asyncio.run(collect(runs))
     assert got[-1].state == "failed"
     html = {}
     for frame in got:
         html |= frame.panes
-    assert "no model at &lt;nowhere&gt;" in html[0]
+    assert "no worker at &lt;nowhere&gt;" in html[0]
     assert 'data-begun="no"' in html[0]
     assert 'data-begun="yes"' in html[1]
     assert "Some runs failed." in turn_line("failed", [Lane([run]) for run in runs])
@@ -201,6 +201,16 @@ def test_a_batch_shows_each_sequence_separately(service) -> None:
         len(commits) // 2,
     ]
     assert commits[1].text.strip() in second
+
+
+def test_a_run_that_an_input_refuses_leaves_the_error_to_its_control(service, opener) -> None:
+    opener.waiting = [ModelError("no model at <nowhere>")]
+    run = service.start(ask())
+    assert run.wait(20)
+    pane = LivePane(Lane([run]))
+    pane.update()
+    assert "the reason is shown at the control" in pane.html
+    assert "nowhere" not in pane.html
 
 
 def test_the_passes_of_a_pane_are_shown_one_after_the_other(service) -> None:

@@ -176,8 +176,8 @@ def test_a_report_holds_all_turns():
 
 def test_a_report_names_models_but_no_folders_of_this_machine():
     trace = sample_trace("speculative", tokens=5)
-    environment = {"head": "/home/someone/heads/eagle", "python": "3.11", "plans": [{"at": "/srv/x/y/z"}]}
-    header = replace(trace.header, target_path="/home/someone/models/smollm2/target", environment=environment)
+    environment = {"head": "/opt/someone/heads/eagle", "python": "3.11", "plans": [{"at": "/srv/x/y/z"}]}
+    header = replace(trace.header, target_path="/opt/someone/models/smollm2/target", environment=environment)
     trace.header = header
     text = Page(render_report([trace])).text
     assert "smollm2/target" in text
