@@ -71,7 +71,7 @@ def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
         (("--methods", "llma"), "--methods llma needs --pair or --target"),
         (("--limit", "3"), "--limit needs --pair or --target"),
         (("--head", "x"), "--head needs --pair or --target"),
-        (("--pair", "bundled", "--placements"), "--placements and --heads measure the bundled pair"),
+        (("--pair", "bundled", "--placements"), "--placements needs no other models; leave out --pair"),
         (("--pair", "bundled", "--methods", "nothing"), "there is no method 'nothing'"),
     ],
 )

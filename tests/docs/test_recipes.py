@@ -7,12 +7,11 @@ import pkgutil
 import re
 from pathlib import Path
 
-import gradio as gr
 import pytest
 
 import engine
 from app.main import main
-from app.tabs.form import control_for
+from app.tabs.picker import control_of
 from engine import methods
 from engine.heads import kinds
 from engine.methods import METHODS
@@ -60,7 +59,7 @@ def test_the_method_of_the_recipe_decodes_and_is_found(tmp_path, monkeypatch, ca
             )
         assert trace.text == baseline.text
         assert any(commit.origin == "accepted" for commit in trace.commits)
-        assert isinstance(control_for(METHODS["recipe"].settings()[0]), gr.Slider)
+        assert control_of(METHODS["recipe"].settings()[0])["kind"] == "whole"
         assert main(["methods"]) == 0
         assert f"{'recipe':20} Draft gamma tokens" in capsys.readouterr().out
     finally:

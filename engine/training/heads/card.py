@@ -70,11 +70,11 @@ def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
     kinds = [kind for kind in HEAD_DEFAULTS if (folder / FOLDER / kind).is_dir()]
     if not kinds:
         raise UsageError(f"{folder / FOLDER} holds no head; specscope train medusa, for example, makes one")
-    target = folder / "target"
+    target = pair.target_path
     shape = ModelShape.of(read_config(target), target)
     frozen = read_frozen(target, shape, torch.device("cpu"))
     answers = list(_answers(LoadedPair.load(pair), frozen, settings))
-    heads = [_measure(folder, kind, shape, frozen, answers) for kind in kinds]
+    heads = [_measure(folder / FOLDER / kind, target, shape, frozen, answers) for kind in kinds]
     return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
 
 
@@ -145,10 +145,9 @@ def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
 
 
 def _measure(
-    folder: Path, kind: str, shape: ModelShape, frozen: Frozen, answers: Sequence[Answers]
+    path: Path, target: Path, shape: ModelShape, frozen: Frozen, answers: Sequence[Answers]
 ) -> MeasuredHead:
-    path = folder / FOLDER / kind
-    weights = read_head(path, folder / "target")
+    kind, weights = path.name, read_head(path, target)
     head, count = restore(weights, shape), KINDS[kind].levels(weights.config) or DRAFTS
     if weights.config.draft_vocab:
         frozen = frozen.shortened(target_ids(weights.tensors["d2t"]).sort().values)

@@ -83,9 +83,9 @@ def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
     expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
     page.locator("#demo").get_by_role("button", name="Hide").click()
     expect(race.locator(".ss-pane")).to_have_count(0)
-    page.reload()
+    page = open_page(motion="no-preference")
     expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
-    expect(race.locator(".ss-pane")).to_have_count(0)
+    expect(page.locator("#demo .ss-pane")).to_have_count(0)
 
 
 def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(open_page) -> None:

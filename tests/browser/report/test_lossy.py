@@ -53,7 +53,7 @@ def test_a_tokens_card_names_the_rule(page, traces):
     for outcome, says in SAYS.items():
         rows = [d for d in traces[2].decisions if d.outcome == outcome and d.rule == "typical"]
         assert rows, f"the run has {outcome} tokens"
-        page.locator(".ss-check input").set_checked(outcome in ("rejected", "discarded"))
+        page.get_by_role("checkbox", name="rejected drafts").set_checked(outcome in ("rejected", "discarded"))
         pane(page, 2).locator(f".ss-token.ss-typical.ss-{outcome}").first.hover()
         expect(card).to_contain_text(says)
         expect(card.locator("h4")).to_contain_text("typical")

@@ -40,7 +40,11 @@ def test_the_map_shows_the_window_and_moves_it(page):
 
 def parts_in(run, low, high):
     """Return {(device, name): parts in ms} of the work and the waits in a range."""
-    names = {"draft": "waits for the drafter", "verify": "waits for the target", "host": "waits for the host"}
+    names = {
+        "draft": "waits for the drafter",
+        "verify": "waits for the target",
+        "host": "idle, no device works",
+    }
     groups = {}
     for track in run["tracks"]:
         spans = track["spans"]

@@ -201,4 +201,4 @@ def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
     assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
     words = "parallelspec_medusa --data d --out o"
     options = HeadOptions.of(**cli._given(parser.parse_args(words.split()), HeadOptions))
-    assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 6e-3, 0.95, 4)
+    assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 1e-3, 0.95, 4)
