@@ -31,7 +31,8 @@ class Replay {
   }
 
   update(model) {
-    const atEnd = !this.model || this.t >= this.model.axis.max;
+    // while runs go on, the axis grows between two documents
+    const atEnd = !this.model || this.model.state === "live" || this.t >= this.model.axis.max;
     this.model = model;
     this.slider.min = Math.min(0, model.axis.min);
     this.slider.max = model.axis.max;

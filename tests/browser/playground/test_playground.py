@@ -45,6 +45,8 @@ def test_chat_hover_and_replay(page: Page) -> None:
     text = [page.locator("#live-viewer .ss-text").nth(i).inner_text() for i in range(3)]
     assert text[0] == text[1] == text[2], "at temperature 0 all methods give the target's text"
     assert len(text[0].split()) > 10
+    at, end = page.locator("#live-viewer .ss-clock").inner_text().split(" / ")
+    assert at == end.removesuffix(" ms"), "a finished run is shown to its end"
     titles = page.locator("#live-viewer .ss-gantt .ss-gantt-title")
     expect(titles).to_have_count(3)
     for title in titles.all():
