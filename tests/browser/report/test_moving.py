@@ -176,13 +176,23 @@ def test_a_link_has_the_view_and_opens_it_again(page, opened, traces):
     assert page.locator(".ss-float").is_hidden(), "a fragment of other runs shows nothing"
 
 
+def wait_until_the_time_is_in_the_window(page):
+    """The window is written when the timeline is painted, after the time."""
+    page.wait_for_function(
+        """() => {
+          const [low, high] = document.querySelector(".specscope[data-window]").dataset.window.split(" ").map(Number);
+          const time = Number(document.querySelector("#viewer").dataset.time);
+          return low <= time && time <= high;
+        }"""
+    )
+
+
 def test_a_step_to_a_rejection_moves_the_window_there(page):
     press(page, "w", "w", "w", "w")
     for _ in range(3):
         page.keyboard.press("p")
-    low, high = window(page)
-    assert low <= float(page.get_attribute("#viewer", "data-time")) <= high
+    wait_until_the_time_is_in_the_window(page)
     page.evaluate("view.seek(0)")
-    drawn_after(page, lambda: page.keyboard.press("n"))
-    low, high = window(page)
-    assert low <= float(page.get_attribute("#viewer", "data-time")) <= high
+    assert window(page)[0] > 0, "a time that is set does not move the window"
+    page.keyboard.press("n")
+    wait_until_the_time_is_in_the_window(page)
