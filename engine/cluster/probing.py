@@ -1,29 +1,19 @@
-"""Measures what `engine/drafters/plan.py` plans drafts from, with ordinary runs of the cluster.
-
-The result is kept in a file of the user's cache folder, because it depends only on the models, the
-method and the machine.
-"""
+"""Measures what `engine/drafters/plan.py` plans drafts from, with ordinary runs of the cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import statistics
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from hashlib import sha256
-from itertools import pairwise
-from math import isfinite
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from engine.drafters.plan import Curve, Probe, best_dynamic, best_tree
-from engine.errors import UsageError
-from engine.files import cache_folder, parse_json, read_text, replacing
+from engine.drafters.plan import Curve, Probe
+from engine.files import parse_json, read_text
 from engine.trace.events import Decision, Round, Span
 from engine.trace.trace import Trace
 from engine.workers.jobs import Measure
@@ -36,14 +26,14 @@ if TYPE_CHECKING:
 SMALLEST = 64 * 2**20
 """Bytes of the weights of the smallest target whose drafts are planned: those of a smaller one fit
 into a processor's caches, and its runs end before the measurement would."""
-BUDGET_S = 6.0
-"""Seconds of a measurement; it ends with the round that is running then."""
+BUDGET_S = 8.0
+"""Seconds of a method's measurement; it ends with the round that is running then."""
+FEWEST = 24
+"""Rounds that are measured in any case."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of the target's forwards that are timed."""
-FEWEST = 8
-"""Rounds that are measured in any case."""
-ENOUGH = 16
-"""Rounds of a measurement that is stored; a shorter one serves one cluster only."""
+VERIFY_S = 6.0
+"""Seconds of the measurement of the target's forwards, which all methods share."""
 NEW_TOKENS = 24
 """Tokens of each run."""
 CONTEXT = 64
@@ -52,7 +42,7 @@ PRIOR = 4.0
 """Observations that the rate over all levels counts as, in the rate of one level."""
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 LONGEST = 1 << 20
-"""Bytes of a file with prompts or measurements."""
+"""Bytes of the file with prompts."""
 
 RunProbe: TypeAlias = "Callable[[str, Listener, threading.Event], Trace]"
 """(prompt, listener, cancel) -> the trace of a greedy run of `NEW_TOKENS` tokens."""
@@ -63,16 +53,15 @@ def is_toy(target: Path) -> bool:
     return sum(file.stat().st_size for file in target.glob("*.safetensors")) < SMALLEST
 
 
-def measure_probe(placement: Placement, run: RunProbe, cancel: threading.Event) -> Probe | None:
+def measure_probe(verify: Curve, run: RunProbe, cancel: threading.Event) -> Probe | None:
     """Measure a method in about `BUDGET_S`; None if `cancel` is set.
 
     Args:
-        placement: Its target is timed.
+        verify: Rows -> seconds of the target's forward.
         run: Runs the method on a prompt.
         cancel: Set by the user.
     """
     end = time.monotonic() + BUDGET_S
-    verify = placement.on_loop(_verify_times(placement, cancel))
     traces, rounds = list[Trace](), 0
     for prompt in parse_json(read_text(PROMPTS, LONGEST))["prompts"]:
         over = threading.Event()
@@ -92,16 +81,23 @@ def measure_probe(placement: Placement, run: RunProbe, cancel: threading.Event) 
     return probe_of(verify, traces)
 
 
-async def _verify_times(placement: Placement, cancel: threading.Event) -> Curve:
-    """Return the target's seconds for each number of rows, within a third of the budget."""
+def measure_verify(placement: Placement, cancel: threading.Event) -> Curve:
+    """Return the target's seconds for each number of rows; fewer numbers if `cancel` is set.
+
+    More rows never take less time: where the medians say so, noise did it.
+    """
+    seconds = placement.on_loop(_verify_times(placement, cancel))
+    return tuple(zip(ROWS, accumulate(seconds, max), strict=False))
+
+
+async def _verify_times(placement: Placement, cancel: threading.Event) -> tuple[float, ...]:
     target = placement.workers_for(placement.base).by_model["target"][0]
-    job = Measure("target", context=CONTEXT, repeats=5, rows=ROWS, seconds=BUDGET_S / 3)
-    ticket = target.submit(job)
+    ticket = target.submit(Measure("target", context=CONTEXT, repeats=9, rows=ROWS, seconds=VERIFY_S))
     while not ticket.reply.done():
         await asyncio.wait([ticket.reply], timeout=0.05)
         if cancel.is_set():
             ticket.stop()
-    return tuple(zip(ROWS, ticket.reply.result().value, strict=False))
+    return ticket.reply.result().value
 
 
 def probe_of(verify: Curve, traces: Sequence[Trace]) -> Probe | None:
@@ -236,49 +232,3 @@ def _seconds(span: Span) -> float:
 
 def _medians(times: Mapping[int, Sequence[float]]) -> Curve:
     return tuple((number, statistics.median(seconds)) for number, seconds in sorted(times.items()))
-
-
-# The file of a measurement.
-
-
-def probe_path(facts: Mapping[str, Any], models: Iterable[Path]) -> Path:
-    """Return the file of a measurement.
-
-    Args:
-        facts: JSON values that the measurement depends on: method, settings, machine, versions.
-        models: Directories of the models and of the head; sizes and times of their files count.
-    """
-    files = [
-        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
-        for folder in models
-        for file in sorted(folder.resolve().glob("*"))
-        if file.is_file()
-    ]
-    key = json.dumps([facts, files], sort_keys=True)
-    return cache_folder() / "measured" / f"{sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def read_probe(path: Path) -> Probe | None:
-    """Return a stored measurement; None if the file is missing or broken, to measure again."""
-    try:
-        stored = parse_json(read_text(path, LONGEST))
-        probe = Probe(**{name: _frozen(value) for name, value in stored.items()})
-        plans = best_tree(probe), best_dynamic(probe, 1)  # wrong values fail here
-    except (UsageError, ValueError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError):
-        return None
-    return probe if all(isfinite(plan.speedup) for plan in plans) else None
-
-
-def write_probe(path: Path, probe: Probe) -> None:
-    """Store a measurement of `ENOUGH` rounds; one that is not stored is made again next time."""
-    if probe.rounds < ENOUGH:
-        return
-    with contextlib.suppress(OSError):  # the run does not need the file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            json.dump(asdict(probe), file)
-
-
-def _frozen(value: Any) -> Any:
-    """Return a JSON value with tuples instead of lists."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.cluster.execution import Execution, Request
+from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.placement import Placement, RunWorkers
-from engine.cluster.probing import CONTEXT, NEW_TOKENS, measure_probe, probe_path, read_probe, write_probe
+from engine.cluster.probing import CONTEXT, NEW_TOKENS, ROWS, measure_probe, measure_verify
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.recording import Listener, Recording
-from engine.drafters.plan import Best, Plan, Probe
+from engine.drafters.plan import Best, Curve, Plan, Probe
 from engine.environment import environment
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, Heads
@@ -218,7 +219,9 @@ class Cluster:
         """Return the stored measurement of a method, or measure it."""
         cfg = entry.plan(entry.configure(settings), self.situation)
         kind = self._layout(entry, cfg).head
-        path = self._probe_path(entry.key, settings, kind)
+        path = self._measured_path(
+            [self.head(kind).path] if kind else [], method=entry.key, settings=dict(settings)
+        )
         probe = self._probes.get(path) or read_probe(path)
         if probe is None:
             context = min(self.context, self.head(kind).context if kind else self.context)
@@ -230,25 +233,32 @@ class Cluster:
                 return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
 
             measuring()
-            probe = measure_probe(self.placement, run, cancel)
+            probe = measure_probe(self._verify_times(cancel), run, cancel)
             if probe is None:
                 return None
             write_probe(path, probe)
         self._probes[path] = probe
         return probe
 
-    def _probe_path(self, method: str, settings: Mapping[str, Any], head: str) -> Path:
+    def _verify_times(self, cancel: threading.Event) -> Curve:
+        """Return the target's stored seconds by rows, or measure them."""
+        path = self._measured_path([], rows=ROWS)
+        curve = read_curve(path)
+        if not curve:
+            curve = measure_verify(self.placement, cancel)
+            if not cancel.is_set():
+                write_curve(path, curve)
+        return curve
+
+    def _measured_path(self, heads: list[Path], **facts: Any) -> Path:
         """Return the file of a measurement; all that it depends on is in its name."""
         placement = self.placement
-        facts = {
-            "method": method,
-            "settings": dict(settings),
+        facts |= {
             "runtime": placement.runtime,
             "devices": sorted({device.kind for worker in placement.workers for device in worker.devices}),
             "environment": environment() | dict(placement.details),
         }
-        heads = [self.head(head).path] if head else []
-        return probe_path(facts, [*self.pair.models.values(), *heads])
+        return measured_path(facts, [*self.pair.models.values(), *heads])
 
     def _request(self, method: Method, cfg: Any, **asked: Any) -> Request:
         """Return the checked request of a planned Config; `asked` are its other fields."""

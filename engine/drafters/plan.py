@@ -15,12 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush, nlargest
 from itertools import accumulate
+from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Ranks
+
+LONGEST = 16
+"""Longest draft that is planned for PEARL."""
+_LEAST = 1e-3
+"""Least probability that a sum of a geometric series divides by."""
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Measured (number, seconds) pairs, the number rising; times between them are interpolated."""
@@ -110,6 +116,34 @@ def best_wide(probe: Probe, width: int = 0, levels: int = 0) -> Plan:
     return _fastest(probe, _wide_trees(probe, width, levels))
 
 
+def best_parallel(probe: Probe) -> Plan:
+    """Return PEARL's draft length with the most predicted tokens per second.
+
+    A pre-verify round takes max(T(draft), T(1 row)), emits one token, and a post-verify round
+    follows with the acceptance rate of level 1. A post-verify round of gamma rows takes
+    max(T(draft), T(gamma rows)) and repeats while all of its gamma tokens are accepted (PEARL,
+    section 3.3). The times were measured one model at a time: models that share a memory bus are
+    slower side by side.
+
+    Args:
+        probe: Of chains that are drafted first and verified then.
+    """
+    plain = _seconds(probe.verify, 1)
+    return max((_parallel(probe, plain, gamma) for gamma in range(1, LONGEST + 1)), key=lambda p: p.speedup)
+
+
+def _parallel(probe: Probe, plain: float, gamma: int) -> Plan:
+    rates = [ranks[0] for ranks in probe.rates]
+    first, *later = rates + rates[-1:] * (gamma + 1 - len(rates))
+    draft = _draft_seconds(probe, [1] * gamma) + probe.rest * gamma
+    reached = list(accumulate(later[:gamma], mul, initial=1.0))  # each token of a post-verify round
+    entered = max(first, _LEAST)
+    pre, post = 1 / entered, 1 / max(1 - reached[gamma], _LEAST)  # rounds from one correction to the next
+    tokens = pre + post * sum(reached[:gamma])
+    seconds = pre * max(draft, plain) + post * max(draft, _seconds(probe.verify, gamma))
+    return Plan(gamma, gamma, tokens / (pre + post), tokens * plain / seconds)
+
+
 Candidate: TypeAlias = tuple[Plan, Sequence[int]]
 """A draft without its speed-up, and the number of nodes with children of each level."""
 
@@ -124,10 +158,13 @@ def _fastest(probe: Probe, candidates: Iterable[Candidate]) -> Plan:
 
 
 def _round_seconds(probe: Probe, nodes: int, parents: Sequence[int]) -> float:
-    draft = _seconds(probe.first, len(parents))
-    if probe.later:
-        draft += sum(_seconds(probe.later, rows) for rows in parents[1:])
-    return draft + _seconds(probe.verify, nodes + 1) + probe.rest * nodes
+    return _draft_seconds(probe, parents) + _seconds(probe.verify, nodes + 1) + probe.rest * nodes
+
+
+def _draft_seconds(probe: Probe, parents: Sequence[int]) -> float:
+    """Return the seconds of a draft's forwards, given the nodes with children of each level."""
+    later = sum(_seconds(probe.later, rows) for rows in parents[1:]) if probe.later else 0.0
+    return _seconds(probe.first, len(parents)) + later
 
 
 def _trees(probe: Probe) -> Iterable[Candidate]:

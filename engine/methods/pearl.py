@@ -14,11 +14,12 @@ end the target does not use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
+from engine.drafters.plan import best_parallel
 from engine.layout import Colocated, Layout, Pipelined
 from engine.methods.registry import Situation, method, setting
 from engine.types import Draft, Prefix
@@ -27,16 +28,21 @@ if TYPE_CHECKING:
     from engine.run.run import Run
 
 
+MEASURED = 8
+"""Draft length of runs that measure acceptance rates."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of PEARL."""
 
     gamma: int = setting(
         0,
-        "Window size: tokens drafted in one go; 0 is round(c), the paper's best choice.",
+        "Window size: tokens drafted in one go; 0 plans it from measured cost and acceptance, and is "
+        "round(c), the paper's best choice, where nothing is planned.",
         low=1,
         high=32,
-        auto="round(c)",
+        auto="planned",
     )
     pre_verify: bool = setting(True, "Verify the first token of a chunk while the chunk is drafted.")
     post_verify: bool = setting(True, "Draft on while a chunk is verified.")
@@ -61,10 +67,15 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose gamma = round(c) and the cluster's usual number of stages where they are 0."""
+    """Choose gamma and the cluster's usual number of stages where they are 0."""
     if cfg.placement == "pipeline":
         cfg = replace(cfg, stages=situation.stages(cfg.stages))
-    return cfg if cfg.gamma else replace(cfg, gamma=min(32, max(1, round(situation.c()))))
+    if cfg.gamma:
+        return cfg
+    one_by_one = replace(cfg, gamma=MEASURED, pre_verify=False, post_verify=False, guesses=0)
+    chosen = situation.planned(asdict(one_by_one), best_parallel)
+    gamma = round(situation.c()) if chosen is None else chosen.levels
+    return replace(cfg, gamma=min(32, max(1, gamma)))
 
 
 def layout(cfg: Config) -> Layout:

@@ -6,12 +6,15 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
 import engine
+import engine.workers.measure as measure_module
 from engine.cluster import probing, session
-from engine.cluster.probing import orders_of, probe_of, probe_path, rates_of, read_probe, write_probe
+from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
+from engine.cluster.probing import orders_of, probe_of, rates_of
 from engine.drafters.plan import Probe
 from engine.drafters.static import tree
 from engine.model.language import LanguageModel
@@ -33,7 +36,7 @@ PROBE = Probe(
     rest=0.001,
     rates=((0.5, 0.25), (0.125,)),
     orders=((0.5,), (0.5, 0.25)),
-    rounds=probing.ENOUGH,
+    rounds=16,
 )
 PROMPT, LIMITS = [5, 9, 23, 4], Limits(16)
 
@@ -128,9 +131,14 @@ def test_a_stored_measurement_is_read_again_and_a_broken_one_is_not(tmp_path):
         assert read_probe(path) is None, broken
 
 
-def test_a_short_measurement_is_not_stored(tmp_path):
-    write_probe(tmp_path / "probe.json", replace(PROBE, rounds=probing.ENOUGH - 1))
-    assert list(tmp_path.iterdir()) == []
+def test_a_stored_curve_is_read_again_and_a_broken_one_is_not(tmp_path):
+    path = tmp_path / "new" / "curve.json"
+    assert read_curve(path) == ()
+    write_curve(path, PROBE.verify)
+    assert read_curve(path) == PROBE.verify
+    for broken in ("", "{}", "3", "[[1]]", '[[1, "a"]]', "[[1, NaN]]", "[[1, 0]]"):
+        path.write_text(broken)
+        assert read_curve(path) == (), broken
 
 
 def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
@@ -138,12 +146,12 @@ def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "weights").write_text("a")
-    path = probe_path({"method": "eagle"}, [model])
-    assert path == probe_path({"method": "eagle"}, [model])
+    path = measured_path({"method": "eagle"}, [model])
+    assert path == measured_path({"method": "eagle"}, [model])
     assert path.is_relative_to(tmp_path / "cache")
-    assert path != probe_path({"method": "hydra"}, [model])
+    assert path != measured_path({"method": "hydra"}, [model])
     (model / "weights").write_text("ab")
-    assert path != probe_path({"method": "eagle"}, [model])
+    assert path != measured_path({"method": "eagle"}, [model])
 
 
 # Real runs.
@@ -163,7 +171,8 @@ def quick(tmp_path, monkeypatch) -> None:
     """Measure a few rounds and store them in a folder of the test."""
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(probing, "BUDGET_S", 0.0)
-    monkeypatch.setattr(probing, "FEWEST", probing.ENOUGH)
+    monkeypatch.setattr(probing, "FEWEST", 16)
+    monkeypatch.setattr(probing, "VERIFY_S", 0.0)
 
 
 @pytest.fixture
@@ -176,7 +185,7 @@ def planned(cluster: engine.Cluster, method: str, **config: object) -> Trace:
     return cluster.run(method, PROMPT, config=config, limits=LIMITS)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle2", "parallelspec_eagle", "speculative"])
+@pytest.mark.parametrize("method", ["eagle", "eagle2", "parallelspec_eagle", "pearl", "speculative"])
 def test_a_planned_run_writes_the_greedy_text_and_is_repeated_by_its_config(method, cluster):
     expected = planned(cluster, "autoregressive").token_ids()
     trace = planned(cluster, method)
@@ -201,6 +210,24 @@ def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, clus
     assert config["heads" if method == "medusa" else "masks"] == (2 if method == "medusa" else 1)
     assert trace.header.environment["planned"]["nodes"] == max(r.drafted for r in trace.rounds) == 4
     assert trace.token_ids() == planned(cluster, "autoregressive").token_ids()
+
+
+def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_than_fewer(cluster, monkeypatch):
+    monkeypatch.setattr(measure_module, "_forward", lambda *_: next(noisy))
+    noisy = cycle([0.2, 0.1, 0.3])
+    monkeypatch.setattr(probing, "VERIFY_S", 60.0)
+    monkeypatch.setattr(probing, "ROWS", (1, 2, 4))
+    monkeypatch.setattr(session, "ROWS", (1, 2, 4))
+    curve = probing.measure_verify(cluster.placement, threading.Event())
+    assert curve == ((1, 0.2), (2, 0.2), (4, 0.3))
+
+    seen = list[object]()
+    measured = list[object]()
+    monkeypatch.setattr(session, "measure_verify", lambda *_: measured.append(1) or curve)
+    monkeypatch.setattr(session, "measure_probe", lambda verify, *_: seen.append(verify) or PROBE)
+    for method in ("eagle", "speculative", "pearl"):
+        planned(cluster, method)
+    assert (seen, measured) == ([curve] * 3, [1])
 
 
 def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, monkeypatch):

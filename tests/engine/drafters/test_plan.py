@@ -8,10 +8,11 @@ from itertools import pairwise, product
 
 import pytest
 
-from engine.drafters.plan import Probe, best_dynamic, best_tree, best_wide, likeliest
+from engine.drafters.plan import LONGEST, Probe, best_dynamic, best_parallel, best_tree, best_wide, likeliest
 from engine.drafters.static import MOST_NODES, spelled, tree
 from engine.drafters.tree import Ranks
 from engine.errors import UsageError
+from traces.closed_forms import best_gamma, pearl_speedup
 
 
 def all_trees(most: int, width: int, depth: int) -> list[frozenset[Ranks]]:
@@ -191,3 +192,27 @@ def test_wrong_trees_are_refused_in_one_line(text, words):
     with pytest.raises(UsageError, match=words) as error:
         tree(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("rate", "c"), [(0.3, 7), (0.6, 3.4), (0.8, 5), (0.9, 5.4)])
+def test_pearls_planned_draft_is_the_closed_forms_best_gamma(rate, c):
+    """With free rows and one rate at all levels (PEARL, section 4.4.1)."""
+    draft = ((1, 1 / c),)
+    facts = probe([[rate]] * 8, verify=((1, 1.0), (64, 1.0)), first=draft, later=draft, rest=0.0)
+    plan = best_parallel(facts)
+    assert plan.levels == best_gamma(pearl_speedup, rate, c, limit=LONGEST)
+    assert plan.speedup == pytest.approx(pearl_speedup(rate, plan.levels, c))
+
+
+def test_pearls_planned_draft_is_shorter_where_rows_cost_more_than_they_bring():
+    draft = {"first": ((1, 0.1),), "later": ((1, 0.1),), "rest": 0.0}
+    free = best_parallel(probe([[0.4]] * 8, verify=((1, 1.0), (64, 1.0)), **draft))
+    dear = best_parallel(probe([[0.4]] * 8, verify=((1, 1.0), (8, 1.4), (64, 4.0)), **draft))
+    assert 1 < dear.levels < free.levels
+    assert dear.speedup < free.speedup
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_pearls_draft_is_planned_at_the_extreme_rates(rate):
+    facts = probe([[rate]], verify=((1, 1.0), (64, 1.0)), first=((1, 0.25),), later=(), rest=0.0)
+    assert best_parallel(facts).speedup == pytest.approx(16 if rate else 1, rel=0.01)
