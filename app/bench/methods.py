@@ -80,6 +80,8 @@ class Comparison:
 def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan, note: Note) -> Comparison:
     """Race methods against autoregressive decoding, then decode with transformers.
 
+    The first category's race begins with a warm-up, in which drafts are planned.
+
     Args:
         cluster: The pair on worker processes.
         prompts: By category.
@@ -93,7 +95,8 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
     for category, ids in prompts.items():
         note(category)
         contestants = {key: speed.decode(cluster, plan, key, traces[key]) for key in keys}
-        races[category] = Race(contestants, ids).run(plan.rounds, plan.seconds, lambda: note(""))
+        race = Race(contestants, ids)
+        races[category] = race.run(plan.rounds, plan.seconds, lambda: note(""), warm_up=not races)
     note("transformers")
     with quiet(), speed.one_core():
         theirs = Transformers(cluster.pair, plan.new_tokens)

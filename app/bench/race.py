@@ -41,9 +41,23 @@ class Race:
         self._clock = clock
         self._written: dict[str, dict[int, list[int]]] = {name: {} for name in contestants}
 
-    def run(self, rounds: int, seconds: float, after_round: Callable[[], None] = lambda: None) -> Race:
-        """Run up to `rounds` rounds after a warm-up, at least MIN_ROUNDS, for `seconds` at most."""
-        for generate in self._contestants.values():
+    def run(
+        self,
+        rounds: int,
+        seconds: float,
+        after_round: Callable[[], None] = lambda: None,
+        *,
+        warm_up: bool = True,
+    ) -> Race:
+        """Run up to `rounds` rounds, at least MIN_ROUNDS, for `seconds` at most.
+
+        Args:
+            rounds: Most rounds.
+            seconds: Time after which no round begins.
+            after_round: Called after every round.
+            warm_up: Whether each contestant decodes the first prompt before the first round.
+        """
+        for generate in self._contestants.values() if warm_up else ():
             generate(self._prompts[0])
         begun = self._clock()
         for done in range(rounds):
