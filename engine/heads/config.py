@@ -76,6 +76,11 @@ class HeadConfig:
     norm_before_residual: bool = False
     """Whether attention's output is added to the normed state (eagle3)."""
 
+    @property
+    def drafted(self) -> int:
+        """Number of the tokens that the head drafts."""
+        return self.draft_vocab or self.vocab_size
+
     def check(self, **ranges: tuple[int, int]) -> None:
         """Check the fields that all kinds share, and whole numbers against `ranges`.
 
@@ -96,10 +101,6 @@ class HeadConfig:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise ModelError(f"{name} is {reprlib.repr(value)}; it must be true or false")
-        if self.own_lm_head and self.draft_vocab:
-            raise ModelError(
-                f"draft_vocab is {self.draft_vocab}; it must be 0 for a head with an LM head of its own"
-            )
         target: Any = self.target
         if not isinstance(target, str):
             raise ModelError(f"target is {reprlib.repr(target)}; it must be the target's name")

@@ -52,10 +52,15 @@ class Frozen(NamedTuple):
         """Return the target's most probable token of each state, (T,), for states of (T, D)."""
         return torch.cat([(part @ self.lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
 
-    def draft_best(self, states: Tensor) -> Tensor:
-        """Return the head's most probable token of each state, (T,), for states of (T, D)."""
-        parts = states.split(_AT_ONCE)
-        columns = torch.cat([(part @ self.draft_lm_head.T).argmax(-1) for part in parts])
+    def draft_best(self, states: Tensor, own: Tensor | None = None) -> Tensor:
+        """Return the head's most probable token of each state, (T,).
+
+        Args:
+            states: (T, D).
+            own: The head's own LM head, (N, D); None: the target's.
+        """
+        lm_head = self.draft_lm_head if own is None else own
+        columns = torch.cat([(part @ lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
         return columns if self.tokens is None else self.tokens[columns]
 
 
@@ -67,13 +72,15 @@ class Learned(NamedTuple):
     labels: Tensor
     """Index in `Texts` of the token that each state predicts, (A',) int64; its feature is one
     before."""
+    own: Tensor | None = None
+    """The LM head of these states, (N, D); None: the target's."""
 
     def of_answers(self, texts: Texts) -> Learned:
         """Return the states that predict tokens of answers."""
         if texts.answers is None:
             return self
         counted = texts.answers[self.labels]
-        return Learned(self.states[counted], self.labels[counted])
+        return Learned(self.states[counted], self.labels[counted], self.own)
 
 
 def unscaled(tensors: Mapping[str, Tensor], _: float) -> dict[str, Tensor]:
@@ -95,6 +102,9 @@ class TrainableHead:
     """(tensors, factor) -> tensors whose weights include the factor of the embeddings."""
     scale: float = 1.0
     """Factor of the embeddings in training; the file's weights include it."""
+    add_lm_heads: Callable[[Tensor], None] | None = None
+    """Gives each head an LM head of its own, a copy of the target's (N, D); None: the kind's heads
+    always use the target's."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save."""

@@ -8,6 +8,7 @@ exact.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -52,13 +53,13 @@ def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linea
     return Linear(lm_head.rows(tokens)), Columns(tokens)
 
 
-def own_lm_head(config: HeadConfig, take: Take) -> tuple[Linear, Columns]:
-    """Return a head's own LM head, its rows in the order of the target's, and its columns."""
-    weight = take("lm_head.weight")
+def own_lm_heads(config: HeadConfig, take: Take, names: Iterable[str]) -> tuple[list[Linear], Columns]:
+    """Return the LM heads of these names, rows in the order of the target's, and their columns."""
+    weights = map(take, names)
     if not config.draft_vocab:
-        return Linear(weight), Columns()
+        return [Linear(weight) for weight in weights], Columns()
     tokens, order = target_ids(take("d2t")).sort()
-    return Linear(weight[order]), Columns(tokens)
+    return [Linear(weight[order]) for weight in weights], Columns(tokens)
 
 
 def check_ids(path: Path, weights: Checkpoint, head: Published) -> None:

@@ -272,6 +272,12 @@ class HeadOptions(Recipe):
     vocabulary: int = setting(
         0, "Most frequent tokens of the answers, which the head drafts; 0 for all.", low=0, high=1 << 20
     )
+    lm_heads: str = setting(
+        "target",
+        "LM heads that read the head's states: the target's, or one of its own for each Medusa head, "
+        "which is learned, too.",
+        choices=("target", "own"),
+    )
     storage: str = setting(
         "bf16", "Type of the matrices in the file; int8 has a scale per row.", choices=("bf16", "int8")
     )

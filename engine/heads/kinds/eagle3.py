@@ -24,7 +24,7 @@ from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Wo
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
-from engine.heads.vocabulary import own_lm_head, vocabulary_share, vocabulary_tensors
+from engine.heads.vocabulary import own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -55,7 +55,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
         shapes[name] = (shapes[name][0], 2 * d)
     shapes |= {f"layers.0.{norm}.weight": (d,) for norm in ("input_layernorm", "hidden_norm")}
     shapes["fc.weight"] = (d, _state_count(config) * d)
-    shapes["lm_head.weight"] = (config.draft_vocab or config.vocab_size, d)
+    shapes["lm_head.weight"] = (config.drafted, d)
     if config.own_embedding:
         shapes["embed_tokens.weight"] = (config.vocab_size, d)
     return shapes | vocabulary_tensors(config)
@@ -152,7 +152,7 @@ class Eagle3:
             residual = normed if config.norm_before_residual else vectors.clone()
             return residual, torch.cat([embedding_norm(e), normed], 1)
 
-        lm_head, self.columns = own_lm_head(config, take)
+        (lm_head,), self.columns = own_lm_heads(config, take, ["lm_head.weight"])
         embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
         decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
         qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D

@@ -32,6 +32,14 @@ _MLP = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")
 _LM_HEAD = re.compile(r"hydra_lm_head\.([0-9]{1,12})\.(?:([0-9]{1,12})\.)?(weight|bias)")
 
 
+def _check(config: HeadConfig) -> None:
+    check(config)
+    if config.own_lm_head and config.draft_vocab:
+        raise ModelError(
+            f"draft_vocab is {config.draft_vocab}; it must be 0 for a Hydra head with an LM head of its own"
+        )
+
+
 def _tensors(config: HeadConfig) -> TensorShapes:
     d, shapes = config.hidden_size, TensorShapes()
     for i in range(config.heads):
@@ -205,7 +213,7 @@ def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 KIND = Kind(
-    check=check,
+    check=_check,
     tensors=_tensors,
     load=Hydra,
     layered=False,

@@ -23,9 +23,10 @@ from engine.heads.modules import linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, TrainableHead
-from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
+from engine.heads.vocabulary import lent_lm_head, own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.model.decoder import Decoder
 from engine.model.fields import MOST_TOKENS
+from engine.model.weights import Linear
 
 _PREFIX = "medusa_head."
 _BLOCK = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})\.linear\.weight")
@@ -44,7 +45,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
         for j in range(config.layers):
             shapes |= {f"{i}.{j}.linear.weight": (d, d), f"{i}.{j}.linear.bias": (d,)}
         if config.own_lm_head:
-            shapes[f"{i}.{config.layers}.weight"] = (config.vocab_size, d)
+            shapes[f"{i}.{config.layers}.weight"] = (config.drafted, d)
     return shapes | vocabulary_tensors(config)
 
 
@@ -82,9 +83,12 @@ class Medusa:
         self._blocks = [
             [linear(take, f"{i}.{j}.linear") for j in range(config.layers)] for i in range(config.heads)
         ]
-        own = range(config.heads) if config.own_lm_head else ()
-        self._lm_heads = [linear(take, f"{i}.{config.layers}", bias=False) for i in own]
-        self._lent_lm_head, self.columns = lent_lm_head(config, take, target)
+        self._lm_heads = list[Linear]()
+        if config.own_lm_head:
+            names = [f"{i}.{config.layers}.weight" for i in range(config.heads)]
+            self._lm_heads, self.columns = own_lm_heads(config, take, names)
+        else:
+            self._lent_lm_head, self.columns = lent_lm_head(config, take, target)
         self._share = vocabulary_share(config)
 
     @torch.inference_mode()
@@ -97,7 +101,9 @@ class Medusa:
 
     def work(self, count: int) -> Work:
         """Return the work of a call."""
-        return Work(0, sum(map(len, self._blocks[:count])), count if self._lm_heads else self._share, count)
+        return Work(
+            0, sum(map(len, self._blocks[:count])), self._share * (len(self._lm_heads[:count]) or 1), count
+        )
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call all heads once, for the first level; one row holds for every node of a level."""
@@ -127,28 +133,54 @@ class ResidualBlock(nn.Module):
         return x + functional.silu(self.linear(x))
 
 
+class TrainableMedusaHead(nn.ModuleList):
+    """One block, and the head's own LM head if it learns one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__([ResidualBlock(width)])
+
+    @property
+    def own(self) -> Tensor | None:
+        """The head's own LM head, (N, D)."""
+        return self[1]["weight"] if len(self) > 1 else None
+
+    def add_lm_head(self, lm_head: Tensor) -> None:
+        """Learn a copy of an LM head, (N, D)."""
+        self.append(nn.ParameterDict({"weight": nn.Parameter(lm_head.clone())}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return self[0](x)
+
+
 class TrainableMedusa(nn.ModuleList):
-    """The heads in training, with one block each."""
+    """The heads in training, with one block each, then the target's LM head or their own."""
 
     def __init__(self, width: int, heads: int) -> None:
-        super().__init__(nn.Sequential(ResidualBlock(width)) for _ in range(heads))
+        super().__init__(TrainableMedusaHead(width) for _ in range(heads))
+
+    def add_lm_heads(self, lm_head: Tensor) -> None:
+        """Give each head a copy of the target's LM head, (N, D), to learn."""
+        for head in self:
+            head.add_lm_head(lm_head)
 
     def learn(self, texts: Texts) -> list[Learned]:
         """Return the states of every head."""
         learned = list[Learned]()
         for i, head in enumerate(self):
             n = texts.anchor_tensor(i + 1)
-            learned.append(Learned(head(texts.features[n - 1]), n + 1 + i))
+            learned.append(Learned(head(texts.features[n - 1]), n + 1 + i, head.own))
         return learned
 
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         """Return `count` drafts at each anchor, (A, count)."""
         features = texts.features[texts.anchor_tensor(0) - 1]
-        return torch.stack([frozen.draft_best(self[i](features)) for i in range(count)], 1)
+        heads = list(self)[:count]
+        return torch.stack([frozen.draft_best(head(features), head.own) for head in heads], 1)
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions."""
-        return TrainableHead(self, self.learn, self.draft)
+        return TrainableHead(self, self.learn, self.draft, add_lm_heads=self.add_lm_heads)
 
 
 KIND = Kind(

@@ -82,16 +82,19 @@ def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
     """Return the trainable module of a head that was read.
 
     Raises:
-        UsageError: It has parts that no trainable module has: LM heads, biases, or more than one
-            layer.
+        UsageError: It has parts that no trainable module has: LM heads of a kind that learns none,
+            biases, or more than one layer.
     """
     config, kind = weights.config, KINDS[weights.config.kind]
     biased = config.biased or config.qkv_bias
-    if config.kind not in HEAD_DEFAULTS or config.own_lm_head or biased or config.layers != 1:
+    trained = config.kind in HEAD_DEFAULTS and not biased and config.layers == 1
+    head = build_head(config.kind, shape, kind.size(config), 0, config.embedding_scale) if trained else None
+    if head is None or (config.own_lm_head and head.add_lm_heads is None):
         raise UsageError(
             f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
         )
-    head = build_head(config.kind, shape, kind.size(config), 0, config.embedding_scale)
+    if config.own_lm_head and head.add_lm_heads is not None:
+        head.add_lm_heads(torch.zeros(config.drafted, config.hidden_size))
     head.module.load_state_dict({name: t for name, t in weights.tensors.items() if name != "d2t"})
     return head
 

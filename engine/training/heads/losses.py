@@ -37,7 +37,7 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
     for k, learned in enumerate(head.learn(texts)):
-        states, labels = learned.of_answers(texts)
+        states, labels, own = learned.of_answers(texts)
         if not len(labels):  # the batch has no draft of this length
             places.append(torch.zeros_like(total))
             continue
@@ -46,7 +46,7 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
         loss = states.sum() * 0.0
         if drafted.any():
             p, q, chosen = features[drafted], states[drafted], columns[drafted]
-            loss = distilled(q, p, chosen, frozen.draft_lm_head, options.token_loss)
+            loss = distilled(q, p, chosen, frozen.draft_lm_head, options.token_loss, own)
         places.append(loss.detach())
         if options.regression:
             loss = loss + options.regression * functional.smooth_l1_loss(states, features)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.errors import UsageError
 from engine.files import replacing
 from engine.heads.config import HeadConfig, layer_fields
 from engine.heads.files import tokenizer_digest, write_head
@@ -136,6 +137,8 @@ def _begin(
     level = float(features.float().square().mean().sqrt())
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build_head(options.kind, shape, options.size, options.seed, scale, level)
+    if options.lm_heads == "own" and head.add_lm_heads is not None:
+        head.add_lm_heads(frozen.draft_lm_head)
     head.module.to(training.device)
     config = head_config(options, shape, scale)
     start = compare(options, config)
@@ -153,6 +156,10 @@ def check(options: HeadOptions) -> ModelShape:
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     check_lengths(options, shape.context, "the target")
     check_range("vocabulary", options.vocabulary, 0, shape.vocab)
+    if options.lm_heads == "own" and build_head(options.kind, shape, options.size, 0).add_lm_heads is None:
+        raise UsageError(
+            f"lm_heads is own; heads of kind {options.kind} use the target's: leave it at target"
+        )
     compare(options, head_config(options, shape, 1.0))
     if options.text is None and not (options.out / WRITTEN).is_file():
         read_mixture(options.weights, find_sources(options.data))
@@ -197,6 +204,7 @@ def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadCo
         heads=options.size if kind.sized_by == "heads" else 0,
         masks=options.size if kind.sized_by == "masks" else 0,
         draft_vocab=options.vocabulary,
+        own_lm_head=options.lm_heads == "own",
         tokenizer=tokenizer_digest(options.target),
         shape=layer_fields(read_config(options.target)) if kind.layered else {},
         target=options.target_name or options.target.name,

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig
 from engine.heads.drafting import Columns, Work
-from engine.heads.files import check_head, write_head
+from engine.heads.files import check_head, tokenizer_digest, write_head
 from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
 from engine.heads.vocabulary import offsets, target_ids
 from engine.model.weights import PACKED_FROM, Linear
+from engine.pairs.config import read_config
 from engine.pairs.load import load
 from tests.engine.heads.forms import D, V, drawn
 from tests.engine.heads.random_heads import make_head
@@ -59,6 +62,22 @@ def test_the_rows_of_a_matrix_are_those_of_its_weight(size):
     assert torch.equal(matrix.rows(ids), weight[ids])
 
 
+def test_own_lm_heads_are_read_in_the_order_of_the_targets_tokens(target, tmp_path):
+    model, ids, width = load(target), [9, 2, 40], read_config(target).hidden_size
+    sizes = {"hidden_size": width, "vocab_size": tiny.VOCAB, "tokenizer": tokenizer_digest(target)}
+    path = store(tmp_path / "head", ids, own_lm_head=True, heads=2, **sizes)
+    head, tensors = load_head(str(path), model), load_file(path / "model.safetensors")
+    state = torch.randn(width)
+    for i, logits in enumerate(head(state, 2)):
+        x = state + functional.silu(
+            tensors[f"{i}.0.linear.weight"].float() @ state + tensors[f"{i}.0.linear.bias"].float()
+        )
+        expected = tensors[f"{i}.1.weight"].float() @ x
+        found = {head.columns.token(c): float(z) for c, z in enumerate(logits)}
+        assert found == pytest.approx(dict(zip(ids, expected.tolist(), strict=True)), rel=1e-3, abs=1e-4)
+    assert head.work(2).heads == pytest.approx(2 * 3 / tiny.VOCAB), "two products with three rows each"
+
+
 def test_a_row_of_q_is_zero_for_tokens_without_a_column():
     tokens = torch.tensor([1, 4, 5])
     assert torch.equal(target_ids(offsets(tokens)), tokens)
@@ -68,10 +87,10 @@ def test_a_row_of_q_is_zero_for_tokens_without_a_column():
 
 
 def store(folder: Path, ids: list[int] | None, **changes: object) -> Path:
-    """Write a Medusa head that drafts some tokens."""
+    """Write a head that drafts some tokens, a Medusa head unless `changes` name another kind."""
     size = 0 if ids is None else len(ids)
     config = replace(HeadConfig("medusa", D, V, heads=1, draft_vocab=size), **changes)
-    tensors: dict[str, Tensor] = drawn(KINDS["medusa"].tensors(config))
+    tensors: dict[str, Tensor] = drawn(KINDS[config.kind].tensors(config))
     tensors.pop("d2t", None)
     if ids is not None:
         tensors["d2t"] = offsets(torch.tensor(ids))
@@ -92,8 +111,8 @@ def store(folder: Path, ids: list[int] | None, **changes: object) -> Path:
         (None, {"draft_vocab": 4}, "tensors missing in a head of kind medusa: d2t$"),
         (
             [3, 2],
-            {"own_lm_head": True},
-            "draft_vocab is 2; it must be 0 for a head with an LM head of its own$",
+            {"kind": "hydra", "own_lm_head": True},
+            "draft_vocab is 2; it must be 0 for a Hydra head with an LM head of its own$",
         ),
     ],
 )

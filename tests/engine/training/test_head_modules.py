@@ -123,8 +123,8 @@ def test_learned_states_give_the_drafts(kind: str, shape: ModelShape, texts: Tex
     head, frozen = head_of(kind, shape), frozen_of(shape)
     with torch.no_grad():
         drafts = head.draft(texts, frozen, 3)
-        for k, (states, labels) in enumerate(head.learn(texts)[:3]):
-            best, anchors = frozen.draft_best(states), texts.anchors.tolist()
+        for k, (states, labels, own) in enumerate(head.learn(texts)[:3]):
+            best, anchors = frozen.draft_best(states, own), texts.anchors.tolist()
             for label, token in zip(labels.tolist(), best.tolist(), strict=True):
                 anchor = label - 1 - k
                 if anchor in anchors and (k == 0 or kind not in ("hydra", "eagle")):
@@ -215,6 +215,47 @@ def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
         online.append(float(np.mean(terms)))
     losses = head_losses(head, texts, frozen, HeadOptions.of("parallelspec_eagle", **folders))
     assert losses.total.item() == pytest.approx(sum(online), rel=1e-5)
+
+
+def test_the_gradient_of_own_lm_heads_is_autograds(shape: ModelShape, texts: Texts) -> None:
+    """The loss of Medusa heads with their own LM heads, against autograd over whole logits."""
+    head, frozen = head_of("medusa", shape), frozen_of(shape)
+    frozen = frozen.shortened(torch.arange(5, 35))
+    assert head.add_lm_heads is not None
+    head.add_lm_heads(frozen.draft_lm_head)
+    options = HeadOptions.of("medusa", data=Path("data"), out=Path("out"), token_loss=0.3, lm_heads="own")
+    ours = head_losses(head, texts, frozen, options).total
+    expected = torch.zeros(())
+    for k, (states, labels, own) in enumerate(head.learn(texts)):
+        assert own is not None
+        columns, drafted = frozen.columns(texts.ids[labels])
+        log_q = (states[drafted] @ own.T).log_softmax(-1)
+        p = (texts.features[labels - 1][drafted] @ frozen.draft_lm_head.T).softmax(-1)
+        divergence = (p * (p.log() - log_q)).sum(-1)
+        crossed = -log_q.gather(-1, columns[drafted, None])[:, 0]
+        expected = expected + 0.8**k * (0.3 * crossed + 0.7 * divergence).mean()
+    torch.testing.assert_close(ours, expected)
+    parameters = dict(head.module.named_parameters())
+    assert parameters["2.1.weight"].shape == (30, WIDTH)
+    for ours_part, autograds in zip(
+        torch.autograd.grad(ours, list(parameters.values()), retain_graph=True),
+        torch.autograd.grad(expected, list(parameters.values())),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours_part, autograds, atol=1e-6, rtol=1e-4)
+
+
+def test_own_lm_heads_decide_the_drafts(shape: ModelShape, texts: Texts) -> None:
+    head, frozen = head_of("medusa", shape), frozen_of(shape)
+    shared = head.draft(texts, frozen, 3)
+    assert head.add_lm_heads is not None
+    head.add_lm_heads(frozen.draft_lm_head)
+    assert torch.equal(head.draft(texts, frozen, 3), shared), "they begin as the target's"
+    with torch.no_grad():
+        dict(head.module.named_parameters())["1.1.weight"].neg_()
+    changed = head.draft(texts, frozen, 3)
+    assert torch.equal(changed[:, 0], shared[:, 0])
+    assert not torch.equal(changed[:, 1], shared[:, 1])
 
 
 def test_acceptance_counts_drafts_where_the_text_is_greedy() -> None:

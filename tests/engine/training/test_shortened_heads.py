@@ -13,19 +13,24 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import engine
 from engine.errors import UsageError
 from engine.heads.files import read_head
 from engine.heads.packed import Texts
 from engine.heads.trainable import Frozen, Learned
 from engine.heads.vocabulary import target_ids
+from engine.model.shape import ModelShape
+from engine.pairs.config import read_config
 from engine.training import cli
 from engine.training.data import Corpus
+from engine.training.heads.card import restore
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.shorten import shorten_head
 from engine.training.heads.train import train_head
 from engine.training.heads.vocabulary import most_frequent
 from engine.training.options import HeadOptions
 from engine.training.steps import read_log
+from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub
 
@@ -128,6 +133,32 @@ def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head: Path, trai
     log = read_log(head / "loss.jsonl")
     assert np.mean([row["loss"] for row in log[-5:]]) < 0.9 * log[0]["loss"]
     assert read_log(head / "acceptance.jsonl")[-1]["length"] > 1.2
+
+
+def test_medusa_heads_learn_lm_heads_of_their_own(head: Path, trained: Path, tmp_path: Path) -> None:
+    """They are written, drafted with in a lossless run, and measured for the card."""
+    given = {**FOLDERS, "out": tmp_path / "medusa", "target": trained / "target", "device": "cpu"}
+    sizes = {"steps": 3, "warmup": 1, "batch": 4, "sequence": 64, "size": 4, "vocabulary": 40, "answer": 40}
+    options = HeadOptions.of(
+        "medusa", **given, **sizes, text=head / "written.safetensors", lm_heads="own", learning_rate=0.01
+    )
+    weights = read_head(train_head(options), trained / "target")
+    assert weights.config.own_lm_head
+    assert weights.tensors["0.1.weight"].shape == (40, weights.config.hidden_size)
+    assert not torch.equal(weights.tensors["0.1.weight"], weights.tensors["1.1.weight"])
+    shape = ModelShape.of(read_config(trained / "target"), trained)
+    texts = restore(weights, shape).module.state_dict()
+    torch.testing.assert_close(texts["1.1.weight"], weights.tensors["1.1.weight"].float())
+    with engine.open(
+        target=trained / "target", runtime="local-thread", device="cpu", head=options.out
+    ) as cluster:
+        expected, trace = (
+            cluster.run(method, [5, 9, 23, 4], limits=Limits(24)) for method in ("autoregressive", "medusa")
+        )
+        assert trace.token_ids() == expected.token_ids()
+        assert sum(r.drafted for r in trace.rounds) > 0
+    with pytest.raises(UsageError, match="lm_heads is own; heads of kind eagle use the target's"):
+        train_head(replace(options, kind="eagle", out=tmp_path / "eagle"))
 
 
 def test_a_head_is_shortened_and_restored_without_training(head: Path, trained: Path, tmp_path: Path) -> None:
