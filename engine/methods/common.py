@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.drafters.plan import best_tree
 from engine.drafters.static import MOST_NODES, spelled, within
+from engine.drafters.static import tree as tree_of
 from engine.drafters.tree import Static
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
@@ -120,6 +121,8 @@ def head_layout(kind: str) -> Layout:
 def planned_tree(tree: str, paper: str, levels: int, situation: Situation) -> str:
     """Return the setting `tree`, with `auto` replaced by the fastest tree, or by the paper's.
 
+    A head with fewer levels than the paper's tree gets the tree's first levels.
+
     Args:
         tree: Setting `tree`.
         paper: The tree where nothing is planned.
@@ -130,7 +133,10 @@ def planned_tree(tree: str, paper: str, levels: int, situation: Situation) -> st
         return tree
     probe = PROBE.cut(levels or PROBE.depth)
     plan = situation.planned({"tree": spelled(probe.paths)}, best_tree)
-    return paper if plan is None else spelled(plan.paths)
+    if plan is not None:
+        return spelled(plan.paths)
+    whole = tree_of(paper)
+    return spelled(whole.cut(levels).paths) if 0 < levels < whole.depth else paper
 
 
 def planned_heads(tree: str, heads: int, levels: int) -> int:

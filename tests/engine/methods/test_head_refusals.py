@@ -112,6 +112,18 @@ def test_a_wrong_tree_file_is_refused_with_the_node(pair, tmp_path, paths, messa
     refused(pair, "medusa", message, tree=str(tmp_path / "mine.toml"))
 
 
+def test_a_head_with_fewer_levels_than_the_papers_tree_drafts_its_first_levels(pair, tmp_path):
+    path = make_head(tmp_path / "head", "medusa", pair.target_path, heads=2)
+    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+        cluster.check("medusa")
+        trace = cluster.run("medusa", PROMPT, limits=Limits(6))
+        with pytest.raises(UsageError, match="the tree medusa has 4 levels; the head drafts at least 1"):
+            cluster.run("medusa", PROMPT, config={"tree": "medusa"}, limits=Limits(6))
+    paths = tree(trace.header.config["tree"]).paths
+    assert paths == tree("medusa").cut(2).paths
+    assert trace.header.config["heads"] == max(map(len, paths)) == 2
+
+
 def test_a_users_tree_is_drafted(world, tmp_path):
     (tmp_path / "mine.toml").write_text("paths = [[1], [0], [0, 0], [1, 0]]\n")
     trace = world[0].run("hydra", PROMPT, config={"tree": str(tmp_path / "mine.toml")}, limits=Limits(9))
