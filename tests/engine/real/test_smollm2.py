@@ -16,7 +16,7 @@ from engine.methods import METHODS
 from engine.pairs.pair import Pair, stored_drafters, stored_heads
 from tests.conftest import USER_CACHE
 
-NAME, TOKENS = "smollm2", 16
+NAME, TOKENS = "smollm2", 24
 FOLDER = USER_CACHE / "models" / NAME
 PROMPT = "Repeat this sentence: the old library by the harbour opens at nine in the morning."
 """A prompt whose answer copies from it, so that copied drafts are accepted."""
@@ -65,5 +65,5 @@ def test_a_method_writes_the_greedy_text_of_transformers(
 
 
 def test_copied_drafts_save_target_forwards(cluster: Cluster) -> None:
-    trace = cluster.run("prompt_lookup", PROMPT, limits=engine.Limits(max_new_tokens=24))
-    assert len(trace.rounds) < 24 / 2
+    trace = cluster.run("prompt_lookup", PROMPT, limits=engine.Limits(max_new_tokens=TOKENS))
+    assert len(trace.rounds) < TOKENS / 2
