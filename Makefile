@@ -4,28 +4,35 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine traces app tests
 
-.PHONY: play test lint format unit model browser bench clean
+.PHONY: play test lint style types format unit model browser bench clean
 .DEFAULT_GOAL := play
 
 # The first start downloads a chat model (93 MB; Ctrl-C skips it). Later starts do not try again.
 play: $(VENV)/.app  ## set up and open the playground (ARGS="--port 8000")
 	@first=$$(test -e $(VENV)/.played || echo --get-model); touch $(VENV)/.played; exec $(BIN)/specscope play $$first $(ARGS)
 
-test: lint unit  ## set up (browser included), lint, type-check, run all tests
+# The type checker has one thread: it runs beside the tests.
+test: style  ## set up (browser included), lint, type-check, run all tests
+	@$(MAKE) --no-print-directory -j 2 types unit
 
-lint: $(VENV)/.dev
+lint: style types
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(VENV)/.dev
 	$(BIN)/pyright
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-# Two files at a time, in order: the browser's, which take longest, are among the first. Bytecode is kept: the tests
-# start some hundred processes.
+# Three files at a time, in order: the browser's, which take longest, are among the first. Two left over a quarter
+# of two cores idle: many tests wait for processes and pages. Bytecode is kept: the tests start some hundred
+# processes.
 unit: $(VENV)/.dev browser model
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # Without it, the tests on a real model are skipped and say so.
 model: $(VENV)/.dev

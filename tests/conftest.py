@@ -4,11 +4,14 @@ No test reads or changes the user's downloaded models and measurements.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from engine.files import cache_folder
@@ -25,3 +28,14 @@ The processes of pytest-xdist inherit both variables from the first one.
 """
 os.environ["SPECSCOPE_CACHE"] = tempfile.mkdtemp(prefix="specscope-tests-")
 atexit.register(shutil.rmtree, os.environ["SPECSCOPE_CACHE"], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt the imported modules, a million objects that stay, from garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -14,10 +14,17 @@ from traces.lab import Cell, Sweep
 PROFILE = "pearl-4xA100"
 
 
-@pytest.fixture
-def page(service):
+@pytest.fixture(scope="module")
+def built():
+    """The tab's components, which all tests share."""
     with gr.Blocks():
-        return Lab(lambda: service)
+        return Lab(None)
+
+
+@pytest.fixture
+def page(built, service):
+    built.service = lambda: service
+    return built
 
 
 def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):

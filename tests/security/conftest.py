@@ -13,15 +13,21 @@ from app.page import Page
 from app.runs import RunRequest
 from app.server import build_app
 from app.service import Service
+from engine.errors import ModelError
 from tests.app.fakes import FakeOpen
 
 HOST = "http://127.0.0.1:7860"
 
 
+def no_network(name: str, *_: object) -> Path:
+    """Refuse a download, as a machine without a network does."""
+    raise ModelError(f"{name} cannot be downloaded: no network")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Return a service with one stored run."""
-    service = Service(tmp_path_factory.mktemp("site") / "traces.db", FakeOpen())
+    """Return a service with one stored run, which downloads nothing."""
+    service = Service(tmp_path_factory.mktemp("site") / "traces.db", FakeOpen(), find_model=no_network)
     assert service.start(RunRequest(method="pearl", prompt="Tell me a story.")).wait(60)
     yield service
     service.close()

@@ -134,6 +134,8 @@ def test_a_file_in_the_data_of_an_event_is_only_text(client, page, outside, copi
             answer = call(client, number, [None] * len(handler.inputs), event)
             assert "process_completed" in answer, handler.name
             assert SECRET not in answer
+            if handler.name == "download":
+                assert "no network" in answer, "the handler asks for the model of its button"
     assert copied == []
     assert "Traceback" not in "".join(capfd.readouterr())
 

@@ -76,67 +76,6 @@ def test_chat_hover_and_replay(page: Page) -> None:
     expect(page.locator(".app-prompt")).to_have_count(0)
 
 
-def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
-    page = open_page(motion="no-preference")
-    race = page.locator("#demo .app-demo-root")
-    expect(race.locator(".ss-pane")).to_have_count(3)
-    expect(race.locator(".app-look")).to_have_count(3)
-    expect(race.locator(".ss-replay")).to_have_attribute("data-races", "1")
-    expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
-    page.locator("#demo").get_by_role("button", name="Hide").click()
-    expect(race.locator(".ss-pane")).to_have_count(0)
-    page = open_page(motion="no-preference")
-    expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
-    expect(page.locator("#demo .ss-pane")).to_have_count(0)
-
-
-def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(open_page) -> None:
-    page = open_page(motion="no-preference")
-    page.get_by_role("radio", name="Virtual cluster").check()
-    choose(page, "Autoregressive", True)
-    answer(page, "Hello!", tokens=8)
-    live = page.locator("#live-viewer")
-    expect(page.locator("#settings")).to_be_hidden()
-    expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
-    expect(live.locator(".ss-replay")).to_have_attribute("data-races", "1")
-    expect(live.get_by_role("button", name="Play")).to_be_visible()
-    expect(page.locator("#turn")).to_be_in_viewport()
-    advised = live.locator(".ss-verdict button")
-    expect(live.locator(".ss-verdict-main")).to_have_count(2)
-    page.reload()
-    viewer(page).wait_for()
-    expect(page.locator(".app-prompt")).to_have_text("Hello!")
-    expect(page.locator("#demo .ss-pane")).to_have_count(0)
-    if advised.count():
-        name = advised.first.inner_text()
-        advised.first.click()
-        wait_for(page, "running")
-        wait_for(page, "done")
-        viewer(page).wait_for()
-        assert name.startswith("Run ")
-        expect(live.locator(".ss-pane")).to_have_count(3)
-
-
-def test_the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
-    search = page.get_by_role("searchbox", name="Search methods")
-    search.fill("medusa")
-    boxes = page.locator("#methods").get_by_role("checkbox")
-    expect(boxes).to_have_count(2)
-    search.fill("")
-    page.get_by_role("button", name="no training needed").click()
-    expect(page.locator("#methods").get_by_role("checkbox", name="LLMA", exact=True)).to_be_checked()
-    page.get_by_role("button", name="usual", exact=True).click()
-    page.get_by_role("button", name="PEARL: settings").click()
-    page.locator("#pearl-gamma").fill("5")
-    page.locator('[data-pick="again pearl"]').click()
-    page.locator("#pearl-2-gamma").fill("2")
-    page.get_by_role("radio", name="Virtual cluster").check()
-    answer(page, "Hello!", tokens=6)
-    titles = page.locator("#live-viewer .ss-pane h3")
-    expect(titles.nth(2)).to_have_text("PEARL · γ 5")
-    expect(titles.nth(3)).to_have_text("PEARL · γ 2")
-
-
 def test_escape_stops_a_turn_and_its_text_stays(page: Page) -> None:
     new_tokens(page, 1500)
     page.get_by_role("button", name="A lighthouse keeper").click()
@@ -149,35 +88,6 @@ def test_escape_stops_a_turn_and_its_text_stays(page: Page) -> None:
     expect(page.locator("#live-viewer .ss-token").first).to_be_visible()
     expect(page.locator("#panes .app-pane").last).to_contain_text("Stopped before the first token")
     expect(page.locator("#run")).to_be_visible()
-
-
-def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
-    page.get_by_role("radio", name="Virtual cluster").check()
-    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
-    answer(page, HOSTILE, tokens=8)
-    expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
-    expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)
-
-
-def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
-    methods = page.locator("#methods").get_by_role("checkbox")
-    pearl = page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)
-    expect(methods).to_have_count(len(KEYS))
-    page.get_by_role("radio", name="SmolLM2 135M Instruct").check()
-    expect(methods).to_have_count(len(able("smollm2")))
-    for key in usual("smollm2"):
-        expect(
-            page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
-        ).to_be_checked()
-    if "pearl" not in able("smollm2"):
-        page.locator("#unlisted summary").click()
-        expect(page.locator("#unlisted")).to_contain_text("PEARL needs a drafter")
-    expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
-    page.get_by_role("radio", name="The bundled pair (a toy)").check()
-    expect(pearl).to_be_checked()
-    expect(page.locator("#about-models")).to_contain_text("A toy for tests")
-    expect(page.locator("#model-smollm2")).to_contain_text("Apache-2.0")
-    expect(page.locator("#get-smollm2")).to_be_visible()
 
 
 def test_errors_are_shown_beside_their_controls(page: Page) -> None:
@@ -338,3 +248,96 @@ def test_a_further_prompt_that_is_too_long_is_refused_with_its_number(page: Page
     refusal = page.locator("#alert-prompt .app-alert")
     expect(refusal).to_contain_text("prompt 2 of 3 (counted from 0)")
     expect(refusal).to_contain_text("context")
+
+
+# Without worker processes: the tests above share those of one cluster, which a virtual one closes.
+
+
+def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
+    page = open_page(motion="no-preference")
+    race = page.locator("#demo .app-demo-root")
+    expect(race.locator(".ss-pane")).to_have_count(3)
+    expect(race.locator(".app-look")).to_have_count(3)
+    expect(race.locator(".ss-replay")).to_have_attribute("data-races", "1")
+    expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
+    page.locator("#demo").get_by_role("button", name="Hide").click()
+    expect(race.locator(".ss-pane")).to_have_count(0)
+    page = open_page(motion="no-preference")
+    expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
+    expect(page.locator("#demo .ss-pane")).to_have_count(0)
+
+
+def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
+    methods = page.locator("#methods").get_by_role("checkbox")
+    pearl = page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)
+    expect(methods).to_have_count(len(KEYS))
+    page.get_by_role("radio", name="SmolLM2 135M Instruct").check()
+    expect(methods).to_have_count(len(able("smollm2")))
+    for key in usual("smollm2"):
+        expect(
+            page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
+        ).to_be_checked()
+    if "pearl" not in able("smollm2"):
+        page.locator("#unlisted summary").click()
+        expect(page.locator("#unlisted")).to_contain_text("PEARL needs a drafter")
+    expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
+    page.get_by_role("radio", name="The bundled pair (a toy)").check()
+    expect(pearl).to_be_checked()
+    expect(page.locator("#about-models")).to_contain_text("A toy for tests")
+    expect(page.locator("#model-smollm2")).to_contain_text("Apache-2.0")
+    expect(page.locator("#get-smollm2")).to_be_visible()
+
+
+def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(open_page) -> None:
+    page = open_page(motion="no-preference")
+    page.get_by_role("radio", name="Virtual cluster").check()
+    choose(page, "Autoregressive", True)
+    answer(page, "Hello!", tokens=8)
+    live = page.locator("#live-viewer")
+    expect(page.locator("#settings")).to_be_hidden()
+    expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
+    expect(live.locator(".ss-replay")).to_have_attribute("data-races", "1")
+    expect(live.get_by_role("button", name="Play")).to_be_visible()
+    expect(page.locator("#turn")).to_be_in_viewport()
+    advised = live.locator(".ss-verdict button")
+    expect(live.locator(".ss-verdict-main")).to_have_count(2)
+    page.reload()
+    viewer(page).wait_for()
+    expect(page.locator(".app-prompt")).to_have_text("Hello!")
+    expect(page.locator("#demo .ss-pane")).to_have_count(0)
+    if advised.count():
+        name = advised.first.inner_text()
+        advised.first.click()
+        wait_for(page, "running")
+        wait_for(page, "done")
+        viewer(page).wait_for()
+        assert name.startswith("Run ")
+        expect(live.locator(".ss-pane")).to_have_count(3)
+
+
+def test_the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
+    search = page.get_by_role("searchbox", name="Search methods")
+    search.fill("medusa")
+    boxes = page.locator("#methods").get_by_role("checkbox")
+    expect(boxes).to_have_count(2)
+    search.fill("")
+    page.get_by_role("button", name="no training needed").click()
+    expect(page.locator("#methods").get_by_role("checkbox", name="LLMA", exact=True)).to_be_checked()
+    page.get_by_role("button", name="usual", exact=True).click()
+    page.get_by_role("button", name="PEARL: settings").click()
+    page.locator("#pearl-gamma").fill("5")
+    page.locator('[data-pick="again pearl"]').click()
+    page.locator("#pearl-2-gamma").fill("2")
+    page.get_by_role("radio", name="Virtual cluster").check()
+    answer(page, "Hello!", tokens=6)
+    titles = page.locator("#live-viewer .ss-pane h3")
+    expect(titles.nth(2)).to_have_text("PEARL · γ 5")
+    expect(titles.nth(3)).to_have_text("PEARL · γ 2")
+
+
+def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
+    page.get_by_role("radio", name="Virtual cluster").check()
+    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
+    answer(page, HOSTILE, tokens=8)
+    expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
+    expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)
