@@ -27,7 +27,7 @@ function geometry(model, tracksOf) {
   return { cards, height: Math.max(0, top - SIZE.between) };
 }
 
-const drafted = (run) => run.headline.some((part) => part.kind === "both");
+const drafted = (run) => (run.long && run.tracks.some((track) => track.role !== "target")) || run.headline.some((part) => part.kind === "both");
 
 /** The window that shows everything; of a long prefill only the end. */
 function fitWindow(model) {

@@ -19,7 +19,8 @@ function paint(scene, place) {
     ctx.save();
     ctx.translate(0, card.body);
     paintAxis(scene, card);
-    for (const row of card.rows) merged += PAINT[row.type](scene, row, card.run) ?? 0;
+    const painters = !card.run.long ? PAINT : covers(card.run, scene.from, scene.to) ? PAINT_PART : PAINT_BINS;
+    for (const row of card.rows) merged += painters[row.type](scene, row, card.run) ?? 0;
     ctx.restore();
   }
   return { merged, bin: BIN * scene.pixel };
