@@ -72,7 +72,6 @@ BARS = {
     "viewer_zoom_ms_100000": Bar(at_most=1000 / 60),
     "viewer_live_ms": Bar(at_most=1000 / 30),
     "viewer_live_worst_ms": Bar(at_most=200),
-    "viewer_live_share": Bar(at_most=1.3),
 }
 """Bars by figure; the other figures explain these."""
 

@@ -193,15 +193,13 @@ function paintStack(scene, bins, looks, top, height) {
   const wide = bins.width / scene.pixel;
   const low = new Float32Array(Math.max(0, last - first));
   for (const [shares, fill] of looks) {
-    const path = new Path2D();
+    scene.ctx.fillStyle = fill;
     for (let i = first; i < last; i++) {
       const share = Math.min(1 - low[i - first], shares[i]);
       if (share <= 0) continue;
       low[i - first] += share;
-      path.rect(scene.x(bins.low + i * bins.width), top + height * (1 - low[i - first]), wide, height * share);
+      scene.ctx.fillRect(scene.x(bins.low + i * bins.width), top + height * (1 - low[i - first]), wide, height * share);
     }
-    scene.ctx.fillStyle = fill;
-    scene.ctx.fill(path);
   }
 }
 
