@@ -21,7 +21,7 @@ LONG = 1000
 """Most spans of runs whose whole document is made at once, in about 0.15 s."""
 MOST_ANALYSED = 20_000
 """Most spans of runs whose analysis is made when they are opened, in a few seconds."""
-OPENING = 500
+OPENING = 300
 """About how many spans the first part of a document has, over all runs."""
 MOST_SPANS = 1200
 """Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""

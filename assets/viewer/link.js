@@ -35,12 +35,12 @@ function follow(viewer, fragment) {
   if (range && range[0] < range[1]) viewer.select(range);
   viewer.showRejected(values.get("view") === "rejected");
   const [span, token, step] = ["span", "token", "step"].map((name) => numbers(name, ".", 2));
-  const [run, number] = span ?? token ?? step ?? [];
+  const [run, place] = span ?? token ?? step ?? [];
   const shown = model.runs[run];
-  const row = token && shown?.tokens.find((other) => other.index === number);
-  if (span && shown && findSpan(shown, number)) viewer.pick(shown, { span: number });
+  const row = token && shown?.tokens.find((other) => other.index === place);
+  if (span && shown && findSpan(shown, place)) viewer.pick(shown, { span: place });
   else if (row) viewer.pick(shown, { token: row });
-  else if (step && shown) viewer.pickStep(shown, number);
+  else if (step && shown) viewer.pickStep(shown, place);
   viewer.later = shown?.long && !viewer.pinned ? fragment : ""; // the whole run may have it
 }
 

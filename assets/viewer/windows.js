@@ -48,7 +48,6 @@ class Windows {
     this.spans = this.runs.reduce((sum, run) => sum + run.long.spans, 0);
     this.say();
     this.look();
-    if (this.spans <= SOON) this.whole();
   }
 
   say() {
@@ -93,8 +92,8 @@ class Windows {
     const { gantt } = this.viewer;
     if (answer.bins) {
       answer.bins.asked = width;
-      if (overview) run.overview = answer.bins;
-      else run.detail = answer.bins;
+      run[overview ? "overview" : "detail"] = answer.bins;
+      if (this.spans <= SOON && this.runs.every((other) => other.overview)) this.whole(); // after what is shown first
       gantt.map.drawn = null;
       gantt.settle();
       return;

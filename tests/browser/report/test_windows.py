@@ -19,7 +19,7 @@ from traces.view.packed import packed
 
 PATIENCE = 60_000
 """Longest wait for a text, in ms."""
-MOUNT = """async (text) => {
+MOUNT = """async ([text, fragment]) => {
     window.view.destroy();
     const root = document.getElementById("viewer");
     for (const key of Object.keys(root.dataset)) delete root.dataset[key];
@@ -29,7 +29,7 @@ MOUNT = """async (text) => {
         window: async (query) => { asked.push(query); return JSON.parse(await askWindow(query)); },
         whole: async () => { await hold; return JSON.parse(await askWhole()); },
     };
-    window.view = SpecScope.mount(root, JSON.parse(text), { source });
+    window.view = SpecScope.mount(root, JSON.parse(text), { source, fragment });
 }"""
 
 
@@ -70,7 +70,7 @@ def long_page(opened, answers):
 @pytest.fixture
 def shown(long_page):
     page, opening = long_page
-    page.evaluate(MOUNT, opening)
+    page.evaluate(MOUNT, [opening, ""])
     expect(page.locator(".ss-gantt ~ .ss-detail")).to_contain_text("bars", timeout=PATIENCE)
     return page
 
@@ -116,3 +116,12 @@ def test_the_whole_document_replaces_the_part_and_keeps_the_window(shown, traces
 def test_a_range_beyond_the_part_has_no_figures(shown):
     shown.locator(".ss-gantt").press("x")
     assert "The range holds more than the loaded part" in shown.locator(".ss-range").inner_text()
+
+
+def test_a_link_to_a_token_outside_of_the_part_is_followed_when_the_whole_run_is_here(long_page):
+    page, opening = long_page
+    page.evaluate(MOUNT, [opening, "token=0.450"])
+    page.wait_for_selector("#viewer[data-drawn]")
+    assert page.locator(".ss-token[data-index='450']").count() == 0
+    page.evaluate("release()")
+    page.wait_for_selector(".ss-token[data-index='450'].ss-lit")
