@@ -142,8 +142,10 @@ def build_router(service: Service) -> APIRouter:
         return _answer(document)
 
     @router.get("/window")
-    def window(run: str, low: float, high: float, margin: float = 0, bins: int = 700) -> Response:
-        return _answer(lambda: windows.window(run, low, high, margin, bins))
+    def window(
+        run: str, low: float, high: float, margin: float = 0, bins: int = 700, rows: bool = True
+    ) -> Response:
+        return _answer(lambda: windows.window(run, low, high, margin, bins, rows=rows))
 
     @router.get("/live")
     def live(run: str, cursor: int = 0) -> Response:

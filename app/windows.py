@@ -26,6 +26,8 @@ OPENING = 300
 MOST_SPANS = 1200
 """Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""
 MOST_BINS = 2000
+FURTHEST = 1e12
+"""Largest time of a window in ms: 30 years."""
 KEPT = 16
 """Windows of whole runs that are kept in memory: zooming out asks for them again and again."""
 
@@ -69,7 +71,9 @@ class Windows:
         parts = [(store.opening(run, size, share), size) for run, size in zip(ids, sizes, strict=True)]
         return packed(part_document(parts))
 
-    def window(self, name: str, low: float, high: float, margin: float, bins: int) -> dict[str, Any]:
+    def window(
+        self, name: str, low: float, high: float, margin: float, bins: int, *, rows: bool = True
+    ) -> dict[str, Any]:
         """Return a window of a run: `part`, its rows, or `bins` if it has too many.
 
         Args:
@@ -78,6 +82,7 @@ class Windows:
             high: Its end.
             margin: Milliseconds on either side that are read, too, where the rows are few enough.
             bins: Number of bins.
+            rows: Whether rows may be the answer.
 
         Raises:
             UsageError: The run has no windows, or the numbers are out of range.
@@ -86,7 +91,7 @@ class Windows:
         size, store = self._size(name), self._service.store
         if size is None or store is None:
             raise UsageError(f"run {shown(name)} is not stored or has not ended; open it whole")
-        if not (low < high and margin >= 0 and 1 <= bins <= MOST_BINS):
+        if not (-FURTHEST < low < high < FURTHEST and 0 <= margin < FURTHEST and 1 <= bins <= MOST_BINS):
             raise UsageError(
                 f"window {low:g} to {high:g} ms with margin {margin:g} in {bins} bins is not valid; "
                 f"it needs a start before its end and 1 to {MOST_BINS} bins"
@@ -97,7 +102,7 @@ class Windows:
         windows = [(_ns(low, size), _ns(high, size))]
         if not whole or size.spans <= MOST_SPANS:
             windows.insert(0, (start, end))
-        for window in windows:
+        for window in windows if rows else []:
             if (found := store.part(run, size, *window, MOST_SPANS)) is not None:
                 return packed_run(part_sections(found, size))
         return {"bins": self._bins(run, size, start, end, bins)}

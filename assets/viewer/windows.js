@@ -76,16 +76,16 @@ class Windows {
 
   /** What is missing of a run, {run, address, width}, or null. */
   missing(run) {
-    const ask = (low, high, margin, bins) => ({
-      run, width: high - low, address: new URLSearchParams({ run: run.id, low, high, margin, bins }).toString(),
+    const ask = (low, high, margin, bins, rows) => ({
+      run, width: high - low, overview: !rows, address: new URLSearchParams({ run: run.id, low, high, margin, bins, rows }).toString(),
     });
-    if (!run.overview) return { ...ask(run.from, run.to, 0, OVERVIEW), overview: true };
+    if (!run.overview) return ask(run.from, run.to, 0, OVERVIEW, false);
     if (!this.viewer.gantt.range) return null;
     const [from, to] = [Math.max(run.from, this.viewer.gantt.range[0]), Math.min(run.to, this.viewer.gantt.range[1])];
     if (from >= to || covers(run, from, to)) return null;
     const bins = binsFor(run, from, to);
     if (bins && to - from > SHARPER * bins.asked) return null;
-    return ask(from, to, to - from, 2 * OVERVIEW);
+    return ask(from, to, to - from, 2 * OVERVIEW, true);
   }
 
   take({ run, width, overview }, answer) {

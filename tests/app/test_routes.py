@@ -107,6 +107,8 @@ def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypa
     address = {"run": finished.run_id, "low": part["from"], "high": part["to"], "bins": 8}
     bins = client.get("/specscope/window", params=address).json()["bins"]
     assert sum(bins["spans"]) == spans
+    forced = client.get("/specscope/window", params={**address, "high": part["part"]["to"], "rows": False})
+    assert 0 < sum(forced.json()["bins"]["spans"]) < spans
     near = {**address, "high": part["part"]["to"], "margin": part["to"]}
     found = client.get("/specscope/window", params=near).json()
     assert "bins" not in found, "the window without its margin is few enough"
@@ -116,6 +118,8 @@ def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypa
         404,
         True,
     )
+    far = client.get("/specscope/window", params={**address, "high": "1e308"})
+    assert (far.status_code, "is not valid" in far.text) == (404, True)
     assert "open it whole" in client.get("/specscope/window?run=nobody&low=0&high=1").json()["error"]
 
 

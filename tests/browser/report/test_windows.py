@@ -54,7 +54,11 @@ def answers(tmp_path_factory, traces):
         def ask(query):
             asked = {name: values[0] for name, values in parse_qs(query).items()}
             low, high, margin = (float(asked[name]) for name in ("low", "high", "margin"))
-            return json.dumps(server.window(asked["run"], low, high, margin, int(asked["bins"])))
+            return json.dumps(
+                server.window(
+                    asked["run"], low, high, margin, int(asked["bins"]), rows=asked["rows"] == "true"
+                )
+            )
 
         yield json.dumps(server.document("long")), ask, lambda: json.dumps(packed(view_model(traces)))
 
