@@ -128,6 +128,7 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
                 runs = []
             return {tabs: gr.update(selected="history"), **history.show(runs)} if runs else gr.skip()
 
-        page.load(follow_link, None, opened, **QUIET)
+        linked = page.load(follow_link, None, opened, **QUIET)
+        linked.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
 from app.demo import demo_document
 from app.limits import CLOSE
+from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
 from traces.export.assets import plotly_script, viewer_script, viewer_style
@@ -130,14 +131,21 @@ def build_router(service: Service) -> APIRouter:
             headers={"Cache-Control": "public, max-age=31536000, immutable"},
         )
 
+    windows = Windows(service)
+
     @router.get("/model")
-    def model(runs: str) -> Response:
-        try:
-            document = packed(view_model(*median_of(find_passes(service, runs))))
-        except SpecScopeError as error:
-            return _refusal(error)
-        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-        return Response(text, media_type="application/json", headers=FRESH)
+    def model(runs: str, whole: bool = False) -> Response:
+        def document() -> dict[str, Any]:
+            early = None if whole else windows.document(runs)
+            return early or packed(view_model(*median_of(find_passes(service, runs))))
+
+        return _answer(document)
+
+    @router.get("/window")
+    def window(
+        run: str, low: float, high: float, margin: float = 0, bins: int = 700, rows: bool = True
+    ) -> Response:
+        return _answer(lambda: windows.window(run, low, high, margin, bins, rows=rows))
 
     @router.get("/live")
     def live(run: str, cursor: int = 0) -> Response:
@@ -146,8 +154,7 @@ def build_router(service: Service) -> APIRouter:
             return _refusal(UsageError(f"run {shown(run)} is not in memory; open it in the history"))
         ended = found.ended  # before the events: no event follows the last one that is sent
         events, after = found.since(cursor)
-        text = json.dumps(delta(found.run_id, events, after, ended=ended), separators=(",", ":"))
-        return Response(text, media_type="application/json", headers=FRESH)
+        return _answer(lambda: delta(found.run_id, events, after, ended=ended))
 
     @router.get("/demo")
     def demo() -> Response:
@@ -276,6 +283,15 @@ def find_passes(service: Service, names: str) -> list[list[Trace]]:
     if not any(found):
         raise UsageError(f"run {names.replace(',', ', ')} has no trace; it has not begun or does not exist")
     return [group for group in found if group]
+
+
+def _answer(document: Callable[[], Mapping[str, Any]]) -> Response:
+    """Return a document as JSON, or the error that making it raised."""
+    try:
+        text = json.dumps(document(), allow_nan=False, separators=(",", ":"))
+    except SpecScopeError as error:
+        return _refusal(error)
+    return Response(text, media_type="application/json", headers=FRESH)
 
 
 def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str] | None = None) -> Response:

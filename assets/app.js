@@ -44,12 +44,15 @@ window.SpecScopeApp = (() => {
 
   // -- the viewer
 
-  async function fetchModel(runs) {
-    const answer = await fetch(`/specscope/model?runs=${runs.map(encodeURIComponent).join(",")}`);
+  async function ask(address) {
+    const answer = await fetch(`/specscope/${address}`);
     const body = await answer.json();
     if (!answer.ok) throw new Error(body.error ?? `the server answered ${answer.status}`);
     return body;
   }
+
+  /** The document of runs; of long runs a part of it unless `whole`. */
+  const fetchModel = (runs, whole) => ask(`model?runs=${runs.map(encodeURIComponent).join(",")}&whole=${Boolean(whole)}`);
 
   /** Show the runs of the component's value, {runs, revision, live}, whenever it changes. */
   function viewer(element, props, watch, trigger, advised) {
@@ -84,11 +87,14 @@ window.SpecScopeApp = (() => {
         return;
       }
       if (!view) state("loading");
-      const model = await fetchModel(wanted.runs);
+      const model = await fetchModel(wanted.runs, results);
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
-      else view = SpecScope.mount(root, model, { theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
+      else {
+        const source = { window: (query) => ask(`window?${query}`), whole: () => fetchModel(value().runs, true) };
+        view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
+      }
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);

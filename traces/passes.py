@@ -10,6 +10,7 @@ from traces.metrics import measure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.trace.events import Header
     from engine.trace.trace import Trace
 
 
@@ -27,6 +28,8 @@ def median_first(passes: Sequence[Trace]) -> list[Trace]:
 
     Passes that are not done are last.
     """
+    if len(passes) < 2:
+        return list(passes)  # nothing to measure
     speeds = {id(t): _speed(t) for t in passes}
     done = sorted((t for t in passes if speeds[id(t)]), key=lambda t: speeds[id(t)])
     others = [t for t in passes if not speeds[id(t)]]
@@ -36,19 +39,20 @@ def median_first(passes: Sequence[Trace]) -> list[Trace]:
 
 def spread(passes: Sequence[Trace]) -> Spread | None:
     """Return the slowest and the fastest speed; None with fewer than two passes."""
+    if len(passes) < 2:
+        return None  # nothing to measure
     speeds = [speed for speed in map(_speed, passes) if speed]
     if len(speeds) < 2:
         return None
     return {"count": len(speeds), "low": min(speeds), "high": max(speeds)}
 
 
-def grouped(traces: Sequence[Trace]) -> list[list[Trace]]:
+def grouped(headers: Sequence[Header]) -> list[list[Header]]:
     """Return the passes of each method with its settings and prompts, the oldest method first."""
-    groups: dict[str, list[Trace]] = {}
-    for trace in traces:
-        header = trace.header
+    groups: dict[str, list[Header]] = {}
+    for header in headers:
         key = json.dumps([header.method, header.config, header.prompt_ids, header.sampling], sort_keys=True)
-        groups.setdefault(key, []).append(trace)
+        groups.setdefault(key, []).append(header)
     return list(groups.values())
 
 

@@ -13,7 +13,7 @@ from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.checking import check_types
 from engine.trace.events import Commit, Device, Footer, Header, Span, Status
 from engine.trace.trace import Trace
-from traces import recorder, schema
+from traces import recorder, schema, windows
 from traces.checks import check
 from traces.database import is_damage
 from traces.schema import RUN
@@ -66,14 +66,14 @@ def page(
 
 def load(connection: Connection, run_id: str) -> Trace:
     """Return the trace of a run; see `Store.load`."""
-    with _undamaged(run_id):
+    with undamaged(run_id):
         trace = _read(connection, run_id)
         check(trace)
     return trace
 
 
 @contextmanager
-def _undamaged(run_id: str) -> Generator[None]:
+def undamaged(run_id: str) -> Generator[None]:
     """Turn the errors that a damaged value raises into a StoreError that names the run."""
     try:
         yield
@@ -105,6 +105,19 @@ def _read(connection: Connection, run_id: str) -> Trace:
     if trace.footer is None and row.id not in recorded(connection):
         trace.close_incomplete()
     return trace
+
+
+def header(connection: Connection, run_id: str) -> Header:
+    """Return the header of a run; see `Store.header`."""
+    with undamaged(run_id):
+        return _header(find(connection, run_id, *_HEADER))
+
+
+def part(connection: Connection, run_id: str, size: windows.Extent, low: int, high: int) -> windows.Part:
+    """Return the rows of a window of a run that has ended; see `Store.part`."""
+    with undamaged(run_id):
+        row = find(connection, run_id, *_HEADER, *_FOOTER)
+        return windows.part(connection, size, low, high, _header(row), _footer(row))
 
 
 def group(connection: Connection, run_id: str) -> list[str]:
@@ -165,7 +178,7 @@ def _footer(row: Row[Any]) -> Footer | None:
 def _summary(connection: Connection, key: int, live: bool) -> Summary:
     run_id = _id_of(connection, key)
     try:
-        with _undamaged(run_id):
+        with undamaged(run_id):
             return _undamaged_summary(connection, key, live)
     except StoreError as error:
         header = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")

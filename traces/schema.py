@@ -10,7 +10,7 @@ refuses a file with codes that it does not know.
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, SmallInteger, Table, inspect
 from sqlalchemy.types import TypeDecorator
@@ -78,7 +78,10 @@ class Frozen(TypeDecorator[Any]):
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+    """Return tuples for lists; a call per list, not per value, as it runs for every row."""
+    if not isinstance(value, list):
+        return value
+    return tuple([_tuples(v) if isinstance(v, list) else v for v in cast("list[Any]", value)])
 
 
 def dump(value: Any) -> str:

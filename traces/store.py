@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete
 
 from engine.errors import StoreError, UsageError
-from traces import database, queries
+from traces import database, queries, windows
 from traces.database import default_path
 from traces.queries import Summary
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from engine.trace.events import Header
     from engine.trace.trace import Trace
+    from traces.windows import Bins, Extent, Part
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
 
@@ -42,6 +43,7 @@ class Store:
         """
         self.path = Path(path) if path is not None else default_path()
         self._engine = database.open_engine(self.path, readonly=readonly)
+        self._extents: dict[int, Extent] = {}
         self._writer = None if readonly else Writer(self._engine, self.path)
 
     def __enter__(self) -> Store:
@@ -125,6 +127,62 @@ class Store:
         """
         with self._reading() as connection:
             return queries.load(connection, run_id)
+
+    def header(self, run_id: str) -> Header:
+        """Return the header of a run.
+
+        Raises:
+            UsageError: There is no such run.
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection:
+            return queries.header(connection, run_id)
+
+    def extent(self, run_id: str) -> Extent | None:
+        """Return the size of a run; None if it is not stored, or has no end yet.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection, queries.undamaged(run_id):
+            return windows.extent(connection, run_id, self._extents)
+
+    def opening(self, run_id: str, size: Extent, most: int) -> Part:
+        """Return the beginning of a run, with about `most` spans.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection:
+            high = windows.time_of(connection, size, most)
+            return queries.part(connection, run_id, size, size.start, high)
+
+    def part(self, run_id: str, size: Extent, low: int, high: int, most: int) -> Part | None:
+        """Return the rows of a window; None if it has more than `most` spans.
+
+        Args:
+            run_id: The run.
+            size: Its `extent`.
+            low: Start of the window, in ns since the run's start.
+            high: Its end.
+            most: Most spans that are read.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection:
+            if windows.count(connection, size, low, high) > most:
+                return None
+            return queries.part(connection, run_id, size, low, high)
+
+    def bins(self, run_id: str, size: Extent, low: int, high: int, number: int) -> Bins:
+        """Return a window of a run as this number of bins.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection, queries.undamaged(run_id):
+            return windows.bins(connection, size, low, high, number)
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first.

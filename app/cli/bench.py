@@ -190,7 +190,7 @@ def _viewer(quick: bool) -> dict[str, Figure]:
     from app.bench import viewer
 
     with _progress() as note:
-        return viewer.measure(viewer.SIZES, 1 if quick else 3, note)
+        return viewer.measure(viewer.SIZES, 1 if quick else 2, note)
 
 
 def _placements(args: argparse.Namespace, plan: Plan) -> int:

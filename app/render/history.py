@@ -13,7 +13,6 @@ from traces.view.settings import config_text
 
 if TYPE_CHECKING:
     from engine.trace.events import Header
-    from engine.trace.trace import Trace
     from traces.store import Summary
 
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
@@ -98,23 +97,23 @@ def _pager(shown: int, total: int, offset: int, size: int) -> str:
     )
 
 
-def opened(traces: Sequence[Trace], names: Sequence[str] = ()) -> str:
+def opened(headers: Sequence[Header], names: Sequence[str] = ()) -> str:
     """Return the heading above the viewer: title, time and downloads of the open runs.
 
     Args:
-        traces: The runs, of repeated ones the median pass.
+        headers: Of the runs; of repeated ones the median pass.
         names: Their names in addresses; by default their ids.
     """
-    ids = list(names) or [trace.header.run_id for trace in traces]
+    ids = list(names) or [header.run_id for header in headers]
     files = "".join(
-        f"<li>{text(name_of(t.header))}: {''.join(_export(t.header.run_id, form) for form in EXPORTS)}</li>"
-        for t in traces
+        f"<li>{text(name_of(h))}: {''.join(_export(h.run_id, form) for form in EXPORTS)}</li>"
+        for h in headers
     )
-    title = name_of(traces[0].header) if len(traces) == 1 else f"{len(traces)} runs compared"
-    mark = lossy(traces[0].header) if len(traces) == 1 else ""
+    title = name_of(headers[0]) if len(headers) == 1 else f"{len(headers)} runs compared"
+    mark = lossy(headers[0]) if len(headers) == 1 else ""
     return (
         f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>{mark}'
-        f'<span class="app-note">{moment(traces[0].header.created)}</span>'
+        f'<span class="app-note">{moment(headers[0].created)}</span>'
         f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
         f'<a href="{report_address(ids)}" download>Download report</a>'
         f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>Download it without the prompt</a></span>'

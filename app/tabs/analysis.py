@@ -50,14 +50,15 @@ class Analysis:
         with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
             gr.HTML("<h2>Difference</h2>")
             self.diff = _html(js_on_load=CHARTS)
-        with gr.Column(elem_id="acceptance", elem_classes="app-card"):
+        with gr.Column(elem_id="acceptance", elem_classes="app-card") as self.third:
             gr.HTML("<h2>Acceptance by definition</h2>")
             self.acceptance = _html()
+        self.cards = [self.card, self.second, self.third]
         self.sliders = [self.rate, self.gamma, self.c]
         self.shown = [
             *(self.run, self.card, self.method, self.profile, self.pair, self.settings, self.devices),
             *(self.message, self.result, self.viewer, self.keep, self.kept),
-            *(self.chart, *self.sliders, self.second, self.diff, self.acceptance),
+            *(self.chart, *self.sliders, self.second, self.diff, self.third, self.acceptance),
         ]
         """Components that `show` updates."""
         self._connect()
@@ -122,6 +123,7 @@ class Analysis:
         return {
             **(self._start(traces[0]) if len(traces) == 1 else {self.card: gr.update(visible=False)}),
             **self._difference(traces, names),
+            self.third: gr.update(visible=True),
             self.acceptance: acceptance_table(traces, names),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,18 @@ import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
-from app.routes import MAX_COMPARED, find_passes, median_of, store_of
+from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.tabs.analysis import Analysis
 from app.tabs.plan import MOST_PASSES
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
+from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
 from traces.passes import grouped
 
 if TYPE_CHECKING:
     from app.service import Service
+    from engine.trace.events import Header
     from traces.store import Store
 
 PAGE_SIZE = 20
@@ -91,9 +94,12 @@ class History:
         picked = [self.place, self.open, self.delete, self.confirm]
         # always_last would repeat an older event's data; `app.js` waits for a pause instead.
         self.table.picked(self.pick, self.place, picked, trigger_mode="multiple", **QUIET)
-        self.table.opened(self.open_one, None, shown, **QUIET)
-        self.table.compared(self.open_group, None, shown, **QUIET)
-        self.open.click(self.open_selected, self.place, shown, **QUIET)
+        for opening in (
+            self.table.opened(self.open_one, None, shown, **QUIET),
+            self.table.compared(self.open_group, None, shown, **QUIET),
+            self.open.click(self.open_selected, self.place, shown, **QUIET),
+        ):
+            opening.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
         self.delete.click(self.ask_delete, self.place, [self.confirm, self.question], **QUIET)
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
@@ -166,10 +172,8 @@ class History:
         try:
             store = self._store()
             runs = store.group(str(event.run))[: MAX_COMPARED * MOST_PASSES]
-            traces = [t for run in runs if (t := store.load(run)) is not None]
-            return self.show(
-                ["~".join(t.header.run_id for t in group) for group in grouped(traces)][:MAX_COMPARED]
-            )
+            groups = grouped([store.header(run) for run in runs])
+            return self.show(["~".join(h.run_id for h in group) for group in groups][:MAX_COMPARED])
         except SpecScopeError as error:
             return {self.message: alert(str(error))}
 
@@ -178,8 +182,13 @@ class History:
         return self.show(_read(place)[1])
 
     def show(self, runs: Sequence[str]) -> Update:
-        """Open runs in the viewer."""
+        """Open runs in the viewer; of long runs `analyse` shows the analysis later."""
         try:
+            if long_runs(self.service.store, [run.split("~")[0] for run in runs]):
+                headers = [self._store().header(run.split("~")[0]) for run in runs]
+                return self._opened(headers, runs) | dict.fromkeys(
+                    self.analysis.cards, gr.update(visible=False)
+                )
             passes = find_passes(self.service, ",".join(runs))
         except SpecScopeError as error:
             return {
@@ -189,14 +198,31 @@ class History:
             }
         traces, passes = median_of(passes)
         names = ["~".join(t.header.run_id for t in group) for group in passes]
+        return self._opened([t.header for t in traces], names) | self.analysis.show(traces)
+
+    def _opened(self, headers: Sequence[Header], names: Sequence[str]) -> Update:
         return {
             self.listing: gr.update(visible=False),
             self.detail: gr.update(visible=True),
-            self.heading: opened(traces, names),
+            self.heading: opened(headers, names),
             self.viewer: viewed(names),
             self.message: "",
-            **self.analysis.show(traces),
         }
+
+    def analyse(self, shown: str) -> Any:
+        """Show the analysis of long runs in the viewer, which takes seconds; not of very long ones.
+
+        Args:
+            shown: Value of the viewer.
+        """
+        try:
+            runs = [str(run) for run in json.loads(shown)["runs"]]
+            sizes = long_runs(self.service.store, [run.split("~")[0] for run in runs])
+            if not sizes or sum(size.spans for size in sizes) > MOST_ANALYSED:
+                return gr.skip()
+            return self.analysis.show(find_traces(self.service, ",".join(runs)))
+        except (SpecScopeError, ValueError, KeyError, TypeError):
+            return gr.skip()  # the viewer shows what is wrong
 
     # -- change
 

@@ -10,7 +10,7 @@ function labelOf(run, row) {
 /** The label of a strip: the busy share from the spans, or the measured load. */
 function stripLabel(run, row) {
   const spans = row.type === "strip";
-  const share = spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy;
+  const share = (spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy) ?? null; // a part has no figures
   const title = spans ? "share of decoding in which the device works" : "mean load of the whole device while decoding, other programs included";
   return el("div", { class: "ss-row-label ss-row-strip", title }, `${row.label}${share === null ? "" : ` ${Math.round(100 * share)}\u202f%`}`);
 }

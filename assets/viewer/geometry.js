@@ -27,7 +27,7 @@ function geometry(model, tracksOf) {
   return { cards, height: Math.max(0, top - SIZE.between) };
 }
 
-const drafted = (run) => run.headline.some((part) => part.kind === "both");
+const drafted = (run) => (run.long && run.tracks.some((track) => track.role !== "target")) || run.headline.some((part) => part.kind === "both");
 
 /** The window that shows everything; of a long prefill only the end. */
 function fitWindow(model) {
@@ -95,8 +95,8 @@ function marksOfRun(run) {
 }
 
 /**
- * The marks in a window, {row, x, size}: one per token and rejected draft. The marks of one commit are side by side and
- * end at its time. If there are too many, one of each outcome per 3 pixels is kept.
+ * The marks in a window, {row, x, size, dense}: one per token and rejected draft. The marks of one commit are side by side and
+ * end at its time. If there are too many, one of each outcome per 3 pixels is kept, and they are `dense`.
  */
 function tokenMarks(run, from, to, pixel) {
   const { rows, t, back, code, room } = marksOfRun(run);
@@ -113,7 +113,7 @@ function tokenMarks(run, from, to, pixel) {
       if (taken[place]) continue;
       taken[place] = 1;
     }
-    marks.push({ row: rows[i], x, size: size - 1.5 });
+    marks.push({ row: rows[i], x, size: size - 1.5, dense: bins > 0 });
   }
   return marks;
 }

@@ -35,9 +35,13 @@ function follow(viewer, fragment) {
   if (range && range[0] < range[1]) viewer.select(range);
   viewer.showRejected(values.get("view") === "rejected");
   const [span, token, step] = ["span", "token", "step"].map((name) => numbers(name, ".", 2));
-  if (span && model.runs[span[0]] && findSpan(model.runs[span[0]], span[1])) viewer.pick(model.runs[span[0]], { span: span[1] });
-  else if (token && model.runs[token[0]]?.tokens[token[1]]) viewer.pick(model.runs[token[0]], { token: model.runs[token[0]].tokens[token[1]] });
-  else if (step && model.runs[step[0]]) viewer.pickStep(model.runs[step[0]], step[1]);
+  const [run, place] = span ?? token ?? step ?? [];
+  const shown = model.runs[run];
+  const row = token && shown?.tokens.find((other) => other.index === place);
+  if (span && shown && findSpan(shown, place)) viewer.pick(shown, { span: place });
+  else if (row) viewer.pick(shown, { token: row });
+  else if (step && shown) viewer.pickStep(shown, place);
+  viewer.later = shown?.long && !viewer.pinned ? fragment : ""; // the whole run may have it
 }
 
 /** Put the view into the address of the page and on the clipboard; return the address. */

@@ -15,7 +15,7 @@ class Minimap {
 
   update(model) {
     this.model = model;
-    this.runs = model.runs.filter((run) => run.band.length);
+    this.runs = model.runs.filter((run) => run.band.length || run.long);
     this.node.hidden = !this.runs.length;
     this.plot.style.height = `${this.runs.length * (MAP.row + MAP.gap) + MAP.gap}px`;
     this.range = fitWindow(model);
@@ -34,7 +34,11 @@ class Minimap {
       const pixel = (to - from) / width;
       const scene = { ctx, from, to, pixel, width, colours, x: (t) => (t - from) / pixel };
       const styles = BAND_KINDS.map((kind) => ({ fill: colours[`band-${kind}`] }));
-      this.runs.forEach((run, i) => paintLine(scene, bandLine(run), MAP.gap + i * (MAP.row + MAP.gap), MAP.row, styles));
+      this.runs.forEach((run, i) => {
+        const top = MAP.gap + i * (MAP.row + MAP.gap);
+        if (run.long) paintOverview(scene, run, top, MAP.row);
+        else paintLine(scene, bandLine(run), top, MAP.row, styles);
+      });
     }
     this.place();
   }

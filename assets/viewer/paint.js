@@ -19,7 +19,8 @@ function paint(scene, place) {
     ctx.save();
     ctx.translate(0, card.body);
     paintAxis(scene, card);
-    for (const row of card.rows) merged += PAINT[row.type](scene, row, card.run) ?? 0;
+    const painters = !card.run.long ? PAINT : covers(card.run, scene.from, scene.to) ? PAINT_PART : PAINT_BINS;
+    for (const row of card.rows) merged += painters[row.type](scene, row, card.run) ?? 0;
     ctx.restore();
   }
   return { merged, bin: BIN * scene.pixel };
@@ -85,24 +86,17 @@ function paintLine(scene, line, top, height, styles) {
   return 0;
 }
 
+// Many rectangles are much faster one by one than as one path: a path is rastered with all of its edges at once.
 function paintBars({ ctx, x, width }, line, first, last, top, height, styles) {
-  const fills = styles.map(() => new Path2D());
-  const edges = styles.map(() => new Path2D());
-  for (let i = first; i < last; i++) {
-    const look = line.look[i];
-    const left = Math.max(-4, x(line.start[i]));
-    const wide = Math.max(1, Math.min(width + 4, x(line.end[i])) - left);
-    if (wide > 4 && styles[look].edge) {
-      fills[look].roundRect(left, top, wide, height, 1.5);
-      edges[look].roundRect(left + 0.5, top + 0.5, wide - 1, height - 1, 1.5);
-    } else fills[look].rect(left, top, wide, height);
-  }
   styles.forEach(({ fill, edge }, look) => {
-    ctx.fillStyle = fill;
-    ctx.fill(fills[look]);
-    if (!edge) return;
-    ctx.strokeStyle = edge;
-    ctx.stroke(edges[look]);
+    [ctx.fillStyle, ctx.strokeStyle] = [fill, edge ?? fill];
+    for (let i = first; i < last; i++) {
+      if (line.look[i] !== look) continue;
+      const left = Math.max(-4, x(line.start[i]));
+      const wide = Math.max(1, Math.min(width + 4, x(line.end[i])) - left);
+      ctx.fillRect(left, top, wide, height);
+      if (wide > 4 && edge) ctx.strokeRect(left + 0.5, top + 0.5, wide - 1, height - 1);
+    }
   });
 }
 
@@ -113,38 +107,35 @@ function paintShares({ ctx, x, from, to, pixel }, line, top, height, styles) {
   const bins = Math.ceil((to - start) / bin);
   const low = new Float32Array(bins);
   sharesOf(line, styles.length, start, bin, bins).forEach((shares, look) => {
-    const path = new Path2D();
+    ctx.fillStyle = styles[look].fill;
     for (let i = 0; i < bins; i++) {
       const share = Math.min(1 - low[i], shares[i]);
       if (share <= 0) continue;
       low[i] += share;
-      path.rect(x(start + i * bin), top + height * (1 - low[i]), BIN, height * share);
+      ctx.fillRect(x(start + i * bin), top + height * (1 - low[i]), BIN, height * share);
     }
-    ctx.fillStyle = styles[look].fill;
-    ctx.fill(path);
   });
 }
 
 /** Paint the waits of at least a pixel, with an edge where the reason changes. Host gaps inside a longer wait have none. */
-function paintWaits({ ctx, x, from, to, pixel, colours, hatches }, row) {
+function paintWaits({ ctx, x, from, to, width, pixel, colours, hatches }, row) {
   const line = waitLine(row.track);
   const [first, last] = visible(line, from, to);
   const [top, height] = [row.y + 1, row.height - 2];
-  const path = new Path2D();
   const edges = [];
+  ctx.fillStyle = hatches.wait;
   let [reached, current] = [-Infinity, -1];
   for (let i = first; i < last; i++) {
     const [start, end, reason] = [line.start[i], line.end[i], line.look[i]];
     if (end - start < pixel) continue;
-    path.rect(x(start), top, (end - start) / pixel, height);
+    const left = Math.max(0, x(start));
+    ctx.fillRect(left, top, Math.min(width, x(end)) - left, height);
     if (start - reached > pixel) current = -1;
     reached = end;
     if (REASONS[reason] === "host" || reason === current) continue;
     current = reason;
     edges.push([x(start), reason]);
   }
-  ctx.fillStyle = hatches.wait;
-  ctx.fill(path);
   for (const [left, reason] of edges) {
     ctx.fillStyle = colours[`wait-${REASONS[reason]}`];
     ctx.fillRect(left, top, 3, height);
@@ -155,26 +146,20 @@ function paintWaits({ ctx, x, from, to, pixel, colours, hatches }, row) {
 function paintSteps({ ctx, x, colours }, { y, height }, steps, fill, edge) {
   if (!steps.length) return;
   const bottom = y + height;
-  const path = new Path2D();
-  path.moveTo(x(steps[0].start), bottom);
-  for (const { start, end, share } of steps) {
-    path.lineTo(x(start), bottom - share * height);
-    path.lineTo(x(end), bottom - share * height);
-  }
-  path.lineTo(x(steps.at(-1).end), bottom);
   ctx.fillStyle = colours.line;
   ctx.fillRect(x(steps[0].start), bottom - 0.5, x(steps.at(-1).end) - x(steps[0].start), 1);
   ctx.fillStyle = fill;
-  ctx.fill(path);
+  for (const { start, end, share } of steps) ctx.fillRect(x(start), bottom - share * height, x(end) - x(start), share * height);
   if (!edge) return;
-  ctx.strokeStyle = edge;
-  ctx.stroke(path);
+  ctx.fillStyle = edge;
+  for (const { start, end, share } of steps) ctx.fillRect(x(start), bottom - share * height - 0.5, x(end) - x(start), 1);
 }
 
-function paintMark({ ctx, x, colours }, { row, x: t, size }, y) {
+function paintMark({ ctx, x, colours }, { row, x: t, size, dense }, y) {
   const [shape, colour] = MARKS[row.outcome];
   const [at, half] = [x(t), size / 2];
   ctx.fillStyle = ctx.strokeStyle = colours[colour];
+  if (dense) return ctx.fillRect(at - 0.75, y - half, 1.5, size); // no shape is seen
   if (shape === "square") return ctx.fillRect(at - half, y - half, size, size);
   ctx.lineWidth = 1.8;
   ctx.beginPath();

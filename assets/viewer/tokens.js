@@ -75,15 +75,17 @@ class Pane {
 
   /** Show a run; tokens that are shown already stay. */
   update(run, clocks) {
-    const grows = this.run?.id === run.id && run.tokens.length >= this.count;
+    const grows = this.run?.id === run.id && run.part === this.part && run.tokens.length >= this.count;
     if (!grows) this.clear();
     this.run = run;
+    this.part = run.part;
     this.title.textContent = runName(run);
     this.speed.replaceChildren(...speedOf(run));
     this.marks.replaceChildren(...marksOf(run, clocks), ...sequenceChoice(run, (sequence) => this.bus.follow(run, sequence)));
     this.planned.textContent = run.planned;
     this.planned.hidden = !run.planned;
     this.root.setAttribute("data-status", run.status);
+    this.root.classList.toggle("ss-part", Boolean(run.long));
     this.say(run);
     run.tokens.slice(0, this.count).forEach((token) => this.pageOf.get(token.index).renew(token));
     run.tokens.slice(this.count).forEach((token) => this.append(token));
@@ -110,6 +112,7 @@ class Pane {
   say(run) {
     const text = run.error
       || (run.status === "cancelled" && "Stopped on request; the tokens decoded until then are shown.")
+      || (run.long && partText(run))
       || (run.tokens.length === 0 && (run.status === "running" ? "Waiting for the first token…" : run.imported ? run.note : "No token was decoded."));
     this.message.textContent = text;
     this.message.hidden = !text;
@@ -172,7 +175,7 @@ class Pane {
     const some = this.rows.size > 0;
     setProps(this.text, some ? { role: "listbox", "aria-label": `Tokens of ${runName(this.run)}; arrow keys move` } : {});
     for (const home of this.text.children) home.setAttribute("role", "presentation");
-    if (some && !this.text.querySelector('[tabindex="0"]')) this.shown.get(0)?.setAttribute("tabindex", "0");
+    if (some && !this.text.querySelector('[tabindex="0"]')) this.text.querySelector(".ss-token")?.setAttribute("tabindex", "0");
   }
 
   /** Show the text at time t and, unless replay is `over`, the source of the last round's copy. */
@@ -272,29 +275,4 @@ function speedOf(run) {
   const short = run.passes ? number(run.metrics.tokens_per_second, 1) : speed;
   const text = run.batch > 1 ? `throughput ${short} tok/s · ${each} tok/s per sequence` : `${short} tok/s`;
   return [text, ...(run.over && speedup !== "–" ? [" · ", el("b", {}, speedup)] : [])];
-}
-
-function marksOf(run, clocks) {
-  const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
-  if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
-  if (run.lossy) marks.push(lossyBadge(run));
-  if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
-  if (run.passes) marks.push(el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." },
-    `median of ${run.passes.count} passes, ${number(run.passes.low, 1)} to ${number(run.passes.high, 1)} tok/s`));
-  if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));
-  if (run.identity) marks.push(identityMark(run));
-  return marks;
-}
-
-function identityMark(run) {
-  const { same, at, length, final } = run.identity;
-  const parted = run.greedy || run.lossy ? "differs" : "other draws";
-  const text = !same ? `${parted} from token ${at + 1} on` : final ? "identical output" : `identical so far (${length})`;
-  const why = same
-    ? "The same token ids as the baseline's."
-    : run.greedy
-      ? "At temperature 0 the output should equal the baseline's; ties between two tokens may differ by rounding."
-      : run.lossy ? `${run.lossy} Another text is expected.`
-      : "Sampled: other draws give another text from the same distribution.";
-  return el("span", { class: `ss-badge ${same ? "ss-good" : run.greedy ? "ss-warn" : ""}`, title: why }, text);
 }

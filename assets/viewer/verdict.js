@@ -1,4 +1,4 @@
-// The verdict under a pane: how fast the run is, why, and what would help.
+// The marks of a pane, and the verdict under it: how fast the run is, why, and what would help.
 
 /** Make the sentences, and a button that starts the advised run where the page can start runs. */
 function verdictNodes(used, start) {
@@ -9,4 +9,29 @@ function verdictNodes(used, start) {
     advice && el("p", {}, advice),
     run && start && el("button", { type: "button", class: "ss-button ss-wide-button", title: `Predicted by ${run.source}`, onclick: () => start(used, run) }, `Run ${run.title} with ${run.setting}`),
   ].filter(Boolean);
+}
+
+function marksOf(run, clocks) {
+  const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
+  if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
+  if (run.lossy) marks.push(lossyBadge(run));
+  if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
+  if (run.passes) marks.push(el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." },
+    `median of ${run.passes.count} passes, ${number(run.passes.low, 1)} to ${number(run.passes.high, 1)} tok/s`));
+  if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));
+  if (run.identity) marks.push(identityMark(run));
+  return marks;
+}
+
+function identityMark(run) {
+  const { same, at, length, final } = run.identity;
+  const parted = run.greedy || run.lossy ? "differs" : "other draws";
+  const text = !same ? `${parted} from token ${at + 1} on` : final ? "identical output" : `identical so far (${length})`;
+  const why = same
+    ? "The same token ids as the baseline's."
+    : run.greedy
+      ? "At temperature 0 the output should equal the baseline's; ties between two tokens may differ by rounding."
+      : run.lossy ? `${run.lossy} Another text is expected.`
+      : "Sampled: other draws give another text from the same distribution.";
+  return el("span", { class: `ss-badge ${same ? "ss-good" : run.greedy ? "ss-warn" : ""}`, title: why }, text);
 }

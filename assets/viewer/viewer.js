@@ -25,6 +25,7 @@ class Viewer {
     this.gantt = new Gantt(this.root, this);
     this.replay = new Replay((t) => this.seek(t), (t) => this.gantt.reveal(t));
     this.search = new Search(this);
+    this.windows = new Windows(this, this.options.source);
     this.panel = new RangePanel(this);
     this.head = el("header", { class: "ss-head" });
     this.grid = el("div", { class: "ss-panes" });
@@ -41,7 +42,7 @@ class Viewer {
     this.empty = el("p", { class: "ss-empty", hidden: true });
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.live);
+    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.windows.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -65,10 +66,12 @@ class Viewer {
       this.panes[i].update(run, model.clocks.length);
     });
     this.fit.hidden = !model.runs.some((run) => run.timed);
-    this.bar.hidden = this.tables.hidden = !model.runs.length;
+    this.bar.hidden = !model.runs.length;
+    this.tables.hidden = !model.runs.length || model.runs.some((run) => run.long);
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
     this.tracks.update(model);
     this.gantt.update(model);
+    this.windows.update(model);
     callInsets(this.insets, "update", model);
     this.replay.update(model);
     this.refreshTables(model);
@@ -79,6 +82,7 @@ class Viewer {
     this.empty.textContent = "Nothing to show yet: run a prompt, and its timeline appears here.";
     this.root.dataset.state = model.state;
     if (shown) this.showAgain(shown);
+    if (this.later && !model.runs.some((run) => run.long)) follow(this, this.later);
   }
 
   /** Add a delta to a live document; return whether the document has all devices of the delta. */
@@ -169,6 +173,7 @@ class Viewer {
 
   /** The timeline's window has changed. */
   ranged() {
+    this.windows.look();
     callInsets(this.insets, "range");
   }
 
@@ -263,6 +268,7 @@ class Viewer {
     this.media.removeEventListener("change", this.recolour);
     this.classes.disconnect();
     this.gantt.destroy();
+    this.windows.destroy();
     while (this.panes.length) this.dropPane();
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);

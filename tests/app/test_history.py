@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
+from app import windows
 from app.render.history import moment, when
 from app.routes import import_trace
 from app.service import Service
@@ -111,6 +112,24 @@ def test_open_shows_the_run_and_its_downloads(page, run) -> None:
         f"/specscope/export/{opened.run_id}/perfetto.json",
     ):
         assert address in state[page.heading]
+
+
+def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, service, monkeypatch) -> None:
+    opened = run("speculative")
+    assert page.analyse(page.open_one(SimpleNamespace(run=opened.run_id))[page.viewer]) == gr.skip()
+    monkeypatch.setattr(windows, "LONG", 1)
+    with monkeypatch.context() as unread:
+        unread.setattr(service.store, "load", lambda run: pytest.fail(f"{run} was read whole"))
+        unread.setattr(service, "trace", lambda run: pytest.fail(f"{run} was read whole"))
+        state = page.open_one(SimpleNamespace(run=opened.run_id))
+    assert json.loads(state[page.viewer])["runs"] == [opened.run_id]
+    assert opened.run_id in state[page.heading]
+    assert not any(state[card]["visible"] for card in page.analysis.cards)
+    later = page.analyse(state[page.viewer])
+    assert later[page.analysis.run] == opened.run_id
+    assert later[page.analysis.third]["visible"] is True
+    monkeypatch.setattr(history, "MOST_ANALYSED", 1)
+    assert page.analyse(state[page.viewer]) == gr.skip()
 
 
 def test_open_a_comparison_and_go_back(page, run) -> None:

@@ -8,6 +8,7 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
+from app import windows
 from app.guard import HEADERS
 from app.routes import address, report_address
 from app.runs import RunRequest
@@ -88,6 +89,38 @@ def test_deltas_of_a_run_have_its_new_spans_and_tokens_once(client, run) -> None
     again = client.get("/specscope/live", params={"run": finished.run_id, "cursor": first["cursor"]}).json()
     assert again["cursor"] == first["cursor"]
     assert (again["spans"]["id"], again["tokens"]) == ([], [])
+
+
+def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypatch) -> None:
+    finished = run("speculative")
+    spans = len(finished.trace().spans)
+    for name, few in {"LONG": spans - 1, "OPENING": spans // 4, "MOST_SPANS": spans // 2}.items():
+        monkeypatch.setattr(windows, name, few)
+
+    def runs(**more):
+        return client.get("/specscope/model", params={"runs": finished.run_id, **more}).json()["runs"][0]
+
+    part, whole = runs(), runs(whole=True)
+    assert part["long"]["spans"] == spans
+    assert part["part"]["to"] < part["to"] == whole["to"]
+    assert "long" not in whole
+    address = {"run": finished.run_id, "low": part["from"], "high": part["to"], "bins": 8}
+    bins = client.get("/specscope/window", params=address).json()["bins"]
+    assert sum(bins["spans"]) == spans
+    forced = client.get("/specscope/window", params={**address, "high": part["part"]["to"], "rows": False})
+    assert 0 < sum(forced.json()["bins"]["spans"]) < spans
+    near = {**address, "high": part["part"]["to"], "margin": part["to"]}
+    found = client.get("/specscope/window", params=near).json()
+    assert "bins" not in found, "the window without its margin is few enough"
+    assert found["part"] == part["part"]
+    wrong = client.get("/specscope/window", params={**address, "bins": 0})
+    assert (wrong.status_code, "it needs a start before its end and 1 to 2000 bins" in wrong.text) == (
+        404,
+        True,
+    )
+    far = client.get("/specscope/window", params={**address, "high": "1e308"})
+    assert (far.status_code, "is not valid" in far.text) == (404, True)
+    assert "open it whole" in client.get("/specscope/window?run=nobody&low=0&high=1").json()["error"]
 
 
 MISSING = {

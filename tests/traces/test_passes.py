@@ -51,8 +51,8 @@ def test_passes_have_equal_method_settings_and_prompt() -> None:
     other = replace(one[0].header, config={"gamma": 9})
     changed = sample_trace("pearl")
     changed.header = other
-    found = grouped([one[0], two[0], two[1], one[1], changed])
-    assert [[t.header.run_id for t in group] for group in found] == [
+    found = grouped([t.header for t in (one[0], two[0], two[1], one[1], changed)])
+    assert [[h.run_id for h in group] for group in found] == [
         ["pearl0", "pearl1"],
         ["speculative0", "speculative1"],
         ["pearl0"],

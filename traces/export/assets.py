@@ -23,6 +23,7 @@ SCRIPTS = (
     "cards.js",
     "minimap.js",
     "tracks.js",
+    "windows.js",
     "gantt.js",
     "insets.js",
     "poolwords.js",

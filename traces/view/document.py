@@ -30,6 +30,7 @@ from traces.view.trees import TreeView, trees
 from traces.waiting import Timeline, timeline
 
 if TYPE_CHECKING:
+    from engine.trace.events import Device
     from engine.trace.trace import Trace
 
 VERSION = 1
@@ -170,8 +171,8 @@ def view_model(
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
     runs: list[RunView] = [
         {
-            **_heading(trace, redact_prompt),
-            **_sections(trace, timelines[i], redact_prompt),
+            **heading(trace, redact_prompt),
+            **sections(trace, timelines[i], redact_prompt),
             **_compared(i, traces, measured, comparison, spreads[i], redact_prompt=redact_prompt),
         }
         for i, (trace, comparison) in enumerate(zip(traces, comparisons([[t] for t in traces]), strict=True))
@@ -195,7 +196,8 @@ def _state(traces: Sequence[Trace]) -> str:
     return "live" if any(t.status == "running" for t in traces) else "ready"
 
 
-def _heading(trace: Trace, redact_prompt: bool) -> Heading:
+def heading(trace: Trace, redact_prompt: bool) -> Heading:
+    """Return what a run is called and how it went."""
     header, footer = trace.header, trace.footer
     return {
         "id": header.run_id,
@@ -216,7 +218,17 @@ def _heading(trace: Trace, redact_prompt: bool) -> Heading:
     }
 
 
-def _sections(trace: Trace, known: Timeline, redact_prompt: bool) -> Sections:
+def sections(
+    trace: Trace, known: Timeline, redact_prompt: bool, devices: Sequence[Device] | None = None
+) -> Sections:
+    """Return what the viewer draws of a run.
+
+    Args:
+        trace: The run.
+        known: Its waits and its band.
+        redact_prompt: See `view_model`.
+        devices: The devices that get a track; `working_devices(trace)` unless given.
+    """
     tokens, lost, judged, copied = list(committed(trace)), list(ghosts(trace)), rounds(trace), copies(trace)
     grams = [] if redact_prompt else ngrams(trace)
     if redact_prompt:
@@ -227,7 +239,7 @@ def _sections(trace: Trace, known: Timeline, redact_prompt: bool) -> Sections:
     return {
         "from": min(times, default=0.0),
         "to": max(times, default=0.0),
-        "tracks": tracks(trace, known.waits),
+        "tracks": tracks(trace, known.waits, devices),
         "band": band(trace, known.band),
         "headline": headline(trace, known.band),
         "note": _note(trace),

@@ -20,12 +20,13 @@ OBJECTS = ("tokens", "ghosts", "rounds")
 """Fields of a run with lists of objects."""
 
 
-def packed(document: Document) -> dict[str, Any]:
+def packed(document: Document | Mapping[str, Any]) -> dict[str, Any]:
     """Return the document with columns in place of the long lists of its runs."""
-    return {**document, "runs": [_run(run) for run in document["runs"]]}
+    return {**document, "runs": [packed_run(run) for run in document["runs"]]}
 
 
-def _run(run: Mapping[str, Any]) -> dict[str, Any]:
+def packed_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run of a document, or its sections, with columns in place of the long lists."""
     return {
         **run,
         **{name: _objects(run[name]) for name in OBJECTS},

@@ -65,16 +65,17 @@ class TrackView(TypedDict):
     """Null without samples."""
 
 
-def tracks(trace: Trace, waits: Sequence[Wait]) -> list[TrackView]:
+def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
     """Return the tracks in the header's order of devices.
 
     Args:
         trace: The run.
         waits: Its `waiting.waits`.
+        devices: The devices that get a track; `working_devices(trace)` unless given.
     """
     clock, fates = decoding_clock(trace), span_fates(trace)
     rows: list[TrackView] = []
-    for device in working_devices(trace):
+    for device in working_devices(trace) if devices is None else devices:
         own = (s for s in trace.spans if s.device == device.name)
         columns = _columns(trace, sorted(own, key=lambda s: (s.start, s.end, s.id)), fates)
         rows.append(

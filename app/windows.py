@@ -1,0 +1,138 @@
+"""Long runs in the page: a part of each at once, then the windows that the timeline shows."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError, shown
+from traces.view.packed import packed, packed_run
+from traces.view.part import bins_view, part_document, part_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.service import Service
+    from traces.store import Store
+    from traces.view.part import BinsView
+    from traces.windows import Extent
+
+LONG = 1000
+"""Most spans of runs whose whole document is made at once, in about 0.15 s."""
+MOST_ANALYSED = 20_000
+"""Most spans of runs whose analysis is made when they are opened, in a few seconds."""
+OPENING = 300
+"""About how many spans the first part of a document has, over all runs."""
+MOST_SPANS = 1200
+"""Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""
+MOST_BINS = 2000
+FURTHEST = 1e12
+"""Largest time of a window in ms: 30 years."""
+KEPT = 16
+"""Windows of whole runs that are kept in memory: zooming out asks for them again and again."""
+
+
+def long_runs(store: Store | None, ids: Sequence[str]) -> list[Extent] | None:
+    """Return the sizes of stored runs that are too long to open whole; None for other runs.
+
+    Raises:
+        StoreError: A run cannot be read.
+    """
+    if store is None or not ids:
+        return None
+    sizes = [size for size in map(store.extent, ids) if size is not None and size.end > size.begin]
+    return sizes if len(sizes) == len(ids) and sum(size.spans for size in sizes) > LONG else None
+
+
+class Windows:
+    """Parts and bins of stored runs; safe to use from several threads."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._wholes: dict[tuple[int, int], BinsView] = {}
+
+    def document(self, names: str) -> dict[str, Any] | None:
+        """Return the first document of runs that are too long to open whole; None for other runs.
+
+        Args:
+            names: As for `find_passes`. Of several passes it has the first: the median one is not
+                known before all passes are read.
+
+        Raises:
+            StoreError: A run cannot be read.
+        """
+        ids = [self._id(name.split("~")[0]) for name in names.split(",") if name]
+        store = self._service.store
+        sizes = long_runs(store, ids)
+        if store is None or sizes is None:
+            return None
+        share = OPENING // len(ids)
+        parts = [(store.opening(run, size, share), size) for run, size in zip(ids, sizes, strict=True)]
+        return packed(part_document(parts))
+
+    def window(
+        self, name: str, low: float, high: float, margin: float, bins: int, *, rows: bool = True
+    ) -> dict[str, Any]:
+        """Return a window of a run: `part`, its rows, or `bins` if it has too many.
+
+        Args:
+            name: A run's id or ticket.
+            low: Start of the window, in ms of the document.
+            high: Its end.
+            margin: Milliseconds on either side that are read, too, where the rows are few enough.
+            bins: Number of bins.
+            rows: Whether rows may be the answer.
+
+        Raises:
+            UsageError: The run has no windows, or the numbers are out of range.
+            StoreError: The run cannot be read.
+        """
+        size, store = self._size(name), self._service.store
+        if size is None or store is None:
+            raise UsageError(f"run {shown(name)} is not stored or has not ended; open it whole")
+        if not (-FURTHEST < low < high < FURTHEST and 0 <= margin < FURTHEST and 1 <= bins <= MOST_BINS):
+            raise UsageError(
+                f"window {low:g} to {high:g} ms with margin {margin:g} in {bins} bins is not valid; "
+                f"it needs a start before its end and 1 to {MOST_BINS} bins"
+            )
+        run = self._id(name)
+        start, end = (_ns(t, size) for t in (low - margin, high + margin))
+        whole = start <= size.start and end >= size.end
+        windows = [(_ns(low, size), _ns(high, size))]
+        if not whole or size.spans <= MOST_SPANS:
+            windows.insert(0, (start, end))
+        for window in windows if rows else []:
+            if (found := store.part(run, size, *window, MOST_SPANS)) is not None:
+                return packed_run(part_sections(found, size))
+        return {"bins": self._bins(run, size, start, end, bins)}
+
+    def _bins(self, run: str, size: Extent, low: int, high: int, number: int) -> BinsView:
+        whole = low <= size.start and high >= size.end
+        key = size.key, number
+        with self._lock:
+            if whole and (kept := self._wholes.get(key)) is not None:
+                return kept
+        assert self._service.store is not None, "its caller has checked this"
+        found = self._service.store.bins(run, size, low, high, number)
+        view = bins_view(found, size)
+        if whole:
+            with self._lock:
+                self._wholes[key] = view
+                while len(self._wholes) > KEPT:
+                    del self._wholes[next(iter(self._wholes))]
+        return view
+
+    def _size(self, name: str) -> Extent | None:
+        store = self._service.store
+        return None if store is None else store.extent(self._id(name))
+
+    def _id(self, name: str) -> str:
+        """Return the run id of a ticket or a run id."""
+        run = self._service.find(name)
+        return name if run is None else run.run_id
+
+
+def _ns(ms: float, size: Extent) -> int:
+    """Return ns since the run's start, within the run."""
+    return max(size.start, min(size.end, size.begin + round(ms * 1e6)))

@@ -1,0 +1,131 @@
+"""A long run in the viewer: bins, then the rows of the window, then the whole document."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from urllib.parse import parse_qs
+
+import pytest
+from playwright.sync_api import expect
+
+from app import windows
+from tests.browser.report.opened import drawn_after, window
+from tests.traces.samples import sample_trace
+from traces.store import Store
+from traces.view.document import view_model
+from traces.view.packed import packed
+
+PATIENCE = 60_000
+"""Longest wait for a text, in ms."""
+MOUNT = """async ([text, fragment]) => {
+    window.view.destroy();
+    const root = document.getElementById("viewer");
+    for (const key of Object.keys(root.dataset)) delete root.dataset[key];
+    window.asked = [];
+    const hold = new Promise((go) => { window.release = go; });
+    const source = {
+        window: async (query) => { asked.push(query); return JSON.parse(await askWindow(query)); },
+        whole: async () => { await hold; return JSON.parse(await askWhole()); },
+    };
+    window.view = SpecScope.mount(root, JSON.parse(text), { source, fragment });
+}"""
+
+
+@pytest.fixture(scope="module")
+def traces():
+    trace = sample_trace("pearl", tokens=500)
+    trace.header = replace(trace.header, run_id="long")
+    return [trace]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory, traces):
+    """What the server answers, as texts: the opening, a window of a query, the whole document."""
+    with (
+        Store(tmp_path_factory.mktemp("windows") / "traces.db") as store,
+        pytest.MonkeyPatch.context() as few,
+    ):
+        store.insert(*traces)
+        few.setattr(windows, "MOST_SPANS", 150)
+        server = windows.Windows(SimpleNamespace(store=store, find=lambda _: None))
+
+        def ask(query):
+            asked = {name: values[0] for name, values in parse_qs(query).items()}
+            low, high, margin = (float(asked[name]) for name in ("low", "high", "margin"))
+            return json.dumps(
+                server.window(
+                    asked["run"], low, high, margin, int(asked["bins"]), rows=asked["rows"] == "true"
+                )
+            )
+
+        yield json.dumps(server.document("long")), ask, lambda: json.dumps(packed(view_model(traces)))
+
+
+@pytest.fixture(scope="module")
+def long_page(opened, answers):
+    opening, ask, whole = answers
+    opened.page.expose_function("askWindow", ask)
+    opened.page.expose_function("askWhole", whole)
+    return opened.page, opening
+
+
+@pytest.fixture
+def shown(long_page):
+    page, opening = long_page
+    page.evaluate(MOUNT, [opening, ""])
+    expect(page.locator(".ss-gantt ~ .ss-detail")).to_contain_text("bars", timeout=PATIENCE)
+    return page
+
+
+def test_a_long_run_opens_with_bins_of_all_its_spans(shown, traces):
+    spans = len(traces[0].spans)
+    assert f"{spans} bars are too many" in shown.locator(".ss-gantt ~ .ss-detail").inner_text()
+    assert f"{spans} spans: the timeline loads what it shows" in shown.locator(".ss-long").inner_text()
+    assert "of 500, those of the loaded part" in shown.locator(".ss-pane .ss-message").inner_text()
+    assert not shown.locator(".ss-tables").is_visible()
+
+
+def test_zooming_loads_the_rows_of_the_window_and_its_text(shown, traces):
+    (run,) = view_model(traces)["runs"]
+    middle = run["to"] / 2
+    box = shown.locator(".ss-gantt")
+    box.focus()
+    for _ in range(5):
+        drawn_after(shown, lambda: box.press("w"))
+    shown.wait_for_selector('#viewer:not([data-marks="0"])')
+    low, high = window(shown)
+    assert low < middle < high
+    marks = int(shown.get_attribute("#viewer", "data-marks"))
+    assert marks <= sum(1 for row in (*run["tokens"], *run["ghosts"]) if low - 5 < row["t"] < high + 5)
+    first = next(token for token in run["tokens"] if token["t"] >= low)
+    shown.wait_for_selector(f".ss-token[data-index='{first['index']}']")
+
+
+def test_the_whole_document_replaces_the_part_and_keeps_the_window(shown, traces):
+    box = shown.locator(".ss-gantt")
+    box.focus()
+    for _ in range(3):
+        drawn_after(shown, lambda: box.press("w"))
+    before = window(shown)
+    shown.evaluate("release()")
+    shown.locator(".ss-tables").wait_for()
+    assert window(shown) == before
+    assert not shown.locator(".ss-long").is_visible()
+    assert shown.locator(".ss-pane .ss-message").is_hidden()
+    assert shown.evaluate("document.querySelectorAll('.ss-token').length") >= 500
+
+
+def test_a_range_beyond_the_part_has_no_figures(shown):
+    shown.locator(".ss-gantt").press("x")
+    assert "The range holds more than the loaded part" in shown.locator(".ss-range").inner_text()
+
+
+def test_a_link_to_a_token_outside_of_the_part_is_followed_when_the_whole_run_is_here(long_page):
+    page, opening = long_page
+    page.evaluate(MOUNT, [opening, "token=0.450"])
+    page.wait_for_selector("#viewer[data-drawn]")
+    assert page.locator(".ss-token[data-index='450']").count() == 0
+    page.evaluate("release()")
+    page.wait_for_selector(".ss-token[data-index='450'].ss-lit")

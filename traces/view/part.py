@@ -1,0 +1,149 @@
+"""The document of long runs: a part of each, and shares of merged bars for the rest.
+
+The page opens it at once, and asks for other windows while the whole document is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from traces.view.clock import decoding_clock
+from traces.view.document import VERSION, heading, sections
+from traces.view.figures import figure_rows
+from traces.waiting import Timeline, decode_window, timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.events import Device
+    from traces.windows import Bins, Extent, Part
+
+PIECEMEAL = ("tokens", "ghosts", "rounds")
+"""Sections whose rows have a time, and are cut to the window."""
+
+
+class Shares(TypedDict):
+    """The work of one look on a device."""
+
+    kind: str
+    lost: bool
+    cancelled: bool
+    busy: list[float]
+    """The share of each bin that it fills."""
+
+
+class BinsView(TypedDict):
+    """A window as bins; times in ms as in the document."""
+
+    low: float
+    width: float
+    spans: list[int]
+    tracks: dict[str, list[Shares]]
+    """By device."""
+    tokens: list[int]
+
+
+def part_document(parts: Sequence[tuple[Part, Extent]]) -> dict[str, Any]:
+    """Return the document of these parts; `packed` takes it.
+
+    The figures, and whatever else needs a whole run, are empty.
+    """
+    runs = [part_run(part, size) for part, size in parts]
+    return {
+        "model": VERSION,
+        "state": "ready",
+        "axis": {"min": min(r["from"] for r in runs), "max": max(r["to"] for r in runs)},
+        "clocks": sorted({part.trace.header.clock for part, _ in parts}),
+        "figures": figure_rows(batches=any(len(part.trace.header.prompts) > 1 for part, _ in parts)),
+        "runs": runs,
+    }
+
+
+def part_run(part: Part, size: Extent) -> dict[str, Any]:
+    """Return a run of the document with the rows of one part."""
+    return {
+        **heading(part.trace, False),
+        **part_sections(part, size),
+        "from": _ms(size.start, size),
+        "to": _ms(size.end, size),
+        "long": {"spans": size.spans, "tokens": size.tokens},
+        "baseline": False,
+        "over": None,
+        "reason": "",
+        "batch": len(part.trace.header.prompts),
+        "metrics": {"occupancy": {}},
+        "figures": {},
+        "passes": None,
+        "verdict": {"summary": "", "reason": "", "advice": "", "run": None},
+        "identity": None,
+    }
+
+
+def part_sections(part: Part, size: Extent) -> dict[str, Any]:
+    """Return the sections of a run in a part's window: the rows that the whole document has."""
+    trace, clock = part.trace, decoding_clock(part.trace)
+    if part.high < size.end:  # after the last span that was read, the waits are not known
+        part = part._replace(high=min(part.high, decode_window(trace)[1]))
+    found = sections(trace, _clipped(timeline(trace), part), False, _devices(part, size))
+    low, high = clock(part.low), clock(part.high)
+    rows = cast("dict[str, Any]", found)
+    _count(rows["tokens"], part, clock)
+    inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in PIECEMEAL}
+    return {**rows, **inside, "headline": [], "part": {"from": low, "to": high}}
+
+
+def _count(tokens: list[dict[str, Any]], part: Part, clock: Any) -> None:
+    """Number the tokens as in the whole run, and count their gaps from the commits before."""
+    firsts: dict[int, float] = {}
+    for token in tokens:
+        token["index"] += part.first
+        first = firsts.setdefault(token["sequence"], token["t"])
+        if token["t"] == first and token["sequence"] in part.before:
+            token["gap"] = round(token["t"] - clock(part.before[token["sequence"]]), 3)
+
+
+def _devices(part: Part, size: Extent) -> list[Device]:
+    """Return the devices with a track in the whole run."""
+    return [d for d in part.trace.header.devices if "target" in d.role or d.name in size.devices]
+
+
+def _clipped(known: Timeline, part: Part) -> Timeline:
+    """Cut waits and band to the part: outside of it the spans are not known."""
+    low, high = part.low, part.high
+    waits = [w._replace(start=max(low, w.start), end=min(high, w.end)) for w in known.waits]
+    row = [b._replace(start=max(low, b.start), end=min(high, b.end)) for b in known.band]
+    return Timeline([w for w in waits if w.start < w.end], [b for b in row if b.start < b.end])
+
+
+def bins_view(bins: Bins, size: Extent) -> BinsView:
+    """Return bins as shares: of the drafts of a bin, the share of its rejected tokens is lost."""
+    lost = [0.0] * len(bins.spans)
+    share = 0.0
+    for i, (drafted, accepted) in enumerate(zip(bins.drafted, bins.accepted, strict=True)):
+        share = 1 - accepted / drafted if drafted else share
+        lost[i] = share
+    tracks: dict[str, list[Shares]] = {}
+    for row in bins.work:
+        busy = [time / bins.width for time in row.busy]
+        looks = tracks.setdefault(row.device, [])
+        if row.kind != "draft" or row.cancelled:
+            looks.append(_shares(row.kind, row.cancelled, row.cancelled, busy))
+            continue
+        looks.append(_shares("draft", False, False, [b * (1 - s) for b, s in zip(busy, lost, strict=True)]))
+        looks.append(_shares("draft", True, False, [b * s for b, s in zip(busy, lost, strict=True)]))
+    return {
+        "low": _ms(bins.low, size),
+        "width": bins.width / 1e6,
+        "spans": bins.spans,
+        "tracks": tracks,
+        "tokens": bins.tokens,
+    }
+
+
+def _shares(kind: str, lost: bool, cancelled: bool, busy: list[float]) -> Shares:
+    shares = [round(b, 3) for b in busy]
+    return {"kind": kind, "lost": lost, "cancelled": cancelled, "busy": shares}
+
+
+def _ms(ns: int, size: Extent) -> float:
+    return round((ns - size.begin) / 1e6, 3)
