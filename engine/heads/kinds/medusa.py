@@ -142,7 +142,8 @@ class TrainableMedusaHead(nn.ModuleList):
     @property
     def own(self) -> Tensor | None:
         """The head's own LM head, (N, D)."""
-        return self[1]["weight"] if len(self) > 1 else None
+        lm_head = self[1] if len(self) > 1 else None
+        return lm_head["weight"] if isinstance(lm_head, nn.ParameterDict) else None
 
     def add_lm_head(self, lm_head: Tensor) -> None:
         """Learn a copy of an LM head, (N, D)."""
@@ -159,15 +160,20 @@ class TrainableMedusa(nn.ModuleList):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(TrainableMedusaHead(width) for _ in range(heads))
 
+    @property
+    def heads(self) -> list[TrainableMedusaHead]:
+        """The heads in order."""
+        return [head for head in self if isinstance(head, TrainableMedusaHead)]
+
     def add_lm_heads(self, lm_head: Tensor) -> None:
         """Give each head a copy of the target's LM head, (N, D), to learn."""
-        for head in self:
+        for head in self.heads:
             head.add_lm_head(lm_head)
 
     def learn(self, texts: Texts) -> list[Learned]:
         """Return the states of every head."""
         learned = list[Learned]()
-        for i, head in enumerate(self):
+        for i, head in enumerate(self.heads):
             n = texts.anchor_tensor(i + 1)
             learned.append(Learned(head(texts.features[n - 1]), n + 1 + i, head.own))
         return learned
@@ -175,8 +181,8 @@ class TrainableMedusa(nn.ModuleList):
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         """Return `count` drafts at each anchor, (A, count)."""
         features = texts.features[texts.anchor_tensor(0) - 1]
-        heads = list(self)[:count]
-        return torch.stack([frozen.draft_best(head(features), head.own) for head in heads], 1)
+        drafts = [frozen.draft_best(head(features), head.own) for head in self.heads[:count]]
+        return torch.stack(drafts, 1)
 
     def head(self) -> TrainableHead:
         """Return the module with its training functions."""
