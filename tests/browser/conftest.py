@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 FLAGS = [
     "--no-sandbox",
@@ -17,11 +17,16 @@ FLAGS = [
 ]
 
 
+def launched(playwright: Playwright) -> Browser:
+    """Start Debian's Chromium, else Playwright's own."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    return playwright.chromium.launch(executable_path=path, args=FLAGS)
+
+
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, else Playwright's own; one for all modules of this folder."""
+    """One browser for all modules of this folder."""
     with sync_playwright() as playwright:
-        path = shutil.which("chromium") or shutil.which("chromium-browser")
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = launched(playwright)
         yield browser
         browser.close()

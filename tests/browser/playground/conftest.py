@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
@@ -27,15 +28,13 @@ class Server:
     process: subprocess.Popen[str]
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@contextmanager
+def playing(*options: str, **environment: str) -> Iterator[Server]:
     """Start the playground on a free port; stop it by SIGINT."""
-    folder = tmp_path_factory.mktemp("playground")
-    options = ["--pair", "bundled", "--port", "0", "--db", str(folder / "traces.db")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", "play", *options],
+        [sys.executable, "-m", "app.main", "play", "--port", "0", *options],
         cwd=ROOT,
-        env={**os.environ, "SPECSCOPE_CACHE": str(folder), "HF_HUB_CACHE": str(folder)},
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -53,14 +52,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert lines[-1].startswith("SpecScope: http"), "".join(lines)
     drain = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
     drain.start()
-    yield Server(lines[-1].split()[-1], process)
-    process.send_signal(2)
     try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    drain.join(10)
+        yield Server(lines[-1].split()[-1], process)
+    finally:
+        process.send_signal(2)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        drain.join(10)
     assert "Traceback" not in "".join(lines), "".join(lines)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The playground with the bundled pair, a new database and no other models."""
+    folder = str(tmp_path_factory.mktemp("playground"))
+    options = ("--pair", "bundled", "--db", f"{folder}/traces.db")
+    with playing(*options, SPECSCOPE_CACHE=folder, HF_HUB_CACHE=folder) as started:
+        yield started
 
 
 class Window:

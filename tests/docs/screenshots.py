@@ -1,0 +1,199 @@
+"""Take the pictures of the documents from real runs: `python -m tests.docs.screenshots [NAME ...]`.
+
+Without names, all pictures are taken. A playground with a temporary database runs meanwhile, and
+Chromium visits it. `playground` measures SmolLM2, so it needs that model and a quiet machine. The
+other pictures show the runs of docs/tutorial.md, whose virtual times are always the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from app.pairs import TOY, label
+from engine.pairs.catalog import installed
+from tests.browser.conftest import launched
+from tests.browser.playground.conftest import PATIENCE, playing
+from tests.browser.playground.steps import answer, viewer, wait_for
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+REAL, QUESTION, TOKENS = "smollm2", "Why is the sky blue?", 64
+"""Model, prompt and new tokens of the README's picture."""
+CLUSTER = "3 × A100 80GB"
+SAMPLE, PROMPT = (
+    "A lighthouse keeper",
+    "Tell me a story about a lighthouse keeper who is afraid of the dark.",
+)
+"""The example that the tutorial runs: its button and its prompt."""
+WIDE, NARROW, HEIGHT, MARGIN = 1400, 1100, 1600, 10
+"""Of the window for the README and for other documents, and the space around a part (pixels)."""
+
+
+def save(name: str, page: Page, *parts: Locator) -> None:
+    """Write the picture of the smallest rectangle that holds all parts."""
+    page.evaluate("scrollTo(0, 0)")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    boxes = [box for part in parts if (box := part.bounding_box())]
+    left, top = (min(box[side] for box in boxes) - MARGIN for side in ("x", "y"))
+    right = max(box["x"] + box["width"] for box in boxes) + MARGIN
+    bottom = max(box["y"] + box["height"] for box in boxes) + MARGIN
+    left, top = max(0, left), max(0, top)
+    clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+    file = IMAGES / f"{name}.png"
+    page.screenshot(path=file, clip=clip, full_page=True)
+    print(f"{file.relative_to(IMAGES.parents[1])}: {file.stat().st_size // 1024} KiB")
+
+
+def playground(page: Page) -> None:
+    """The README's picture: the default methods on the real model, in both themes."""
+    page.get_by_role("radio", name=label(REAL)).check()
+    answer(page, QUESTION, TOKENS)
+    for theme in ("light", "dark"):
+        save(f"playground-{theme}", page, page.locator("#results"))
+        page.get_by_role("button", name="Light or dark").click()
+
+
+def run_tutorial(page: Page) -> None:
+    """Run the turn of the tutorial, which the pictures below show."""
+    page.get_by_role("radio", name="Virtual cluster").check()
+    page.get_by_role("combobox", name="Cluster").click()
+    page.get_by_role("option", name=CLUSTER).click()
+    page.get_by_role("button", name=SAMPLE).click()
+    expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(PROMPT)
+    page.locator("#run").click()
+    wait_for(page, "done")
+    viewer(page).wait_for()
+
+
+def panes(page: Page) -> None:
+    """The status line and the panes with their verdicts."""
+    live = page.locator("#live-viewer")
+    save("panes", page, page.locator("#turn"), live.locator(".ss-panes"))
+
+
+def timeline(page: Page) -> None:
+    """The bar, the legend and the timeline."""
+    live = page.locator("#live-viewer")
+    save("timeline", page, live.locator(".ss-bar"), live.locator(".ss-gantt"))
+
+
+def tokens(page: Page) -> None:
+    """Two panes with the card of the first rejected draft."""
+    live = page.locator("#live-viewer")
+    find(live, "rejected")
+    save("tokens", page, live.locator(".ss-pane").nth(1), live.locator(".ss-float"))
+    find(live, "")
+
+
+def find(live: Locator, query: str) -> None:
+    """Search in a viewer and show the card of the first match; without a query, close the card."""
+    box = live.get_by_role("searchbox", name="Search")
+    box.fill(query)
+    box.press("Enter" if query else "Escape")
+    expect(live.locator(".ss-float")).to_be_visible(visible=bool(query))
+
+
+def list_runs(page: Page) -> None:
+    """Show the list of stored runs."""
+    page.get_by_role("tab", name="History").click()
+    if page.locator("#history-back").is_visible():
+        page.locator("#history-back").click()
+    page.locator(".app-runs tbody tr").first.wait_for()
+
+
+def open_run(page: Page, *methods: str) -> None:
+    """Open the newest runs of these methods."""
+    list_runs(page)
+    for box in page.locator(".app-runs input:checked").all():
+        box.uncheck()
+    for method in methods:
+        row = page.locator(".app-runs tbody tr").filter(has_text=method).first
+        row.get_by_role("checkbox").check()
+    opener = "Open selected" if len(methods) == 1 else f"Compare {len(methods)}"
+    button = page.locator("#history-compare")
+    expect(button).to_have_text(opener)
+    button.click()
+    viewer(page, "#history-viewer").wait_for()
+    expect(page.locator("#history-viewer .ss-pane")).to_have_count(len(methods))
+
+
+def whatif(page: Page) -> None:
+    """The what-if of speculative decoding with gamma 2, and the closed forms."""
+    open_run(page, "Speculative decoding")
+    card = page.locator("#whatif")
+    card.get_by_label("Settings").fill("gamma=2")
+    page.locator("#whatif-replay").click()
+    viewer(page, "#whatif-viewer").wait_for()
+    card.locator(".app-figure .main-svg").first.wait_for()
+    page.locator("#whatif-viewer").evaluate("(node) => { node.style.display = 'none'; }")
+    save("whatif", page, card)
+
+
+def diff(page: Page) -> None:
+    """The difference of speculative decoding and PEARL."""
+    open_run(page, "Speculative decoding", "PEARL")
+    page.locator("#difference .app-figure .main-svg").first.wait_for()
+    save("diff", page, page.locator("#difference"))
+
+
+def lab(page: Page) -> None:
+    """A sweep of PEARL on the cluster of the tutorial."""
+    page.get_by_role("tab", name="Lab").click()
+    card = page.locator("#lab")
+    for name, choice in (("Method", "PEARL"), ("Cluster", CLUSTER)):
+        card.get_by_role("combobox", name=name).click()
+        page.get_by_role("option", name=choice).click()
+    page.locator("#lab-start").click()
+    expect(page.locator("#lab-message")).to_contain_text("40 cells.")
+    save("lab", page, card)
+
+
+PICTURES = (panes, timeline, tokens, whatif, diff, lab)
+"""The pictures of the tutorial's runs, in the order in which they are taken."""
+NAMES = (playground.__name__, *(picture.__name__ for picture in PICTURES))
+
+
+def take(names: list[str], browser: Browser, url: str) -> None:
+    """Take pictures of a running playground."""
+    if playground.__name__ in names:
+        playground(visit(browser, url, WIDE))
+    if wanted := [picture for picture in PICTURES if picture.__name__ in names]:
+        run_tutorial(page := visit(browser, url, NARROW))
+        for picture in wanted:
+            picture(page)
+
+
+def visit(browser: Browser, url: str, width: int) -> Page:
+    """Open the playground in a window of its own."""
+    page = browser.new_page(
+        viewport={"width": width, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce"
+    )
+    page.set_default_timeout(PATIENCE)
+    page.goto(url)
+    page.locator("#run").wait_for()
+    return page
+
+
+def main(names: list[str]) -> int:
+    """Take the named pictures, or all; return the exit code."""
+    names = names or list(NAMES)
+    if unknown := sorted(set(names) - set(NAMES)):
+        print(f"there is no picture {', '.join(unknown)}; choose from {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    if playground.__name__ in names and installed(REAL) is None:
+        print(f"{REAL} is not on this machine; `specscope models get {REAL}` gets it", file=sys.stderr)
+        return 1
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        playing("--pair", TOY, "--db", f"{folder}/traces.db") as server,
+    ):
+        with sync_playwright() as playwright:
+            take(names, launched(playwright), server.url)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
