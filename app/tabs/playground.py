@@ -152,10 +152,14 @@ class Playground:
     # -- event handlers
 
     def reopen(self) -> Any:
-        """Choose the pair to open with; a model may have come or gone since the server started."""
+        """Choose the pair to open with if a model has come or gone since the server started.
+
+        Otherwise the choice stays: the person may have changed it before this answer arrives.
+        """
         if self.pair is not None:
             return gr.skip()
-        return {self.form.controls["models"]: opening(), self.notice: absent_note()}
+        models, pair = self.form.controls["models"], opening()
+        return {self.notice: absent_note()} | ({} if pair == models.value else {models: pair})
 
     def restore(self, talk: Any) -> Any:
         """Show the conversation that the page kept over a reload."""

@@ -56,5 +56,5 @@ def test_a_stored_drafter_and_a_head_bring_their_methods(folder: Path) -> None:
     able = pairs.able("smollm2")
     assert {"speculative", "pearl", "eagle", "eagle2"} <= set(able)
     assert not {"medusa", "hydra"} & set(able)
-    assert pairs.usual("smollm2") == ["autoregressive", "eagle", "speculative"]
+    assert pairs.usual("smollm2") == ["autoregressive", "pearl", "eagle"]
     assert pairs.reasons("smollm2")["medusa"] == "needs a drafting head of kind medusa"

@@ -262,3 +262,12 @@ def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) ->
     assert "Other programs used 1.7 of 2 cores" in state[page.turn]
     virtual = given(page, runtime="virtual")
     assert "Other programs" not in merged(play(page.ask("Hi", "", None, None, *virtual)))[page.turn]
+
+
+def test_opening_the_page_changes_the_models_only_if_one_came_or_went(page, monkeypatch):
+    models, pair = page.form.controls["models"], page.form.controls["models"].value
+    monkeypatch.setattr(page, "pair", None)
+    monkeypatch.setattr(playground, "opening", lambda: pair)
+    assert models not in page.reopen(), "a choice made before the answer arrives stays"
+    monkeypatch.setattr(playground, "opening", lambda: "smollm2")
+    assert page.reopen()[models] == "smollm2"
