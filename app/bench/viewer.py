@@ -1,7 +1,7 @@
 """The viewer's speed in headless Chromium: opening a long run, moving in it, runs that grow.
 
-The bars are on CPU time of the page's main thread and of the server, which other programs on a busy
-machine change little; frames per second show what the machine had left.
+The bars are on what a person waits for: seconds and frames per second. The CPU time of the page's
+main thread is a further figure; it tells a slow page from a busy machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import engine
@@ -109,7 +109,7 @@ def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]
 
 
 def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
-    """Return the server's CPU ms for the answers with which the page opens a stored run and moves.
+    """Return the server's ms for the answers with which the page opens a stored run and moves.
 
     Args:
         trace: A run.
@@ -124,21 +124,24 @@ def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
             service = Service(Path(folder) / "traces.db")
             try:
                 windows = Windows(service)
-                begun = process_time()
+                begun = perf_counter()
                 document = windows.document(run) or packed(view_model([trace]))
-                opened.append(1000 * (process_time() - begun))
+                json.dumps(document)
+                opened.append(1000 * (perf_counter() - begun))
                 axis = document["axis"]
                 length = axis["max"] - axis["min"]
+                answers = list[float]()
                 for share in (1.0, 0.1, 0.005):
                     low = axis["min"] + (length - share * length) / 2
-                    begun = process_time()
+                    begun = perf_counter()
                     json.dumps(windows.window(run, low, low + share * length, share * length, 1400))
-                    moved.append(1000 * (process_time() - begun))
+                    answers.append(1000 * (perf_counter() - begun))
+                moved.append(max(answers))
             finally:
                 service.close()
     return {
-        f"viewer_answer_ms_{name}": Figure(tuple(opened), "CPU ms"),
-        f"viewer_window_ms_{name}": Figure(tuple(moved), "CPU ms", detail={"worst": round(max(moved), 1)}),
+        f"viewer_answer_ms_{name}": Figure(tuple(opened), "ms"),
+        f"viewer_window_ms_{name}": Figure(tuple(moved), "ms"),
     }
 
 
@@ -209,28 +212,29 @@ def repeated(base: Trace, spans: int) -> Trace:
 def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
     """Open a whole document and move in it."""
     text = json.dumps(packed(view_model([trace])), separators=(",", ":"))
-    opened, frames = list[float](), dict[str, list[float]]()
+    opened, worked, frames = list[float](), list[float](), dict[str, list[float]]()
     for _ in range(repeats):
         page.set_content(PAGE.format(viewer_style(), viewer_script()))
         clock = MainThread(page)
-        page.evaluate(OPEN, text)
-        opened.append(clock.lap())
+        opened.append(page.evaluate(OPEN, text))
+        worked.append(clock.lap())
         for way in ("zoom", "pan"):
             page.locator(".ss-gantt").press("w")
             clock.lap()
             times = page.evaluate(MOVE, [FRAMES, way])
-            frames.setdefault(f"{way}_ms", []).append(clock.lap() / FRAMES)
+            frames.setdefault(f"{way}_cpu_ms", []).append(clock.lap() / FRAMES)
             frames.setdefault(f"{way}_fps", []).append(1000 * len(times) / sum(times))
     detail = {
         "spans": len(trace.spans),
         "tokens": len(trace.commits),
         "document_mb": round(len(text) / 1e6, 2),
     }
-    units = {"ms": "CPU ms/frame", "fps": "frames/s"}
+    units = {"cpu_ms": "CPU ms/frame", "fps": "frames/s"}
     return {
-        f"viewer_open_ms_{name}": Figure(tuple(opened), "CPU ms", detail=detail),
+        f"viewer_open_ms_{name}": Figure(tuple(opened), "ms", detail=detail),
+        f"viewer_open_cpu_ms_{name}": Figure(tuple(worked), "CPU ms"),
         **{
-            f"viewer_{key}_{name}": Figure(tuple(values), units[key.split("_")[1]])
+            f"viewer_{key}_{name}": Figure(tuple(values), units[key.split("_", 1)[1]])
             for key, values in frames.items()
         },
     }
@@ -272,11 +276,11 @@ def _live(page: Page, base: Trace) -> dict[str, Figure]:
         spent.append(clock.lap())
     detail = {"runs": PANES, "tokens": len(whole.commits)}
     return {
-        "viewer_live_ms": Figure((sum(spent) / sum(frames),), "CPU ms/frame", detail=detail),
-        "viewer_live_worst_ms": Figure(
+        "viewer_live_cpu_ms": Figure((sum(spent) / sum(frames),), "CPU ms/frame", detail=detail),
+        "viewer_live_worst_cpu_ms": Figure(
             (max(s / f for s, f in zip(spent, frames, strict=True)),), "CPU ms/frame"
         ),
-        "viewer_live_fps": Figure((sum(frames) / (perf_counter() - started),), "frames/s"),
+        "viewer_live_fps": Figure((sum(frames) / (perf_counter() - started),), "frames/s", detail=detail),
     }
 
 
