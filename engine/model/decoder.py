@@ -23,6 +23,7 @@ from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output, never
 from engine.model.padded_attention import PaddedAttention, attention_parts
+from engine.model.shape import EMBEDDING
 from engine.model.weights import Layer, Linear, Norm, identity
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Decoder:
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
         """Return the embeddings, (V, D), for the first stage and for a tied head; else (0, D)."""
         if self.is_first or (self.is_last and self.shape.tied):
-            return take("model.embed_tokens.weight")
+            return take(EMBEDDING)
         return self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
 
     def _load_head(self, take: Callable[[str], Tensor]) -> Linear:
@@ -101,7 +102,7 @@ class Decoder:
             weight = self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
         else:
             weight = self.embedding if self.shape.tied else take("lm_head.weight")
-        return Linear(weight, shared=self.shape.tied)
+        return Linear(weight, keep=True)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
         """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""

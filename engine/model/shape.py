@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+EMBEDDING = "model.embed_tokens.weight"
+"""The embeddings' name in a checkpoint."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported scalings; their frequencies do not depend on the length of the text."""
 
@@ -109,7 +111,7 @@ class ModelShape:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of all tensors of a checkpoint."""
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
-        names: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, d)}
+        names: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab, d)}
         if self.final_norm:
             names["model.norm.weight"] = (d,)
         if not self.tied:

@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError, one_line, plain_name
+from engine.files import cache_folder
+from engine.model.shape import EMBEDDING
 from engine.pairs.config import read_json
 from engine.pairs.int8 import SUFFIX, check_scale, unpack
 
@@ -118,12 +120,17 @@ class Checkpoint:
             )
 
     def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return a copy of one tensor."""
-        tensor = self._shards[self._paths[key]].get_tensor(key)
+        """Return a copy of one tensor; the embeddings may be memory that processes share.
+
+        They are the file's own memory, mapped anew so that no other tensor of the file remains in
+        memory, if a CPU uses them as stored in the cache folder: its files are never rewritten.
+        """
+        path = self._paths[key]
+        tensor = (_open(path) if key == EMBEDDING else self._shards[path]).get_tensor(key)
         if key in self._scaled:
             scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
             return unpack(tensor, scale).to(device, dtype)
-        return tensor.to(device, dtype, copy=True)
+        return tensor.to(device, dtype, copy=key != EMBEDDING or cache_folder() not in path.parents)
 
     def _slice(self, key: str) -> Any:
         return self._shards[self._paths[key]].get_slice(key)

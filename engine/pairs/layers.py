@@ -24,7 +24,7 @@ from engine.errors import ModelError, PairError, UsageError, plain_name, shown
 from engine.files import replacing
 from engine.model.decoder import Decoder
 from engine.model.draft_vocabulary import DraftVocabulary
-from engine.model.shape import ModelShape
+from engine.model.shape import EMBEDDING, ModelShape
 from engine.model.weights import Linear, Norm, identity
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import DRAFTER_MARK, read_config, read_object
@@ -228,7 +228,7 @@ def _head(
 ) -> Callable[[Tensor], Tensor]:
     """Return the map, the last norm and the LM head as one function, (T, D) -> (T, V)."""
     norm = Norm(take("model.norm.weight"), shape.eps)
-    weight = take("model.embed_tokens.weight" if shape.tied else "lm_head.weight")
+    weight = take(EMBEDDING if shape.tied else "lm_head.weight")
     if ids is None:
         lm_head: Callable[[Tensor], Tensor] = Linear(weight)
     else:

@@ -30,7 +30,7 @@ from engine.heads.files import tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.heads.vocabulary import offsets
-from engine.model.shape import ModelShape
+from engine.model.shape import EMBEDDING, ModelShape
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
@@ -189,7 +189,7 @@ def build_head(
 def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen:
     """Return the target's embedding and LM head, in float32."""
     weights = Checkpoint(target)
-    embedding = weights.take("model.embed_tokens.weight", device, torch.float32)
+    embedding = weights.take(EMBEDDING, device, torch.float32)
     tied = shape.tied
     return Frozen(embedding, embedding if tied else weights.take("lm_head.weight", device, torch.float32))
 

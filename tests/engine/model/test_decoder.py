@@ -291,7 +291,7 @@ def test_forwards_alternate_between_two_caches(models):
     assert_same(torch.cat(got[1]), both.expected(two))
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL")
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
 def test_packed_matrices(family, tmp_path, models, monkeypatch):
     """Pack all matrices of a tiny model, not only large ones; check 19 rows, 1 row and a tree."""

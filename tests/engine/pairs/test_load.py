@@ -288,3 +288,15 @@ def test_a_wrong_shape_is_named(model):
 def test_integer_weights_are_refused(model):
     edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}))
     assert "model.norm.weight is of type I32; supported are F64, F32, F16, BF16" in refused(model)
+
+
+def test_the_embeddings_of_the_cache_folder_are_the_files_memory(model, monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(model.parent))
+    decoder = load(model)
+    before = decoder.embedding.clone()
+    data = 8 + int.from_bytes((model / WEIGHTS).read_bytes()[:8], "little")
+    with (model / WEIGHTS).open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(data)
+        file.write(bytes(size - data))
+    assert not torch.equal(decoder.embedding, before)
