@@ -20,8 +20,8 @@ from tests.browser.playground.conftest import PATIENCE, playing
 from tests.browser.playground.steps import answer, viewer, wait_for
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-REAL, QUESTION, TOKENS = "smollm2", "Why is the sky blue?", 64
-"""Model, prompt and new tokens of the README's picture."""
+REAL, QUESTION, TOKENS, PASSES = "smollm2", "Why is the sky blue?", 64, 3
+"""Model, prompt, new tokens and passes of the README's picture."""
 CLUSTER = "3 × A100 80GB"
 SAMPLE, PROMPT = (
     "A lighthouse keeper",
@@ -50,6 +50,7 @@ def save(name: str, page: Page, *parts: Locator) -> None:
 def playground(page: Page) -> None:
     """The README's picture: the default methods on the real model, in both themes."""
     page.get_by_role("radio", name=label(REAL)).check()
+    page.locator("#passes").get_by_label(str(PASSES), exact=True).check()
     answer(page, QUESTION, TOKENS)
     for theme in ("light", "dark"):
         save(f"playground-{theme}", page, page.locator("#results"))
