@@ -53,6 +53,7 @@ class Decoder:
         head: LM head (T, D) -> (T, V) of a drafting head; default: the checkpoint's.
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
+        drafts: Whether the model serves drafts only, and may be rounded (see `Linear`).
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Decoder:
         head: Callable[[Tensor], Tensor] | None = None,
         make_inputs: MakeInputs | None = None,
         mask_tokens: int = 0,
+        drafts: bool = False,
     ) -> None:
         span = range(shape.layers) if span is None else span
         self.is_first = span.start == 0
@@ -77,7 +79,7 @@ class Decoder:
         self.vocab_size = shape.vocab
         self.context = shape.context
         self._make_inputs, self._lowest_id = make_inputs, -mask_tokens
-        self.layers = [Layer.of(shape, i, take) for i in span]
+        self.layers = [Layer.of(shape, i, take, drafts=drafts) for i in span]
         self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from engine.model.int8 import MULTIPLE, Int8Product
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,17 +35,18 @@ class Linear:
     Args:
         weight: W, (out, in).
         bias: b, (out,).
-        keep: Whether W is kept beside its packed copy, for `rows`.
+        keep: Whether W is kept beside a product's own copy of it, for `rows`.
+        drafts: Whether the matrix serves drafts only, and may be rounded to int8.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, keep: bool = False) -> None:
-        self._packed = pack(weight)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, keep: bool = False, drafts: bool = False
+    ) -> None:
+        self._product = _product(weight, drafts)
         self.bias = bias
-        # MKL reads the shape of W only: an expanded scalar holds no memory.
-        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
         self.transposed = weight.t()
-        """W', (in, out); empty when packed and not kept."""
-        if self._packed is not None:
+        """W', (in, out); empty if a product has its own copy, and W is not kept."""
+        if self._product is not None:
             self.transposed = self.transposed if keep else weight.new_empty(0)
         elif (
             weight.device.type == "cpu" and weight.shape[0] > weight.shape[1] and not (keep and large(weight))
@@ -56,13 +59,13 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W' + b, (T, out), for x of (T, in)."""
-        if self._packed is not None:
-            return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, self.bias, len(x))
+        if self._product is not None:
+            return self._product(x) if self.bias is None else self._product(x).add_(self.bias)
         return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
 
     def into(self, out: Tensor, x: Tensor) -> None:
         """Write x W' + b to `out`, (T, out)."""
-        if self._packed is not None:
+        if self._product is not None:
             out.copy_(self(x))
         elif self.bias is None:
             torch.mm(x, self.transposed, out=out)
@@ -71,7 +74,7 @@ class Linear:
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add x W' + b to `total`, (T, out), in place."""
-        if self._packed is not None:
+        if self._product is not None:
             total.add_(self(x))
         else:
             total.addmm_(x, self.transposed)
@@ -79,18 +82,35 @@ class Linear:
                 total.add_(self.bias)
 
 
+def _product(weight: Tensor, drafts: bool) -> Callable[[Tensor], Tensor] | None:
+    """Return a product x -> x W' with its own copy of W; None if the plain one is best."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not large(weight):
+        return None
+    if drafts and weight.shape[1] % MULTIPLE == 0:
+        return Int8Product(weight)
+    return PackedProduct(weight) if torch.backends.mkl.is_available() else None
+
+
+class PackedProduct:
+    """x W' with W in MKL's packed layout.
+
+    Args:
+        weight: W, (out, in), in fp32 on a CPU.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
+        # The product reads the shape of W only: an expanded scalar holds no memory.
+        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x W', (T, out), for x of (T, in)."""
+        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
+
+
 def large(weight: Tensor) -> bool:
     """Return whether a layout of its own is worth a matrix's copy."""
     return weight.nbytes >= PACKED_FROM
-
-
-def pack(weight: Tensor) -> Tensor | None:
-    """Return a weight (out, in) in MKL's layout; None if unavailable or too small to gain."""
-    suitable = weight.device.type == "cpu" and weight.dtype == torch.float32 and large(weight)
-    if not suitable or not torch.backends.mkl.is_available():
-        return None
-    reorder = getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
-    return None if reorder is None else reorder(weight.contiguous(), _ROWS)
 
 
 class Norm:
@@ -135,13 +155,16 @@ class Layer:
     down: Linear
 
     @classmethod
-    def of(cls, shape: ModelShape, number: int, take: Callable[[str], Tensor]) -> Layer:
+    def of(
+        cls, shape: ModelShape, number: int, take: Callable[[str], Tensor], *, drafts: bool = False
+    ) -> Layer:
         """Collect the weights of layer `number`.
 
         Args:
             shape: The model's shape.
             number: Index of the layer, from 0.
             take: Returns a checkpoint tensor by name.
+            drafts: Whether the layer serves drafts only (see `Linear`).
         """
         prefix = f"model.layers.{number}."
 
@@ -164,16 +187,18 @@ class Layer:
         return cls(
             window=shape.windows[number],
             norm=Norm(take(f"{prefix}input_layernorm.weight"), shape.eps) if shape.input_norm else identity,
-            qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None),
+            qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None, drafts=drafts),
             qk_norm=head_norm() if shape.qk_norm else None,
             out=Linear(
                 take(f"{prefix}self_attn.o_proj.weight"),
                 take(f"{prefix}self_attn.o_proj.bias") if shape.out_bias else None,
+                drafts=drafts,
             ),
             mlp_norm=Norm(take(f"{prefix}post_attention_layernorm.weight"), shape.eps),
-            gate_up=Linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None),
+            gate_up=Linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None, drafts=drafts),
             down=Linear(
                 take(f"{prefix}mlp.down_proj.weight"),
                 take(f"{prefix}mlp.down_proj.bias") if shape.mlp_bias else None,
+                drafts=drafts,
             ),
         )

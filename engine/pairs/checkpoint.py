@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError, one_line, plain_name
 from engine.files import cache_folder
+from engine.model.int8 import dequantised
 from engine.model.shape import EMBEDDING
 from engine.pairs.config import read_json
-from engine.pairs.int8 import SUFFIX, check_scale, unpack
+from engine.pairs.int8 import SUFFIX, check_scale
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -129,7 +130,7 @@ class Checkpoint:
         tensor = (_open(path) if key == EMBEDDING else self._shards[path]).get_tensor(key)
         if key in self._scaled:
             scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
-            return unpack(tensor, scale).to(device, dtype)
+            return dequantised(tensor, scale).to(device, dtype)
         return tensor.to(device, dtype, copy=key != EMBEDDING or cache_folder() not in path.parents)
 
     def _slice(self, key: str) -> Any:

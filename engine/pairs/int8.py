@@ -1,20 +1,18 @@
-"""Matrices stored as int8, with one scale per row in a second tensor.
+"""Matrices stored as int8 (`engine.model.int8`): half of bf16's bytes.
 
-Row i of `name` is q[i] scale[i], with q in -127 .. 127 and scale[i] = max |row i| / 127, stored as
-`name.scale` in bf16 (float32 is read, too). A file is half as large as in bf16.
+The scales of `name` are a second tensor, `name.scale`, in bf16; float32 is read, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.model.int8 import quantised
 
 SUFFIX = ".scale"
-_LARGEST = 127
 
 
 def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -24,22 +22,8 @@ def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if tensor.ndim != 2 or not tensor.is_floating_point():
             packed[name] = tensor
             continue
-        scale = (tensor.float().abs().amax(1) / _LARGEST).bfloat16()
-        scale = torch.where(scale > 0, scale, 1.0)
-        rows = (tensor.float() / scale.float()[:, None]).round()
-        packed[name] = rows.clamp(-_LARGEST, _LARGEST).to(torch.int8)
-        packed[name + SUFFIX] = scale
+        packed[name], packed[name + SUFFIX] = quantised(tensor)
     return packed
-
-
-def unpack(matrix: Tensor, scale: Tensor) -> Tensor:
-    """Return a stored matrix in float32, (out, in).
-
-    Args:
-        matrix: (out, in) int8.
-        scale: (out,), any type of floating-point numbers.
-    """
-    return matrix.float() * scale.float()[:, None]
 
 
 def check_scale(name: str, shape: tuple[int, ...], scale: Tensor) -> None:

@@ -218,9 +218,9 @@ def load_drafter(
         return read(key).to(place, dtype)
 
     ids = deltas.take("ids", place, torch.int64) if config.vocabulary else None
-    head = _head(shape, take, ids, Linear(take("map")) if config.mapped else identity)
+    head = _head(shape, take, ids, Linear(take("map"), drafts=True) if config.mapped else identity)
     # the head contains the last norm, because the map precedes it
-    return Decoder(dataclasses.replace(shape, final_norm=False), take, name, head=head)
+    return Decoder(dataclasses.replace(shape, final_norm=False), take, name, head=head, drafts=True)
 
 
 def _head(
@@ -230,9 +230,9 @@ def _head(
     norm = Norm(take("model.norm.weight"), shape.eps)
     weight = take(EMBEDDING if shape.tied else "lm_head.weight")
     if ids is None:
-        lm_head: Callable[[Tensor], Tensor] = Linear(weight)
+        lm_head: Callable[[Tensor], Tensor] = Linear(weight, drafts=True)
     else:
-        lm_head = DraftVocabulary(Linear(weight[ids]), ids, shape.vocab)
+        lm_head = DraftVocabulary(Linear(weight[ids], drafts=True), ids, shape.vocab)
     return lambda x: lm_head(norm(mapping(x)))
 
 

@@ -18,7 +18,7 @@ from engine.heads.files import check_head, tokenizer_digest, write_head
 from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
 from engine.heads.vocabulary import offsets, target_ids
-from engine.model.weights import PACKED_FROM, Linear, pack
+from engine.model.weights import PACKED_FROM, Linear
 from engine.pairs.config import read_config
 from engine.pairs.load import load
 from tests.engine.heads.forms import D, V, drawn
@@ -58,7 +58,9 @@ def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, target, tmp_path)
 def test_the_rows_of_a_matrix_are_those_of_its_weight(size):
     weight = torch.randn(size, 512)
     matrix, ids = Linear(weight, keep=True), torch.tensor([7, 2, size - 1])
-    assert (pack(weight) is not None) == (weight.nbytes >= PACKED_FROM), "the larger one is packed"
+    assert (not Linear(weight).transposed.numel()) == (weight.nbytes >= PACKED_FROM), (
+        "the larger one is packed"
+    )
     assert torch.equal(matrix.rows(ids), weight[ids])
 
 

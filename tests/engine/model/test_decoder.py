@@ -299,8 +299,8 @@ def test_packed_matrices(family, tmp_path, models, monkeypatch):
     save(both.reference, tmp_path)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
     decoder = load(tmp_path)
-    assert weights.pack(torch.ones(4, 4)) is not None
-    assert weights.pack(torch.ones(4, 4, dtype=torch.bfloat16)) is None
+    assert not decoder.layers[0].qkv.transposed.numel(), "the product has its own copy"
+    assert load(tmp_path, dtype=torch.bfloat16).layers[0].qkv.transposed.numel()
     cache = decoder.new_cache(1, 24)
     first = decoder.forward(cache, Rows.chain(0, ids[:19], 0), np.arange(19)).logits
     last = decoder.forward(cache, Rows.chain(0, ids[19:], 19), np.arange(1)).logits
@@ -324,6 +324,19 @@ def test_packed_and_plain_matrices_give_equal_products(rows, bias, monkeypatch):
         linear.add_to(total, x)
         for product in (linear(x), out, total - 1):
             torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 40])
+def test_a_matrix_for_drafts_is_rounded_to_int8(rows):
+    weight, x, bias = torch.randn(4096, 128), torch.randn(rows, 128), torch.randn(4096)
+    exact = torch.nn.functional.linear(x, weight, bias)
+    rounded = weights.Linear(weight, bias, drafts=True)(x)
+    assert rounded.dtype == torch.float32
+    error = (rounded - exact).std() / exact.std()
+    assert 0.001 < error < 0.02, "int8 has 127 steps, bf16 256"
+    assert torch.equal(
+        weights.Linear(weight[:, :100], drafts=True)(x[:, :100]), weights.Linear(weight[:, :100])(x[:, :100])
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-bias"])

@@ -16,8 +16,9 @@ from engine.errors import ModelError
 from engine.heads.config import HeadConfig
 from engine.heads.files import check_head, read_head, write_head
 from engine.heads.kinds import KINDS
+from engine.model.int8 import dequantised
 from engine.pairs.checkpoint import Checkpoint
-from engine.pairs.int8 import pack, unpack
+from engine.pairs.int8 import pack
 from engine.pairs.load import load
 from tests.engine.heads.forms import SHAPE, D, V, drawn
 from tests.engine.model import tiny
@@ -35,7 +36,7 @@ def test_each_number_is_read_within_half_a_step_of_its_row() -> None:
         "norm": torch.float32,
         "ids": torch.int64,
     }
-    read, step = unpack(packed["a"], packed["a.scale"]), packed["a.scale"].float()[:, None]
+    read, step = dequantised(packed["a"], packed["a.scale"]), packed["a.scale"].float()[:, None]
     # A scale that bf16 rounds down moves the largest number of a row by up to 127 / 256 of a step.
     assert bool(((read - matrix).abs() <= 0.51 * step).all())
     assert not read[3].any()
@@ -65,7 +66,7 @@ def test_a_target_of_int8_is_loaded_as_the_matrices_it_represents(tmp_path: Path
     packed = pack(load_file(file))
     save_file(packed, file, {"format": "pt"})
     down = "model.layers.1.mlp.down_proj.weight"
-    expected = unpack(packed[down], packed[down + ".scale"])
+    expected = dequantised(packed[down], packed[down + ".scale"])
     assert torch.equal(load(tmp_path / "target").layers[1].down.rows(torch.arange(32)), expected)
     assert torch.equal(Checkpoint(tmp_path / "target").take(down, CPU, torch.float32), expected)
 
