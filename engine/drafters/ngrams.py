@@ -4,7 +4,9 @@ Source: lookahead decoding (Fu et al. 2024, arXiv:2402.02057), section 3 and alg
 the judged draft, every forward has a window of `level - 1` levels with `columns` guessed tokens
 each: (0, 0) is the prefix's last token, the parent of (0, j) is (0, j - 1), and the parent of
 (l, j) is (l - 1, j). The model's tokens after the last level are the next level. The columns of all
-levels are then n-grams, and the first level is dropped.
+levels are then n-grams, and the first level is dropped: the next one takes its place, which begins
+a position later. While levels are still missing, the first column is dropped instead, so that the
+window moves with the text; the first level begins with `level - 2` columns more.
 
 The pool is a function of the prefixes and of the model's most probable tokens after them, at any
 temperature. So a draft from it is a function of the prefix, and rule 2 decides it.
@@ -68,7 +70,8 @@ class Window:
 
     def __init__(self, prompt: Sequence[int] | np.ndarray, level: int, columns: int) -> None:
         self.level = level
-        self.levels = [[int(prompt[i * len(prompt) // columns]) for i in range(columns)]]
+        count = columns + level - 2
+        self.levels = [[int(prompt[i * len(prompt) // count]) for i in range(count)]]
         self.seen: tuple[Gram, ...] = ()
         """The levels of the last forward, and the model's tokens after them; may be empty."""
 
@@ -101,6 +104,7 @@ class Window:
         self.levels.append(list(best[-width:]))
         self.seen = tuple(map(tuple, self.levels))
         if len(self.levels) < self.level:
+            self.levels = [row[1:] for row in self.levels]
             return []
         grams = list(zip(*self.levels, strict=True))
         del self.levels[0]

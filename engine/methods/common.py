@@ -110,6 +110,11 @@ def check_window(level: int, window: int, context: int) -> None:
         )
 
 
+def window_rows(level: int, window: int) -> int:
+    """Return the most rows of a look-ahead window: of n levels, each is `level` - 1 - n wider."""
+    return max(levels * (window + level - 1 - levels) for levels in range(1, level))
+
+
 # Layouts and plans of methods with a drafting head.
 
 

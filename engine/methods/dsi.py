@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods.registry import Situation, method, setting
-from engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix
+from engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix, Verdict
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -60,6 +60,11 @@ class Config:
         "match",
         "match: accept a draft if the target draws the same token (lines 8 and 9). rejection: sample drafts, use p/q.",
         choices=("match", "rejection"),
+    )
+    drafts: str = setting(
+        "greedy",
+        "How drafters pick tokens for match when the temperature is above 0; for rejection they sample.",
+        choices=("greedy", "sampled"),
     )
 
 
@@ -179,6 +184,16 @@ class _Verification:
         return self.ids[position - self.start :]
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class _Judging:
+    """A judgement under way: of candidates for `position` and later ones, by a verification."""
+
+    position: int
+    verification: _Verification
+    draft: Draft
+    bonus: bool
+
+
 class _Turn:
     """Decoding up to a token that no line has: all were wrong, or had no token there yet.
 
@@ -195,6 +210,7 @@ class _Turn:
         self.lines = [_Line(drafter) for drafter in run.drafters]
         self.running: list[_Verification] = []
         self.finished: list[_Verification] = []
+        self.judging: _Judging | None = None
 
     async def play(self) -> None:
         """Draft, verify and commit until the turn ends; then preempt all work under way."""
@@ -207,18 +223,21 @@ class _Turn:
                     if isinstance(source, _Verification):
                         self.running.remove(source)
                         self.finished.append(source)
+                    elif isinstance(source, _Judging):
+                        if self.commit(source, result):
+                            return
                     elif result:
                         source.draft += result
                         self.start_draft(source)
                     else:
                         source.full = True
-                if await self.commit_decided():
-                    return
-                self.start_verifications()
+                self.start_judging()
+                if self.judging is None:  # a verdict may contradict the line to verify
+                    self.start_verifications()
 
     def start_draft(self, line: _Line) -> None:
         """Start to draft a line's next token (line 6)."""
-        sampled = self.cfg.acceptance == "rejection"
+        sampled = self.cfg.acceptance == "rejection" or self.cfg.drafts == "sampled"
         line.job = self.race.start(_next_draft(line, self.run.x + line.draft, sampled))
 
     # Verifications: which line next, on which server.
@@ -269,19 +288,25 @@ class _Turn:
 
     # Results: accepted tokens; lines and verifications to stop.
 
-    async def commit_decided(self) -> bool:
-        """Commit all positions that are decided; return whether the turn is over."""
-        while verification := next((v for v in self.finished if v.covers(len(self.run.x))), None):
-            position = len(self.run.x)
-            draft, leaves = self.candidates(verification.ids_from(position))
-            bonus = self.cfg.acceptance == "match" and not leaves
-            if not draft and not bonus:
-                return False  # a sampled draft is under way: the text must not depend on which is faster
-            verdict = await verification.scores.judge(draft, bonus=bonus, skip=position - verification.start)
-            self.run.commit(verdict)
-            if self.run.done or verdict.own is not None:
-                return True
-            self.stop_contradicted(verdict.accepted, position)
+    def start_judging(self) -> None:
+        """Judge the next positions, if a verification covers them; drafting goes on meanwhile."""
+        position = len(self.run.x)
+        verification = next((v for v in self.finished if v.covers(position)), None)
+        if verification is None or self.judging:
+            return
+        draft, leaves = self.candidates(verification.ids_from(position))
+        bonus = self.cfg.acceptance == "match" and not leaves
+        if draft or bonus:  # else a sampled draft is under way: the text must not depend on which is faster
+            self.judging = _Judging(position, verification, draft, bonus)
+            self.race.start(_next_verdict(self.judging))
+
+    def commit(self, judging: _Judging, verdict: Verdict) -> bool:
+        """Commit a verdict; return whether the turn is over."""
+        self.judging = None
+        self.run.commit(verdict)
+        if self.run.done or verdict.own is not None:
+            return True
+        self.stop_contradicted(verdict.accepted, judging.position)
         return False
 
     def candidates(self, scored: tuple[int, ...]) -> tuple[Draft, bool]:
@@ -337,6 +362,11 @@ async def _next_draft(line: _Line, prefix: Prefix, sampled: bool) -> tuple[_Line
 
 async def _next_scores(verification: _Verification) -> tuple[_Verification, Scores]:
     return verification, await verification.scores
+
+
+async def _next_verdict(judging: _Judging) -> tuple[_Judging, Verdict]:
+    verification, skip = judging.verification, judging.position - judging.verification.start
+    return judging, await verification.scores.judge(judging.draft, bonus=judging.bonus, skip=skip)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
 from engine.layout import Layout, Separate
-from engine.methods.common import check_window
+from engine.methods.common import check_window, window_rows
 from engine.methods.registry import Situation, method, setting
 from engine.types import Draft
 
@@ -44,7 +44,9 @@ def plan(cfg: Config, situation: Situation) -> Config:
     config=Config,
     uses=("target",),
     plan=plan,
-    layout=lambda cfg: Layout(Separate(drafters=0), slack=(cfg.level - 1) * (cfg.window + cfg.guesses)),
+    layout=lambda cfg: Layout(
+        Separate(drafters=0), slack=window_rows(cfg.level, cfg.window) + (cfg.level - 1) * cfg.guesses
+    ),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Verify n-grams and compute new ones in one forward, commit; until the run is done."""

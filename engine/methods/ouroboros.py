@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
 from engine.layout import Layout, Separate
-from engine.methods.common import check_window
+from engine.methods.common import check_window, window_rows
 from engine.methods.registry import Situation, method, setting
 from engine.types import NO_TREE, Draft, Gram, Verdict
 
@@ -52,7 +52,8 @@ def plan(cfg: Config, situation: Situation) -> Config:
     config=Config,
     plan=plan,
     layout=lambda cfg: Layout(
-        Separate(turns=True), slack=(cfg.level - 1) * (cfg.window + max(cfg.guesses, cfg.phrases))
+        Separate(turns=True),
+        slack=window_rows(cfg.level, cfg.window) + (cfg.level - 1) * max(cfg.guesses, cfg.phrases),
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:

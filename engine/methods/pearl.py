@@ -44,7 +44,10 @@ class Config:
         high=32,
         auto="planned",
     )
-    pre_verify: bool = setting(True, "Verify the first token of a chunk while the chunk is drafted.")
+    pre_verify: bool = setting(
+        True,
+        "Verify the first token of a chunk while the chunk is drafted; else it waits for its chunk's verification.",
+    )
     post_verify: bool = setting(True, "Draft on while a chunk is verified.")
     guesses: int = setting(
         0,
@@ -107,11 +110,12 @@ async def decode(run: Run, cfg: Config) -> None:
         scores = run.target.score(run.x, pending or guess)
         chunk = await _draft(run, run.x + pending, cfg.gamma)
         if guess:
-            verdict = await scores.judge(guess)
+            verdict = await scores.judge(guess, mode="pre-verify")
             pending = _rest(chunk, verdict.emitted)
         else:
-            verdict = await scores.judge(pending + chunk[:1], bonus=False)
-            pending = chunk[1:] if verdict.all_accepted else Draft.empty()
+            early = chunk[:1] if cfg.pre_verify else Draft.empty()
+            verdict = await scores.judge(pending + early, bonus=False)
+            pending = chunk[len(early) :] if verdict.all_accepted else Draft.empty()
         run.commit(verdict, kept=pending)
 
 

@@ -49,7 +49,7 @@ class Scores:
         yield from self._forward.wait().__await__()
         return self
 
-    async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0) -> Verdict:
+    async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0, mode: str = "") -> Verdict:
         """Judge a draft with these scores, as soon as the forward is over.
 
         Args:
@@ -57,16 +57,17 @@ class Scores:
                 scored ones. Without `bonus`, leaves may follow the scored tokens in the draft.
             bonus: Draw a token of the target's own after a fully accepted draft.
             skip: Scored draft tokens that were judged before.
+            mode: The round's mode for the trace; default: from the judged and the scored tokens.
         """
-        dispatcher, mode = self._dispatcher, mode_of(draft.depth, self._rows - skip)
+        dispatcher, usual = self._dispatcher, mode_of(draft.depth, self._rows - skip)
         judging = dispatcher.submit(self._worker, "target", judge_job(self._id, draft, bonus, skip))
         await self
-        if mode == "pre-verify":
+        if usual == "pre-verify":
             self._forward.kind = "pre-verify"
         self._forward.record()
         judging.spans = dispatcher.span_ids(2 * self._lanes)
         reply = await judging.result()
-        return new_verdict(reply.value, self._prefix, draft, mode, self._id)
+        return new_verdict(reply.value, self._prefix, draft, mode or usual, self._id)
 
 
 def judge_job(

@@ -247,7 +247,8 @@ class Ahead:
     def __init__(self, model: Logits, x: Text, level: int, width: int, most: int) -> None:
         self._model, self._level, self._most = model, level, most
         self.met: list[Text] = []
-        self.rows = [[x[i * len(x) // width] for i in range(width)]]
+        first = width + level - 2
+        self.rows = [[x[i * len(x) // first] for i in range(first)]]
 
     def after(self, last: int, most: int, room: int) -> list[Text]:
         """Return the tails of the n-grams that begin with a token, most recent first."""
@@ -277,6 +278,8 @@ class Ahead:
             for j in range(len(best)):
                 self.meet([row[j] for row in self.rows])
             self.rows = self.rows[1:]
+        else:
+            self.rows = [row[1:] for row in self.rows]
 
 
 def lookahead(world: Reference, x: Text, level: int, width: int, most: int, end: int) -> list[Round]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import Sampling
-from tests.engine.toy import Blurred, Parallel, Table, always_wrong
+from engine.types import Draft, Sampling, Verdict
+from tests.engine.toy import Blurred, Parallel, Table, ToyRun, always_wrong
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import METHODS, method, sampled_tree, top_tree
 
@@ -120,6 +120,29 @@ def test_a_vocabulary_of_five_tokens_has_the_targets_distribution(name, tokens):
     key, config = METHODS[name]
     p, q = Table(31, 5), Table(32, 5, banned=3)
     assert distance(joint(method(key, **config), p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
+
+
+@pytest.mark.parametrize("gamma", [2, 3])
+def test_drafts_that_survive_a_round_of_guesses_have_the_targets_distribution(gamma):
+    decode, survivors = method("pearl", gamma=gamma, guesses=1), set[str]()
+
+    async def watched(run: ToyRun) -> None:
+        commit = run.commit
+
+        def watch(verdict: Verdict, kept: Draft | None = None, pool: object = None) -> None:
+            commit(verdict, kept, pool)
+            guessed.append(bool(verdict.draft.source and kept))
+            if guessed[-2:-1] == [True]:  # the round after one of guesses judges what they left
+                survivors.update(j.outcome for j in verdict.judged)
+
+        guessed: list[bool] = []
+        run.commit = watch
+        await decode(run)
+
+    p, q = Table(91, 2), Table(92, 2)
+    texts = joint(watched, p, q, ONE, tokens=5)
+    assert distance(texts, target_joint(p, ONE, 5)) < EXACT
+    assert survivors >= {"accepted", "rejected", "corrected"}
 
 
 @pytest.mark.parametrize("name", METHODS)

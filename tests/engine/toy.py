@@ -125,7 +125,7 @@ class Scores:
         return self
 
     async def judge(
-        self, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None
+        self, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None, mode: str = ""
     ) -> Verdict:
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
             "another draft"

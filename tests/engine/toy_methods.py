@@ -28,6 +28,7 @@ METHODS = {
     "pearl-3-pipeline": ("pearl", {"gamma": 3, "placement": "pipeline", "stages": 2}),
     "pearl-3-guesses": ("pearl", {"gamma": 3, "guesses": 1}),
     "dsi": ("dsi", {"lookahead": 2, "sp": 1}),
+    "dsi-sampled": ("dsi", {"lookahead": 2, "sp": 1, "drafts": "sampled"}),
     "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
     "llma": ("llma", {"match": 1, "copy": 3}),
     "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),

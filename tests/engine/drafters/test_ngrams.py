@@ -31,11 +31,13 @@ def paths(tree, last):
 
 def test_the_window_of_the_paper():
     """N = 4, W = 5, as in its figure 2: the model's tokens after the red level complete 4-grams."""
-    window = Window([10, 11, 12, 13, 14], 4, 5)
-    window.tree(0, 100)
-    assert window.move([20, 21, 22, 23, 24]) == []
-    window.tree(0, 100)
-    assert window.move([30, 31, 32, 33, 34]) == []
+    window = Window([8, 9, 10, 11, 12, 13, 14], 4, 5)
+    window.tree(1, 100)
+    assert window.move([18, 19, 20, 21, 22, 23, 24]) == []
+    assert window.seen == ((1, 9, 10, 11, 12, 13, 14), (18, 19, 20, 21, 22, 23, 24))
+    window.tree(2, 100)
+    assert window.levels == [[2, 10, 11, 12, 13, 14], [19, 20, 21, 22, 23, 24]], "one position later"
+    assert window.move([29, 30, 31, 32, 33, 34]) == []
     tree = window.tree(0, 100)
     assert window.levels == [[0, 11, 12, 13, 14], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]
     rows = paths(tree, 0)
@@ -62,7 +64,7 @@ def test_for_bigrams_the_window_is_one_level():
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(2, 6), st.integers(1, 9), st.data())
 def test_no_row_exceeds_the_room_and_the_window_never_widens(prompt, level, columns, data):
-    window, width = Window(np.array(prompt), level, columns), columns
+    window, width = Window(np.array(prompt), level, columns), columns + level - 2
     for _ in range(8):
         room = data.draw(st.integers(0, 12))
         depth = len(window.levels) - 1
@@ -72,7 +74,8 @@ def test_no_row_exceeds_the_room_and_the_window_never_widens(prompt, level, colu
         assert all(len(path) - 1 <= room for path in paths(tree, 1))
         grams = window.move([0, *tree[0]])
         assert {len(gram) for gram in grams} <= {level}
-        assert len(grams) in (0, width)
+        assert len(grams) == (width if depth + 2 == level else 0)
+        width -= depth + 2 < level
     if not width:
         assert window.tree(1, 99) == NO_TREE
 

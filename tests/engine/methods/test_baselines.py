@@ -136,7 +136,7 @@ def test_every_forward_feeds_the_last_token_guesses_and_window_and_no_more():
     trace = run("lookahead", [10, 11], 80, level=3, window=4, guesses=2)
     levels, left = 1, 80
     for r, fed in zip(trace.rounds, rows(trace, "verify"), strict=True):
-        width = max(0, min(4, left - levels + 2))
+        width = max(0, min(4 + (levels == 1), left - levels + 2))
         assert fed == 1 + r.drafted + max(0, width * levels - 1)
         levels, left = 2, left - r.emitted
 
@@ -152,8 +152,8 @@ def test_the_trace_holds_window_and_pool():
     trace = run("lookahead", [10, 11], 12, level=3, window=2, guesses=2)
     first, second, third = trace.pooled[:3]
     assert [p.step for p in trace.pooled] == [r.step for r in trace.rounds]
-    assert (first.window, first.gained, first.size) == (((11, 11), (12, 12)), (), 0)
-    assert second.gained == ((12, 12, 13), (11, 12, 13))
+    assert (first.window, first.gained, first.size) == (((11, 10, 11), (12, 11, 12)), (), 0)
+    assert second.gained == ((12, 11, 12), (11, 12, 13))
     assert second.gained == tuple(zip(*second.window, strict=True)), "its columns"
     assert (second.tried, second.size) == ((), 2)
     assert third.tried == (), "no n-gram begins with 13 yet"

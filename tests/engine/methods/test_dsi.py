@@ -112,7 +112,7 @@ def test_proposition_1_bounds_the_time_of_every_text(right, drafter_us):
 
 def test_a_drafter_that_is_always_wrong_costs_nothing():
     with open_cluster([], T // 4) as cluster:
-        trace = run(cluster, "dsi", 10, lookahead=2, sp=3)
+        trace = run(cluster, "dsi", 10, lookahead=2, sp=4)
     assert times(trace) == [T * (i + 1) for i in range(10)]
     cancelled = [s for s in trace.spans if s.outcome == "cancelled"]
     assert {s.model for s in cancelled} == {"drafter", "target"}, (
@@ -132,7 +132,7 @@ def test_a_drafter_that_is_always_right_hides_all_verification():
 
 def test_without_free_preemption_a_server_stays_busy_until_its_forward_ends():
     with open_cluster([], T // 4, preempts=False) as cluster:
-        trace = run(cluster, "dsi", 6, lookahead=2, sp=3)
+        trace = run(cluster, "dsi", 6, lookahead=2, sp=4)
     for device in {s.device for s in trace.spans}:
         work = sorted((s.start, s.end) for s in trace.spans if s.device == device and s.kind != "sample")
         assert all(a[1] <= b[0] for a, b in pairwise(work)), "one forward at a time"
@@ -198,3 +198,12 @@ def test_more_servers_than_the_cluster_has_are_refused():
         object.__setattr__(cluster.placement.site, "devices", 3)
         with pytest.raises(UsageError, match=r"sp is 4; .* room for 1 to 2 target server\(s\)"):
             run(cluster, "dsi", 4, lookahead=1, sp=4)
+
+
+def test_a_drafter_that_is_always_right_never_waits_for_a_verdict():
+    with scripted_cluster(*pair([True] * 40), Flat(T, T // 4, sample_us=T // 2)) as cluster:
+        trace = run(cluster, "dsi", 40, lookahead=2, sp=4)
+    drafts = [s for s in trace.spans if s.kind == "draft"]
+    gaps = [later.start - earlier.end for earlier, later in pairwise(drafts)]
+    assert len(drafts) >= 40
+    assert set(gaps) == {0}
