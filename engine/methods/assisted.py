@@ -1,53 +1,76 @@
-"""Assisted generation: the draft length follows the last round; a draft ends at an uncertain token.
+"""Assisted generation: a draft ends at an uncertain token, or its length follows the last round.
 
-Source: assisted generation of transformers (Gante 2023), PEARL's baseline (section 4).
+Source: assisted generation of transformers (Gante 2023); with its first schedule PEARL's baseline
+(section 4).
 
-Lossless. After a round that accepts the whole draft the next draft is 2 tokens longer, otherwise 1
-shorter. A draft ends early after a token to which the drafter gives a low probability. That token
+Lossless. A draft ends early after a token to which the drafter gives a low probability. That token
 stays in the draft: dropping it would favour likely tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
-from engine.methods.registry import method, setting
+from engine.methods.registry import Situation, method, setting
 
 if TYPE_CHECKING:
     from engine.run.run import Run
 
 LONGER, SHORTER = 2, 1
-"""Tokens by which the draft length changes."""
+"""Tokens by which `heuristic` changes the draft length."""
+OWN = {"heuristic": (5, 0.0), "constant": (20, 0.4)}
+"""Start and confidence of each schedule : transformers' first releases, and its fifth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of assisted generation."""
 
-    start: int = setting(5, "Draft length of the first round.", low=1, high=32)
+    schedule: str = setting(
+        "heuristic",
+        "heuristic: 2 tokens more after a fully accepted draft, else 1 fewer, as in PEARL's baseline. "
+        "constant: always `start`, transformers' present default.",
+        choices=("heuristic", "constant"),
+    )
+    start: int = setting(
+        0,
+        "Draft length of the first round; 0 is the schedule's own: 5, or 20 if constant.",
+        low=1,
+        high=32,
+        auto="the schedule's",
+    )
     confidence: float = setting(
-        0.4,
-        "End a draft after a token whose probability under the drafter is lower; 0 never ends it early.",
+        0.0,
+        "End a draft after a token whose probability under the drafter is lower; 0 is the schedule's own: "
+        "never, or 0.4 if constant.",
         low=0,
         high=1,
     )
     drafts: str = chain_drafts()
 
 
+def plan(cfg: Config, _: Situation) -> Config:
+    """Replace a start and a confidence of 0 by the schedule's own."""
+    start, confidence = OWN[cfg.schedule]
+    return replace(cfg, start=cfg.start or start, confidence=cfg.confidence or confidence)
+
+
 @method(
     title="Assisted generation",
     source="Gante 2023, as in PEARL",
     config=Config,
+    plan=plan,
     layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft, verify, adapt the draft length; until the run is done."""
-    length, sampled = cfg.start, cfg.drafts == "sampled"
+    length, sampled, adapts = cfg.start, cfg.drafts == "sampled", cfg.schedule == "heuristic"
     while not run.done:
         draft = await run.drafter.propose(run.x, length, sampled=sampled, stop_below=cfg.confidence)
         verdict = await run.target.verify(run.x, draft)
-        length = length + LONGER if verdict.all_accepted else max(1, length - SHORTER)
+        if adapts:
+            length = length + LONGER if verdict.all_accepted else max(1, length - SHORTER)
         run.commit(verdict)

@@ -36,6 +36,7 @@ METHODS = {
     "prompt-lookup-latest": ("prompt_lookup", {"ngram": 1, "copy": 2, "which": "latest"}),
     "assisted-1": ("assisted", {"start": 1, "confidence": 0.0}),
     "assisted-3-sure": ("assisted", {"start": 3, "confidence": 0.5}),
+    "assisted-3-constant": ("assisted", {"schedule": "constant", "start": 3, "confidence": 0.4}),
     "assisted-2-greedy": ("assisted", {"start": 2, "confidence": 0.4, "drafts": "greedy"}),
     "lookahead-2": ("lookahead", {"level": 2, "window": 4, "guesses": 4}),
     "lookahead-3": ("lookahead", {"level": 3, "window": 3, "guesses": 2}),

@@ -245,11 +245,11 @@ def test_probabilities_of_recorded_drafts_are_kept_and_others_are_unknown():
 
 
 def test_a_draft_of_low_recorded_probability_ends_an_assisted_draft():
-    trace = recorded(gamma=4)
+    trace, config = recorded(gamma=4), {"start": 4, "confidence": 0.4}
     doubted = Trace(
         trace.header, spans=trace.spans, commits=trace.commits, rounds=trace.rounds, footer=trace.footer
     )
     doubted.decisions = [replace(d, q=0.3) for d in trace.decisions]
-    sure = replayed(trace, "assisted", config={"start": 4}).replay
-    unsure = replayed(doubted, "assisted", config={"start": 4}).replay
+    sure = replayed(trace, "assisted", config=config).replay
+    unsure = replayed(doubted, "assisted", config=config).replay
     assert max(r.drafted for r in unsure.rounds) < max(r.drafted for r in sure.rounds)

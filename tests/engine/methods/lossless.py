@@ -20,7 +20,12 @@ CONFIGS = {
     "speculative": [{"gamma": 1}, {"gamma": 5}],
     "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
     "prompt_lookup": [{}, {"ngram": 1, "copy": 3, "which": "latest"}],
-    "assisted": [{}, {"start": 1, "confidence": 0.0}, {"start": 9, "confidence": 0.9, "drafts": "greedy"}],
+    "assisted": [
+        {},
+        {"start": 1, "confidence": 0.0},
+        {"start": 9, "confidence": 0.9, "drafts": "greedy"},
+        {"schedule": "constant"},
+    ],
     "lookahead": [{}, {"level": 2, "window": 3, "guesses": 2}, {"level": 8, "window": 20, "guesses": 12}],
     "ouroboros": [
         {},

@@ -102,6 +102,12 @@ def test_the_draft_shrinks_by_one_down_to_one_token():
     assert rounds(trace) == [(3, 0, 1), (2, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 1)]
 
 
+def test_the_constant_schedule_drafts_20_tokens_and_ends_at_an_uncertain_one():
+    trace = run("assisted", [9, 10], 42, schedule="constant")
+    assert rounds(trace) == [(20, 20, 21), (20, 20, 21)]
+    assert (trace.header.config["start"], trace.header.config["confidence"]) == (20, 0.4)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
 def test_a_draft_ends_after_its_first_uncertain_token(bundled, sampling):
     config = {"start": 12, "confidence": 0.5}
@@ -248,7 +254,12 @@ def test_drafts_change_no_token_above_temperature_0(bundled, plain, method):
         ("prompt_lookup", {"ngram": 0}, "ngram is 0; it must be at least 1 and at most 16"),
         ("prompt_lookup", {"copy": 33}, "copy is 33; it must be at least 1 and at most 32"),
         ("prompt_lookup", {"which": "last"}, "which is 'last'; choose one of first, latest"),
-        ("assisted", {"start": 0}, "start is 0; it must be at least 1 and at most 32"),
+        (
+            "assisted",
+            {"start": 33},
+            "start is 33; it must be at least 1 and at most 32",
+        ),
+        ("assisted", {"schedule": "steady"}, "schedule is 'steady'; choose one of heuristic, constant"),
         ("assisted", {"confidence": 1.5}, "confidence is 1.5; it must be at least 0 and at most 1"),
         ("assisted", {"confidence": "nan"}, "confidence is nan; it must be at least 0 and at most 1"),
         ("lookahead", {"level": 1}, "level is 1; it must be at least 2 and at most 8"),
