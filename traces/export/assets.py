@@ -24,6 +24,7 @@ SCRIPTS = (
     "minimap.js",
     "tracks.js",
     "windows.js",
+    "pins.js",
     "gantt.js",
     "insets.js",
     "poolwords.js",
