@@ -152,6 +152,7 @@ class Viewer {
     pane.sources.update(run);
     pane.follow();
     this.gantt.update(this.model);
+    callInsets(this.insets, "followed", this.model);
   }
 
   showRejected(on) {

@@ -27,6 +27,7 @@ SCRIPTS = (
     "pins.js",
     "gantt.js",
     "insets.js",
+    "aligned.js",
     "poolwords.js",
     "pool.js",
     "batch.js",

@@ -12,6 +12,7 @@ from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
 from traces.passes import Spread, spread
 from traces.verdict import Verdict, verdict
+from traces.view.aligned import AlignedView, aligned
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.branches import has_trees
 from traces.view.clock import decoding_clock, working_devices
@@ -152,6 +153,8 @@ class Document(TypedDict):
     axis: Axis
     clocks: list[str]
     figures: list[FigureView]
+    aligned: list[AlignedView]
+    """For each sequence of the first run; empty for a single run."""
     runs: list[RunView]
 
 
@@ -186,6 +189,7 @@ def view_model(
         },
         "clocks": sorted({t.header.clock for t in traces}),
         "figures": figure_rows(batches=any(run["batch"] > 1 for run in runs)),
+        "aligned": aligned(traces),
         "runs": runs,
     }
 
