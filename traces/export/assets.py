@@ -32,6 +32,7 @@ SCRIPTS = (
     "pool.js",
     "batch.js",
     "layers.js",
+    "kv.js",
     "ngrams.js",
     "pointer.js",
     "live.js",

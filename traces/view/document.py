@@ -15,6 +15,7 @@ from traces.verdict import Verdict, verdict
 from traces.view.aligned import AlignedView, aligned
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.branches import has_trees
+from traces.view.caches import CacheView, caches
 from traces.view.clock import decoding_clock, working_devices
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.ghosts import GhostView, ghosts
@@ -101,6 +102,7 @@ class Sections(Extent):
     copies: list[CopyView]
     ngrams: list[NgramsView]
     """Empty if redacted: a window begins with tokens of the prompt."""
+    caches: list[CacheView]
     layers: LayersView | None
     packings: list[PackingView]
     pool: ServersView | None
@@ -254,6 +256,7 @@ def sections(
         "rounds": judged,
         "copies": copied,
         "ngrams": grams,
+        "caches": caches(trace),
         "layers": layers(trace),
         "packings": packings(trace),
         "pool": server_pool(trace),
