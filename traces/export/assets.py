@@ -12,6 +12,7 @@ SCRIPTS = (
     "dom.js",
     "sources.js",
     "card.js",
+    "large.js",
     "trees.js",
     "pages.js",
     "tokens.js",
