@@ -34,12 +34,12 @@ class Aligned {
   constructor(viewer) {
     this.viewer = viewer;
     this.place = [0, 0]; // row and column
-    this.note = el("p", { class: "ss-note" });
+    this.note = el("p", { class: "ss-hint" });
     this.names = el("div", { class: "ss-aligned-names" });
     this.svg = drawn("svg", { "aria-hidden": "true" });
     this.plot = el("div", { class: "ss-aligned-plot", tabindex: "0", role: "group",
       "aria-label": "Tokens of all runs by position. The arrow keys move, Enter pins the card. The table below has the same data." }, this.svg);
-    this.status = el("p", { class: "ss-detail", role: "status" });
+    this.status = el("p", { class: "ss-say", role: "status" });
     this.body = el("div", { class: "ss-wide" });
     this.fold = el("details", { class: "ss-fold" }, el("summary", {}, "Token by token as a table"), this.body);
     this.parts = [alignedLegend(), el("div", { class: "ss-aligned-body" }, this.names, this.plot), this.status, this.fold];
@@ -214,7 +214,7 @@ function alignedTable(rows) {
 
 function alignedLegend() {
   const item = (name, text) => el("li", {}, el("i", { class: `ss-aligned-key ss-aligned-key-${name}` }), text);
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the tokens" },
+  return el("ul", { class: "ss-keys", "aria-label": "Legend of the tokens" },
     item("accepted", "accepted draft"), item("corrected", "corrected by the target"), item("bonus", "bonus of the target"), item("plain", "target's own token"),
     el("li", {}, "Height of a bar: time since the token before. Below: "), item("ahead", "ahead of the first run"), item("behind", "behind it"));
 }

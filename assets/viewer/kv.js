@@ -19,7 +19,7 @@ class Caches {
     this.t = Infinity;
     this.pointed = null; // {run, step}
     this.legend = el("div");
-    this.note = el("span", { class: "ss-note" });
+    this.note = el("span", { class: "ss-hint" });
     this.body = el("div");
     this.card = el("section", { class: "ss-card ss-kv", "aria-label": "KV caches", hidden: true },
       el("div", { class: "ss-gantt-title ss-kv-title" }, el("h3", {}, "KV caches"), this.note), this.legend, this.body);
@@ -34,7 +34,7 @@ class Caches {
     this.pointed = null;
     this.body.replaceChildren(...this.rows.map((row) => row.node));
     const states = Object.keys(KV_WORDS).filter((state) => this.rows.some(({ cache }) => cache.rows[state]));
-    this.legend.replaceChildren(el("ul", { class: "ss-legend", "aria-label": "Legend of the KV caches" },
+    this.legend.replaceChildren(el("ul", { class: "ss-keys", "aria-label": "Legend of the KV caches" },
       states.map((state) => el("li", {}, el("i", { class: `ss-swatch ss-kv-${state}` }), KV_WORDS[state]))));
     this.draw(true);
   }
