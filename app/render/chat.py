@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.render.html import text
+from traces.export.report import LONG, beginning
 
 if TYPE_CHECKING:
     from app.tabs.chat import Chat
-
-
-LONG = 300
-"""Characters from which on a prompt is folded; its beginning is shown."""
 
 
 def conversation(chat: Chat) -> str:
@@ -33,8 +30,7 @@ def _folded(prompt: str, tag: str, look: str = "app-prompt") -> str:
     """Return a prompt; a long one shows its beginning, and all of it when it is opened."""
     if len(prompt) <= LONG:
         return f'<{tag} class="{look}">{text(prompt)}</{tag}>'
-    start = " ".join(prompt[:LONG].split())
     return (
-        f'<details class="{look} app-long"><summary>{text(start)}… <em>{len(prompt):,} characters</em></summary>'
+        f'<details class="{look} app-long"><summary>{text(beginning(prompt))} <em>{len(prompt):,} characters</em></summary>'
         f"<p>{text(prompt)}</p></details>"
     )

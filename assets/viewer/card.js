@@ -196,7 +196,6 @@ function swatch(kind, lost = false, cancelled = false) {
 /** The one floating card of a viewer. */
 class Card {
   constructor(root) {
-    this.root = root;
     this.node = el("div", { class: "ss-float", role: "tooltip", id: `ss-card-${Math.random().toString(36).slice(2)}`, hidden: true });
     root.append(this.node);
   }
@@ -207,7 +206,7 @@ class Card {
     this.node.classList.toggle("ss-pinned", pinned);
     if (pinned) this.node.append(el("p", { class: "ss-hint" }, "pinned · Esc closes it"));
     this.node.hidden = false;
-    const frame = this.root.getBoundingClientRect();
+    const frame = this.node.parentNode.getBoundingClientRect(); // the viewer, or its dialog
     const { offsetWidth: width, offsetHeight: height } = this.node;
     const view = document.documentElement.clientWidth;
     const left = Math.max(8, Math.min(box.left, Math.min(view, frame.right) - width - 8));

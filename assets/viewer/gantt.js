@@ -6,6 +6,7 @@ class Gantt {
   constructor(root, bus) {
     Object.assign(this, { root, bus, t: Infinity, range: null, selected: null, follow: true, frame: 0 });
     this.map = new Minimap(this);
+    this.pins = new Pins(this);
     this.under = el("div", { class: "ss-under" });
     this.plot = el("canvas", { class: "ss-plot", "aria-hidden": "true" });
     this.over = el("div", { class: "ss-over" });
@@ -15,7 +16,7 @@ class Gantt {
       "aria-label": "Timeline of all runs. Full stop and comma step through spans, question mark lists all keys. The table below has the same data.",
     }, this.under, this.plot, this.over);
     this.untimed = el("div");
-    this.node = el("div", {}, this.map.node, this.box, this.untimed, this.note);
+    this.node = el("div", {}, this.map.node, this.pins.node, this.box, this.untimed, this.note);
     this.resizing = new ResizeObserver(() => this.resize());
     this.resizing.observe(this.box);
     this.listen();
@@ -30,6 +31,7 @@ class Gantt {
     this.goal = null;
     if (this.follow || !this.range) this.range = fitWindow(model);
     this.map.update(model);
+    this.pins.update(model);
     this.frameCards();
     this.draw();
   }
@@ -77,6 +79,7 @@ class Gantt {
     const note = merged ? `${number(merged, 0)} bars are too many for one view: they are merged into shares of every ${ms(bin)}. Zoom in to see single bars.` : "";
     if (this.note.textContent !== note) this.note.textContent = note;
     this.map.draw(this.colours, ratio);
+    this.pins.draw(this, ratio);
     this.overlay();
     this.root.dataset.drawn = String(Number(this.root.dataset.drawn ?? 0) + 1);
     if (moving) this.settle();
@@ -160,6 +163,7 @@ class Gantt {
     if (!this.width || !this.veils) return;
     const x = Math.max(0, Math.min(this.width, this.x(this.t)));
     const past = this.t >= this.model.axis.max;
+    this.pins.at(x, past);
     for (const veil of this.veils) {
       veil.hidden = past;
       veil.style.left = `${x}px`;

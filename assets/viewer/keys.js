@@ -2,7 +2,7 @@
 
 const KEYS = [
   ["w s", "zoom in, out"], ["a d", "pan left, right"], ["f", "show everything"], [". ,", "next, previous span"],
-  ["↑ ↓", "track above, below (timeline)"], ["n p", "next, previous rejection"], ["[ ]", "previous, next step"],
+  ["↑ ↓", "track above, below (timeline)"], ["t", "pin the track of the card"], ["n p", "next, previous rejection"], ["[ ]", "previous, next step"],
   ["space", "play, pause"], ["r", "show rejected drafts"], ["← →", "move through tokens (text)"],
   ["Enter", "pin the card"], ["Esc", "close the card"], ["/", "search"], ["x", "figures of the window"],
   ["drag", "pan (timeline)"], ["Shift+drag", "figures of a range"], ["Ctrl+wheel", "zoom at the pointer"],
@@ -19,7 +19,7 @@ function keyActions(viewer) {
     "[": () => replay.step("commits", -1), "]": () => replay.step("commits", 1),
     " ": () => !replay.node.hidden && replay.play(!replay.playing),
     "/": () => viewer.search.input.focus(), x: () => gantt.range && viewer.select(gantt.range),
-    r: () => viewer.showRejected(!viewer.rejected.checked), "?": () => viewer.help(true),
+    r: () => viewer.showRejected(!viewer.rejected.checked), t: () => viewer.pinTrack(), "?": () => viewer.help(true),
   };
 }
 

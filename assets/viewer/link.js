@@ -1,4 +1,4 @@
-// A view as the fragment of an address: window, replay time, shown card, rejected drafts.
+// A view as the fragment of an address: window, replay time, shown card, pinned tracks, rejected drafts.
 
 /** The fragment of what a viewer shows. */
 function fragmentOf(viewer) {
@@ -14,6 +14,8 @@ function fragmentOf(viewer) {
     if (item.span !== undefined) parts.push(`span=${run}.${item.span}`);
     else if (item.token?.index !== undefined) parts.push(`token=${run}.${item.token.index}`);
   }
+  const pins = viewer.tracks.pins(model).map(({ run, track }) => `${model.runs.indexOf(run)}.${run.tracks.indexOf(track)}`);
+  if (pins.length) parts.push(`pins=${pins.join(",")}`);
   if (viewer.rejected.checked) parts.push("view=rejected");
   return parts.join("&");
 }
@@ -29,6 +31,9 @@ function follow(viewer, fragment) {
   if (!model.runs.some((run) => run.timed)) return;
   const times = numbers("window", ",", 2);
   if (times && times[0] < times[1]) gantt.zoomTo(...times);
+  for (const [run, track] of (values.get("pins") ?? "").split(",").map((pin) => pin.split(".").map(Number))) {
+    if (model.runs[run]?.tracks[track]) viewer.tracks.pin(model.runs[run], model.runs[run].tracks[track], true);
+  }
   const at = numbers("at", ",", 1);
   if (at) viewer.replay.to(at[0]);
   const range = numbers("range", ",", 2);

@@ -1,17 +1,18 @@
 // Look-ahead window and pool of n-grams: the window of one round, the n-grams that it tried, and those that it gained.
 
 const MOST_GRAMS = 24;
-INSETS.push(() => new Ngrams());
+INSETS.push((viewer) => new Ngrams(viewer));
 
 class Ngrams {
-  constructor() {
+  constructor(viewer) {
+    this.viewer = viewer;
     this.node = el("div", {});
     this.views = new Map();
   }
 
   update(model) {
     const runs = model.runs.filter((run) => run.ngrams.length);
-    const views = runs.map((run) => this.views.get(run.id) ?? new NgramsView());
+    const views = runs.map((run) => this.views.get(run.id) ?? new NgramsView(this.viewer));
     views.forEach((view, i) => view.update(runs[i]));
     this.views = new Map(runs.map((run, i) => [run.id, views[i]]));
     const nodes = views.map((view) => view.node);
@@ -29,13 +30,15 @@ class Ngrams {
 
 /** Window and pool of one run: the round that replay has reached, or the one pointed at. */
 class NgramsView {
-  constructor() {
+  constructor(viewer) {
     this.t = Infinity;
     this.pointed = null;
     this.head = el("div", { class: "ss-gantt-title" });
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.body = el("div", { class: "ss-grams-body" });
-    this.node = el("section", { class: "ss-card ss-pool ss-grams" }, this.head, this.note, this.body);
+    const holder = el("div", {}, el("div", { "data-look": "ss-grams" }, this.note, this.body));
+    this.large = viewer.large.button(() => `Look-ahead and n-grams · ${runName(this.run)}`, holder);
+    this.node = el("section", { class: "ss-card ss-pool ss-grams" }, this.head, holder);
   }
 
   update(run) {
@@ -43,7 +46,7 @@ class NgramsView {
     this.shown = undefined;
     this.node.setAttribute("aria-label", `Look-ahead and n-grams, ${runName(run)}`);
     this.head.replaceChildren(el("h3", {}, `Look-ahead and n-grams · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
-      el("span", { class: "ss-note" }, `the ${run.ngrams[0].model} looks ahead`));
+      el("span", { class: "ss-note" }, `the ${run.ngrams[0].model} looks ahead`), this.large);
     this.draw();
   }
 

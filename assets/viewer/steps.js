@@ -65,3 +65,11 @@ Viewer.prototype.pickStep = function (run, step) {
   const round = run.rounds.find((r) => r.step === step);
   if (round && findSpan(run, round.span)) this.pick(run, { span: round.span });
 };
+
+/** Pin or free the track of the shown span or wait. */
+Viewer.prototype.pinTrack = function () {
+  const { run, item } = this.shown ?? {};
+  const track = item?.span !== undefined ? findSpan(run, item.span)?.track : item?.row?.track;
+  if (track) this.live.textContent = `${track.label} of ${runName(run)} is ${this.tracks.pin(run, track) ? "pinned" : "no longer pinned"}.`;
+  else this.live.textContent = "No track is chosen: go to a span with the full stop or the comma, then press t.";
+};

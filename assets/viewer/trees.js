@@ -42,9 +42,9 @@ class TreeInset {
     this.status = el("span", { class: "ss-hint" });
     this.body = el("div", { class: "ss-tree-body", role: "group", "aria-label": "Tree of a round" });
     this.mask = el("div", { class: "ss-tree-mask" });
+    const holder = el("div", {}, el("div", {}, this.body, el("details", {}, el("summary", {}, "Attention mask"), this.mask)));
     this.root = el("section", { class: "ss-tree", hidden: true },
-      el("header", {}, el("h4", {}, "Draft tree"), this.status), this.body,
-      el("details", {}, el("summary", {}, "Attention mask"), this.mask));
+      el("header", {}, el("h4", {}, "Draft tree"), this.status, bus.large.button(() => `Draft tree · ${runName(this.run)}`, holder)), holder);
     const over = (event) => {
       const node = event.target.closest(".ss-leaf");
       const token = node && this.rowOf(node);

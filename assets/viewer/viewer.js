@@ -27,6 +27,7 @@ class Viewer {
     this.search = new Search(this);
     this.windows = new Windows(this, this.options.source);
     this.panel = new RangePanel(this);
+    this.large = new Large(this);
     this.head = el("header", { class: "ss-head" });
     this.grid = el("div", { class: "ss-panes" });
     this.legend = el("div");
@@ -42,7 +43,7 @@ class Viewer {
     this.empty = el("p", { class: "ss-empty", hidden: true });
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.windows.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.live);
+    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.windows.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.large.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -152,6 +153,7 @@ class Viewer {
     pane.sources.update(run);
     pane.follow();
     this.gantt.update(this.model);
+    callInsets(this.insets, "followed", this.model);
   }
 
   showRejected(on) {

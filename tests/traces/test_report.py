@@ -13,7 +13,7 @@ from engine.trace.events import SCHEMA
 from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
 from traces.export.assets import FOLDER, SCRIPTS, viewer_script
-from traces.export.report import inline_json, render_report
+from traces.export.report import LONG, inline_json, render_report
 from traces.view.document import view_model
 from traces.view.packed import packed
 
@@ -132,6 +132,20 @@ def test_a_redacted_prompt_is_nowhere_in_the_report():
     for form in (prompt, html.escape(prompt), inline_json(prompt)[1:-1]):
         assert form not in redacted
     assert "left out" in Page(redacted).text
+
+
+def test_a_long_prompt_is_folded_and_whole():
+    short, long = sample_trace("speculative", tokens=5), sample_trace("speculative", tokens=5)
+    prompt = "<word> " * 100
+    long.header = replace(long.header, prompts=(prompt,))
+    assert "report-prompt" not in [a.get("class") for _, a in Page(render_report([short])).elements]
+    page = Page(render_report([long]))
+    folds = [a for t, a in page.elements if t == "details" and a.get("class") == "report-prompt"]
+    assert folds == [{"class": "report-prompt"}], "one fold, which is closed"
+    assert "… 700 characters" in page.text
+    assert prompt.strip() in page.text
+    titles = [a["title"] for _, a in page.elements if a.get("class") == "ss-prompt"]
+    assert len(titles[0]) <= LONG + 1
 
 
 def test_an_incomplete_run_can_be_reported():

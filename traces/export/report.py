@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Turn: TypeAlias = "tuple[Sequence[Trace], Sequence[Sequence[Trace]]]"
 """The runs of a turn, and the passes of each."""
+LONG = 300
+"""Characters from which on a prompt is folded; its beginning is shown."""
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -110,7 +112,8 @@ def _head(model: Document) -> str:
     prompt = "prompt left out" if run["redacted"] else next(filter(None, run["prompts"]), "")
     prompt = prompt or ("prompt unknown" if run["imported"] else "")
     clocks = "".join(f'<span class="ss-badge">{_text(clock)}</span>' for clock in model["clocks"])
-    return f'<span class="ss-prompt" title="{_text(prompt)}">{_text(prompt)}</span>{clocks}'
+    start = _text(beginning(prompt))
+    return f'<span class="ss-prompt" title="{start}">{start}</span>{clocks}'
 
 
 def _prompts(run: RunView) -> str:
@@ -118,7 +121,20 @@ def _prompts(run: RunView) -> str:
         return "<h2>Prompt</h2><p>(left out on request)</p>"
     if run["imported"] and not any(run["prompts"]):
         return "<h2>Prompt</h2><p>unknown</p>"
-    return "<h2>Prompt</h2>" + "".join(f"<pre>{_text(p)}</pre>" for p in run["prompts"])
+    return "<h2>Prompt</h2>" + "".join(map(_folded, run["prompts"]))
+
+
+def beginning(prompt: str) -> str:
+    """Return a prompt, or one line with the beginning of a long one."""
+    return prompt if len(prompt) <= LONG else " ".join(prompt[:LONG].split()) + "…"
+
+
+def _folded(prompt: str) -> str:
+    whole = f"<pre>{_text(prompt)}</pre>"
+    if len(prompt) <= LONG:
+        return whole
+    head = f"{_text(beginning(prompt))} <em>{len(prompt):,} characters</em>"
+    return f'<details class="report-prompt"><summary>{head}</summary>{whole}</details>'
 
 
 def _name(run: RunView) -> str:

@@ -12,8 +12,10 @@ from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
 from traces.passes import Spread, spread
 from traces.verdict import Verdict, verdict
+from traces.view.aligned import AlignedView, aligned
 from traces.view.band import ShareOfTime, band, headline
 from traces.view.branches import has_trees
+from traces.view.caches import CacheView, caches
 from traces.view.clock import decoding_clock, working_devices
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.ghosts import GhostView, ghosts
@@ -100,6 +102,7 @@ class Sections(Extent):
     copies: list[CopyView]
     ngrams: list[NgramsView]
     """Empty if redacted: a window begins with tokens of the prompt."""
+    caches: list[CacheView]
     layers: LayersView | None
     packings: list[PackingView]
     pool: ServersView | None
@@ -152,6 +155,8 @@ class Document(TypedDict):
     axis: Axis
     clocks: list[str]
     figures: list[FigureView]
+    aligned: list[AlignedView]
+    """For each sequence of the first run; empty for a single run."""
     runs: list[RunView]
 
 
@@ -186,6 +191,7 @@ def view_model(
         },
         "clocks": sorted({t.header.clock for t in traces}),
         "figures": figure_rows(batches=any(run["batch"] > 1 for run in runs)),
+        "aligned": aligned(traces),
         "runs": runs,
     }
 
@@ -250,6 +256,7 @@ def sections(
         "rounds": judged,
         "copies": copied,
         "ngrams": grams,
+        "caches": caches(trace),
         "layers": layers(trace),
         "packings": packings(trace),
         "pool": server_pool(trace),

@@ -89,7 +89,8 @@ def part_sections(part: Part, size: Extent) -> dict[str, Any]:
     rows = cast("dict[str, Any]", found)
     _count(rows["tokens"], part, clock)
     inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in PIECEMEAL}
-    return {**rows, **inside, "headline": [], "part": {"from": low, "to": high}}
+    # the rows cached before a part are not known
+    return {**rows, **inside, "headline": [], "caches": [], "part": {"from": low, "to": high}}
 
 
 def _count(tokens: list[dict[str, Any]], part: Part, clock: Any) -> None:
