@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.render import charts
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from traces.lab.points import Point
     from traces.lab.sweep import Cell, Sweep
 
+ASSETS = Path(__file__).parents[2] / "assets"
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
 PITCH = 43
@@ -116,6 +118,22 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
     }
     label = f"Speed-up over plain decoding by {plan.columns.title}, with the range of samples and passes"
     return charts.chart(lines, label, 300, showlegend=True, **axes)
+
+
+def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
+    """Return the heat map as a page of its own, which names the runs and needs no server."""
+    title = (
+        f"{METHODS[plan.method].title}: {' and '.join(one.title for one in (plan.columns, plan.rows) if one)}"
+    )
+    style = (ASSETS / "app.css").read_text(encoding="utf-8")
+    dark = 'document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)'
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}\nbody {{ margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) }}"
+        f"</style><script>{dark}</script></head>"
+        f'<body class="gradio-container"><h1>{text(title)}</h1>{result(plan, cells, points, links=False)}</body></html>\n'
+    )
 
 
 def progress(plan: Sweep, cells: Sequence[Cell]) -> str:

@@ -242,6 +242,7 @@ def test_points_say_their_source_and_what_the_paper_does_not_print():
     assert (easy[0].value, round(easy[0].rate or 0, 3)) == (5, 0.818)
     assert easy[0].speedup == pytest.approx(7.57 / 5.67)
     assert "EasySpec (2025), Table 2" in easy[0].label
+    assert "gamma follows from the drafting times" in easy[0].label
     assert rate_of_share(0.57, 5) == easy[0].rate
     pearl = points_of(plan(method="pearl"), PROFILE, "")
     assert [p.value for p in pearl] == [3, 4, 5, 6, 7]

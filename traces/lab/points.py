@@ -87,5 +87,6 @@ def _point(series: dict[str, Any], row: dict[str, Any]) -> Point:
         facts.append(f"{series['field']} not printed")
     if rate is None:
         facts.append("acceptance not printed")
+    facts += filter(None, [series.get("note")])
     source = ", ".join(filter(None, [series["source"], row.get("about", "")]))
     return Point(series["field"], value, rate, speedup, source, f"{source}: {', '.join(facts)}")

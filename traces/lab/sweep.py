@@ -141,7 +141,7 @@ class Cell:
     @property
     def runs(self) -> list[str]:
         """Names of the first sample's run and plain decoding; `~` joins their passes."""
-        sides = zip(*self.traces, strict=True)
+        sides = zip(*self.traces, strict=True)  # no side without a pass
         return ["~".join(dict.fromkeys(trace.header.run_id for trace in side)) for side in sides]
 
     @property
