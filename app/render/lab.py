@@ -164,9 +164,10 @@ def _marks(
         if point.rate is not None and row is None:
             continue
         key = (row, None if point.value is None else float(point.value))
-        aside = 16 * marks.get(key, "").count("app-point")
-        place = f"--down: {shift * PITCH:.1f}px; --aside: {aside}px"
-        mark = f'<i class="app-point" style="{place}" title="{text(point.label)}">{number}</i>'
+        before = marks.get(key, "").count("<i ")
+        place = f"--down: {shift * PITCH:.1f}px; --aside: {13 * (before // 2)}px"
+        kind = f"app-point{' app-right' if before % 2 else ''}"
+        mark = f'<i class="{kind}" style="{place}" title="{text(point.label)}">{number}</i>'
         marks[key] = marks.get(key, "") + mark
     return marks
 

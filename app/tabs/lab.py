@@ -47,10 +47,15 @@ class State(NamedTuple):
 
 
 class Lab:
-    """The tab's components and their event handlers."""
+    """The tab's components and their event handlers.
 
-    def __init__(self, service: Callable[[], Service]) -> None:
-        self.service = service
+    Args:
+        service: Returns what executes the runs.
+        pair: Name of the pair that is chosen at first; None for the best one on this machine.
+    """
+
+    def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
+        self.service, self._opening = service, pair
         self._stops: dict[str, threading.Event] = {}
         """What ends each sweep in progress, by its name."""
         html = partial(gr.HTML, apply_default_css=False)
@@ -89,10 +94,8 @@ class Lab:
 
     def _build_models(self) -> None:
         names = [(pairs.label(name), name) for name in pairs.NAMES]
-        self.models = gr.Dropdown(names, value=pairs.opening(), label="Models")
-        self.prompts = gr.Textbox(
-            "Tell me a story.", label="Prompts, one per line (Shift+Enter)", lines=1, max_lines=8
-        )
+        self.models = gr.Dropdown(names, value=self._opening or pairs.opening(), label="Models")
+        self.prompts = gr.Textbox("Tell me a story.", label="Prompts, one per line", lines=2, max_lines=8)
         self.passes = gr.Radio(
             list(range(1, MOST_PASSES + 1)), value=2, label="Passes of measured runs", elem_id="lab-passes"
         )
@@ -127,13 +130,14 @@ class Lab:
 
     def offer_values(self, method: str, field: str) -> Any:
         """Offer usual values of a field."""
-        return _values(method, field)
+        return gr.update(**_values(method, field))
 
     def offer_rows(self, method: str, rows: str) -> list[Any]:
         """Offer usual values of the second axis, and show the settings that it needs."""
         scripted = rows == ACCEPTANCE
-        usual = "" if rows == MODELS_ROW else RATES if scripted else _values(method, rows)
-        return [usual, gr.update(visible=not scripted), gr.update(visible=scripted)]
+        usual = {"value": RATES} if scripted else _values(method, rows)
+        values = gr.update(visible=rows != MODELS_ROW, **usual)
+        return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
     def end(self, name: str) -> None:
         """Stop a sweep: its run in progress within one forward."""
@@ -187,10 +191,10 @@ def _rows(method: str) -> dict[str, Any]:
     return {"choices": choices, "value": choices[0][1]}
 
 
-def _values(method: str, field: str) -> Any:
-    """Return usual values of a field as text; no change for an unknown field."""
+def _values(method: str, field: str) -> dict[str, str]:
+    """Return usual values of a field as the value of a text box; empty for an unknown field."""
     known = {s.name: s for s in numeric(METHODS[method])} if method in sweepable() else {}
-    return _usual(known[field]) if field in known else gr.skip()
+    return {"value": _usual(known[field])} if field in known else {}
 
 
 def _usual(field: Setting) -> str:

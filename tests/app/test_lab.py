@@ -141,8 +141,8 @@ def test_every_method_offers_its_numeric_fields_with_values_that_it_allows(page,
     assert fields["choices"] == [name for name in names_of(method) if name != ACCEPTANCE]
     assert (rows["choices"][0][1] == ACCEPTANCE) == (ACCEPTANCE in names_of(method))
     for field in fields["choices"]:
-        assert axis(method, field, page.offer_values(key, field)).values
-    assert values == page.offer_values(key, fields["value"])
+        assert axis(method, field, page.offer_values(key, field)["value"]).values
+    assert values == page.offer_values(key, fields["value"])["value"]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,7 @@ def test_a_point_lies_at_its_rate_between_two_rows_with_its_source():
         ("4", "0.0", "no rate"),
         ("5", "0.0", "no length"),
     ]
+    assert "app-right" not in table
     assert re.search(r'<th scope="col">5<i [^>]*>4</i></th>', table)
     assert re.search(r'<th scope="row">0.5<i [^>]*>5</i></th>', table)
     assert table.count("(outside of the map)") == 2
@@ -227,6 +228,14 @@ def test_the_chart_has_the_range_of_every_cell_and_the_papers_speedups():
     assert "diamond-open" in drawn
     assert "Table 6" in drawn
     assert spread_chart(swept, cells[:1], []) == "", "a single value is no curve"
+
+
+def test_a_sweep_over_one_field_has_no_values_of_a_second_one(page):
+    values, decoded, seeds = page.offer_rows("speculative", MODELS_ROW)
+    assert (values["visible"], decoded["visible"], seeds["visible"]) == (False, True, False)
+    values, decoded, seeds = page.offer_rows("speculative", ACCEPTANCE)
+    assert (values["value"], decoded["visible"], seeds["visible"]) == (lab.RATES, False, True)
+    assert "value" not in page.offer_rows("speculative", "none of its fields")[0]
 
 
 def test_a_file_has_no_links(unlinked):
