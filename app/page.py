@@ -111,7 +111,7 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab"):
-                Lab(lambda: service)
+                Lab(lambda: service, pair)
             with gr.Tab("About", id="about"):
                 build_about()
         playground.connect_load(page)

@@ -83,6 +83,23 @@ def best_gamma(speedup: Callable[[float, int, float], float], rate: float, c: fl
     return max(range(1, limit + 1), key=lambda gamma: speedup(rate, gamma, c))
 
 
+def rate_of_share(share: float, gamma: int) -> float:
+    """Return the acceptance rate at which this share of all drafted tokens is accepted.
+
+    A round accepts a + a^2 + ... + a^gamma of gamma drafted tokens on average.
+
+    Raises:
+        UsageError: The share is not within 0 and 1, or gamma below 1.
+    """
+    _check(share, gamma)
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        fits = _powers(middle, gamma + 1) - 1 < share * gamma
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
 def _powers(rate: float, n: int) -> float:
     """Return 1 + a + ... + a^(n - 1); the closed form would divide by 0 at a = 1."""
     return sum(rate**k for k in range(n))

@@ -12,6 +12,7 @@ from app.cli import (
     play,
     report,
     run,
+    sweep,
     train,
     whatif,
 )
@@ -20,6 +21,7 @@ COMMANDS = {
     "play": play,
     "run": run,
     "compare": compare,
+    "sweep": sweep,
     "methods": methods,
     "models": models,
     "report": report,

@@ -67,9 +67,14 @@ def check_output(path: Path) -> None:
         raise UsageError(f"the folder of the output {path} does not exist; make it first")
 
 
-def add_generation(parser: argparse.ArgumentParser) -> None:
-    """Add prompts, sampling and limits."""
-    _add_prompts(parser)
+def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add prompts, sampling and limits.
+
+    Args:
+        parser: Takes the options.
+        required: Whether the command needs a prompt.
+    """
+    _add_prompts(parser, required=required)
     parser.add_argument(
         "--max-new-tokens", type=int, default=128, metavar="N", help="generate at most N tokens (128)"
     )
@@ -83,8 +88,8 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
     _add_sampling(parser)
 
 
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
+def _add_prompts(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    source = parser.add_mutually_exclusive_group(required=required)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument(
         "--prompt-file",

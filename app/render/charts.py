@@ -18,10 +18,17 @@ COLOURS = {
 
 
 def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:
+    """Return a line in the colour and dashes of `COLOURS[name]`; see `line`."""
+    return line(COLOURS[name], title, x, y, **facts)
+
+
+def line(
+    style: tuple[str, str, str], title: str, x: Sequence[float], y: Sequence[float], **facts: Any
+) -> Any:
     """Return a line.
 
     Args:
-        name: A key of `COLOURS`.
+        style: Its colour on light and on dark ground, and its dashes.
         title: Text of the legend.
         x: Places from the left.
         y: Places from below.
@@ -29,9 +36,10 @@ def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts
     """
     from plotly.graph_objects import Scatter
 
-    light, dark, dash = COLOURS[name]
-    line = {"color": light, "dash": dash, "width": 2, **facts.pop("line", {})}
-    return Scatter(name=title, x=x, y=y, mode="lines", line=line, meta={"dark": dark}, **facts)
+    light, dark, dash = style
+    look = {"color": light, "dash": dash, "width": 2, **facts.pop("line", {})}
+    facts = {"mode": "lines", **facts}
+    return Scatter(name=title, x=x, y=y, line=look, meta={"dark": dark}, **facts)
 
 
 def chart(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:

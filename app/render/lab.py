@@ -1,72 +1,218 @@
-"""The heat map of a sweep as HTML."""
+"""A sweep as HTML: heat map with the papers' points, chart with spread, and a file of its own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from app.render.html import text
+from app.render import charts
+from app.render.html import badge, text
 from app.routes import run_address
+from engine.methods import METHODS
+from traces.lab.sweep import best
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from traces.lab import Cell, Sweep
+    from traces.lab.points import Point
+    from traces.lab.sweep import Cell, Sweep
 
+ASSETS = Path(__file__).parents[2] / "assets"
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
+PITCH = 43
+"""Pixels from one row of the map to the next (`.app-heat` in assets/app.css)."""
+STYLES = (
+    ("#0072b2", "#56b4e9", "solid"),
+    ("#b25a00", "#e69f00", "dash"),
+    ("#008060", "#35c79a", "dot"),
+    ("#8f3f71", "#cc79a7", "dashdot"),
+    ("#4d4d4d", "#b3b3b3", "longdash"),
+)
+"""Colour on light and on dark ground, and dashes, of the lines of a chart."""
+PAPER = ("#767676", "#8f8f8f", "solid")
 
 
-def heat_map(plan: Sweep, cells: Sequence[Cell]) -> str:
-    """Return a table of speed-ups: a row per acceptance rate, a column per value; cells are links.
+def result(
+    plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, links: bool = True, drawn: bool = False
+) -> str:
+    """Return caption, heat map and list of points, and the chart.
 
     Args:
         plan: The sweep.
         cells: The cells that are done.
+        points: The papers' points that belong to the sweep.
+        links: Whether a cell opens its trace.
+        drawn: Whether the page's script can draw the chart and the sweep has ended.
     """
-    done = {(cell.rate, cell.value): cell for cell in cells}
-    best = {rate: _best(rate, done) for rate in plan.rates}
-    top = max(FASTEST, *best.values())
-    head = "".join(f'<th scope="col">{value}</th>' for value in plan.values)
-    rows = "".join(
-        f'<tr><th scope="row">{rate:g}</th>'
-        + "".join(_cell(done.get((rate, value)), best[rate], top) for value in plan.values)
-        + "</tr>"
-        for rate in sorted(plan.rates, reverse=True)
+    chart = spread_chart(plan, cells, points) if drawn else ""
+    return caption(plan, cells) + heat_map(plan, cells, points, links=links) + chart
+
+
+def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
+    """Return the clock of the cells, the method, and the numbers of samples and passes."""
+    clock = next((cell.clock for cell in cells if cell.clock), "")
+    kind = "seed" if plan.scripted else "sample"
+    counts = [f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((plan.samples, kind),)]
+    if plan.measured:
+        counts.append(f"{plan.passes} pass{'' if plan.passes == 1 else 'es'}")
+    facts = [METHODS[plan.method].title, *(f"{k}={v}" for k, v in plan.config.items()), *counts]
+    return f'<p class="app-note">{badge(clock) if clock else ""} {text(" · ".join(facts))}</p>'
+
+
+def heat_map(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point] = (), *, links: bool = True) -> str:
+    """Return a table of speed-ups, a row per value of the second axis, with the papers' points."""
+    rows = sorted(plan.rows.values, reverse=True) if plan.rows else [None]
+    done = {(cell.row, cell.column): cell for cell in cells}
+    framed = [best([c for c in cells if c.row == row], measured=plan.measured) for row in rows]
+    top = max([FASTEST, *(cell.mean for cell in cells if cell.speedups)])
+    marks = _marks(plan, rows, points)
+    head = "".join(
+        f'<th scope="col">{_value(column)}{marks.get((None, column), "")}</th>'
+        for column in plan.columns.values
     )
+    body = "".join(
+        f'<tr><th scope="row">{_value(row)}{marks.get((row, None), "")}</th>'
+        + "".join(
+            _cell(done.get((row, column)), framed, top, marks.get((row, column), ""), links=links)
+            for column in plan.columns.values
+        )
+        + "</tr>"
+        for row in rows
+    )
+    names = [text(one.title) for one in (plan.rows, plan.columns) if one]
     return (
-        f'<div class="app-scroll"><table class="app-heat" aria-label="Speed-up by {text(plan.field)} and acceptance">'
-        f'<thead><tr><th scope="col">acceptance / {text(plan.field)}</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f'<div class="app-scroll"><table class="app-heat" aria-label="Speed-up by {" and ".join(names[::-1])}">'
+        f'<thead><tr><th scope="col">{" / ".join(names)}</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{_listed(points, ''.join(marks.values()))}"
+    )
+
+
+def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
+    """Return a chart of the speed-ups with bars from the lowest to the highest one."""
+    known = [cell for cell in cells if cell.speedups]
+    if len({cell.column for cell in known}) < 2:
+        return ""
+    lines = list[Any]()
+    for i, row in enumerate(plan.rows.values if plan.rows else [None]):
+        mine = sorted((c for c in known if c.row == row), key=lambda c: c.column)
+        bars = {
+            "array": [c.high - c.mean for c in mine],
+            "arrayminus": [c.mean - c.low for c in mine],
+            "width": 3,
+            "thickness": 1,
+        }
+        title = f"{plan.rows.title} {row:g}" if plan.rows and row is not None else METHODS[plan.method].title
+        x, y = [c.column for c in mine], [c.mean for c in mine]
+        lines.append(charts.line(STYLES[i % len(STYLES)], title, x, y, mode="lines+markers", error_y=bars))
+    papers = [p for p in points if p.field == plan.columns.name and p.value is not None and p.speedup]
+    if papers:
+        x, y = [p.value or 0 for p in papers], [p.speedup or 0.0 for p in papers]
+        sign = {"symbol": "diamond-open", "size": 9}
+        hints = {"text": [p.label for p in papers], "hovertemplate": "%{text}<extra></extra>"}
+        lines.append(charts.line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
+    axes = {
+        "xaxis": {"title": {"text": plan.columns.title}},
+        "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
+        "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}],
+    }
+    label = f"Speed-up over plain decoding by {plan.columns.title}, with the range of samples and passes"
+    return charts.chart(lines, label, 300, showlegend=True, **axes)
+
+
+def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
+    """Return the heat map as a page of its own, which names the runs and needs no server."""
+    title = (
+        f"{METHODS[plan.method].title}: {' and '.join(one.title for one in (plan.columns, plan.rows) if one)}"
+    )
+    style = (ASSETS / "app.css").read_text(encoding="utf-8")
+    dark = 'document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)'
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}\nbody {{ margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) }}"
+        f"</style><script>{dark}</script></head>"
+        f'<body class="gradio-container"><h1>{text(title)}</h1>{result(plan, cells, points, links=False)}</body></html>\n'
     )
 
 
 def progress(plan: Sweep, cells: Sequence[Cell]) -> str:
     """Return how far a sweep is."""
-    total = len(plan.values) * len(plan.rates)
+    total = len(plan.places)
     return (
         f'<p class="app-note" role="status" data-done="{len(cells)}" data-total="{total}">'
         f'<progress max="{total}" value="{len(cells)}"></progress> {len(cells)} of {total} cells</p>'
     )
 
 
-def _best(rate: float, done: Mapping[tuple[float, int], Cell]) -> float:
-    """Return the largest mean speed-up at a rate; 0 without a cell."""
-    return max((cell.mean for (r, _), cell in done.items() if r == rate and cell.speedups), default=0.0)
+def _value(value: float | None) -> str:
+    return "speed-up" if value is None else f"{value:g}"
 
 
-def _cell(cell: Cell | None, best: float, top: float) -> str:
+def _marks(
+    plan: Sweep, rows: Sequence[float | None], points: Sequence[Point]
+) -> Mapping[tuple[float | None, float | None], str]:
+    """Return the marks of the points by (row, column) of the table; None is a heading.
+
+    A point lies at its acceptance rate between two rows; one outside of the map has no mark.
+    """
+    marks: dict[tuple[float | None, float | None], str] = {}
+    for number, point in enumerate(points, 1):
+        if point.field != plan.columns.name or point.value not in (None, *plan.columns.values):
+            continue
+        row, shift = _between(rows, point.rate) if point.rate is not None else (None, 0.0)
+        if point.rate is not None and row is None:
+            continue
+        key = (row, None if point.value is None else float(point.value))
+        before = marks.get(key, "").count("<i ")
+        place = f"--down: {shift * PITCH:.1f}px; --aside: {13 * (before // 2)}px"
+        kind = f"app-point{' app-right' if before % 2 else ''}"
+        mark = f'<i class="{kind}" style="{place}" title="{text(point.label)}">{number}</i>'
+        marks[key] = marks.get(key, "") + mark
+    return marks
+
+
+def _between(rows: Sequence[float | None], rate: float) -> tuple[float | None, float]:
+    """Return the row nearest to a rate, and how many rows below it the rate lies, -0.5 to 0.5."""
+    known = [row for row in rows if row is not None]
+    if not known or not min(known) <= rate <= max(known):
+        return None, 0.0
+    for high, low in zip(known, [*known[1:], known[-1]], strict=True):
+        if high == rate:
+            return high, 0.0
+        if low <= rate < high:
+            below = (high - rate) / (high - low)
+            return (high, below) if below <= 0.5 else (low, below - 1)
+    return None, 0.0
+
+
+def _listed(points: Sequence[Point], marks: str) -> str:
+    """Return the points with their numbers and sources; empty without points."""
+    if not points:
+        return ""
+    items = "".join(
+        f"<li>{text(point.label)}{'' if f'>{n}</i>' in marks else ' (outside of the map)'}</li>"
+        for n, point in enumerate(points, 1)
+    )
+    return f'<details class="app-points" open><summary>Points of papers</summary><ol>{items}</ol></details>'
+
+
+def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: str, *, links: bool) -> str:
     if cell is None:
-        return "<td></td>"
+        return f"<td>{marks}</td>"
     if not cell.speedups:
-        return f'<td title="{text(cell.error)}">–</td>'
+        return f'<td title="{text(cell.error)}">–{marks}</td>'
     mean = cell.mean
     edge = top if mean >= 1 else SLOWEST
     weight = min(1.0, abs(mean - 1) / abs(edge - 1))
     kind = "faster" if mean >= 1 else "slower"
-    mark = " app-best" if mean == best else ""
-    runs = run_address([trace.header.run_id for trace in cell.traces])
-    hint = f"{mean:.2f} ± {cell.spread:.2f} times as fast as plain decoding; open the trace of the first seed"
-    return (
-        f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">'
-        f'<a href="{runs}" title="{text(hint)}">{mean:.2f}×<small>±{cell.spread:.2f}</small></a></td>'
+    mark = " app-best" if any(cell is one for one in framed) else ""
+    hint = f"{mean:.2f} times as fast as plain decoding, {cell.low:.2f} to {cell.high:.2f}; {cell.clock}"
+    number = f"{mean:.2f}×<small>±{cell.spread:.2f}</small>"
+    opened = f"{hint}; open the trace of the first sample"
+    body = (
+        f'<a href="{run_address(cell.runs)}" title="{text(opened)}">{number}</a>'
+        if links
+        else f'<span title="{text(hint)}; run {text(" ".join(cell.runs))}">{number}</span>'
     )
+    return f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">{body}{marks}</td>'

@@ -1,4 +1,4 @@
-"""The Lab tab: sweeps over draft length and acceptance rate on a virtual cluster."""
+"""The Lab tab: sweeps of a method's settings, on a virtual cluster or measured on this machine."""
 
 from __future__ import annotations
 
@@ -6,106 +6,212 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
+import psutil
 
+from app import pairs
+from app.busy import busy_warning, read_load
 from app.render.html import alert, note
-from app.render.lab import heat_map, progress
+from app.render.lab import progress, result
+from app.tabs.analysis import CHARTS
+from app.tabs.lab_runs import MODELS_ROW, Settings, Work, work_of
+from app.tabs.plan import MOST_PASSES
 from app.tabs.wiring import QUIET
-from engine.errors import SpecScopeError, UsageError, shown
+from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
-from traces.lab import Cell, Sweep, fields_of, numbers, shares, sweep, sweepable
+from traces.lab.axes import ACCEPTANCE, can_be_scripted, numeric, sweepable
+from traces.lab.sweep import Cell, sweep
 
 if TYPE_CHECKING:
     from app.service import Service
+    from engine.methods import Setting
 
 _ABOUT = (
-    "Every cell is a run of the method's own code on a virtual cluster, with drafts that are right at a given rate: "
-    "speed-up over plain decoding, the mean of the seeds ± half of their range. The best length of a row is framed; a "
-    "cell opens its trace."
+    "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
+    "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
+    "decodes; otherwise the models decode your prompts. A cell opens its trace."
 )
+HERE = "here"
+"""Value of the cluster for measured runs on this machine."""
+
+
+class State(NamedTuple):
+    """What the page shows of a sweep."""
+
+    name: str
+    message: str
+    map: str
 
 
 class Lab:
-    """The tab's components and their event handlers."""
+    """The tab's components and their event handlers.
 
-    def __init__(self, service: Callable[[], Service]) -> None:
-        self.service = service
+    Args:
+        service: Returns what executes the runs.
+        pair: Name of the pair that is chosen at first; None for the best one on this machine.
+    """
+
+    def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
+        self.service, self._opening = service, pair
         self._stops: dict[str, threading.Event] = {}
         """What ends each sweep in progress, by its name."""
         html = partial(gr.HTML, apply_default_css=False)
         with gr.Column(elem_id="lab", elem_classes="app-card"):
-            gr.HTML("<h2>Draft length against acceptance</h2>" + note(_ABOUT))
+            gr.HTML("<h2>Sweep the settings of a method</h2>" + note(_ABOUT))
             with gr.Row(elem_classes="app-whatif", equal_height=True):
-                keys = sweepable()
-                self.method = gr.Dropdown(
-                    [(METHODS[k].title, k) for k in keys], value=keys[0], label="Method"
-                )
-                self.profile = gr.Dropdown(
-                    [(Profile.load(name).title, name) for name in profiles()],
-                    value=profiles()[0],
-                    label="Cluster",
-                )
-                self.values = gr.Textbox("1-8", label="Draft lengths", max_lines=1)
-                self.rates = gr.Textbox("0.5, 0.6, 0.7, 0.8, 0.9", label="Acceptance rates", max_lines=1)
-                self.tokens = gr.Number(64, precision=0, label="Tokens")
-                self.seeds = gr.Number(2, precision=0, label="Seeds")
-                self.start = gr.Button(
-                    "Sweep", variant="primary", size="sm", min_width=0, elem_id="lab-start"
-                )
-                self.stop = gr.Button("Stop", size="sm", min_width=0, elem_id="lab-stop")
+                self._build_axes()
+            with gr.Row(elem_classes="app-whatif", equal_height=True):
+                self._build_place()
+            with gr.Row(elem_classes="app-whatif", equal_height=True, visible=False) as self.decoded:
+                self._build_models()
             self.message = html(elem_id="lab-message")
-            self.map = html(elem_id="lab-map")
+            self.map = html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
             """Name of the page's last sweep."""
-        given = [self.method, self.profile, self.values, self.rates, self.tokens, self.seeds]
+        self._connect()
+
+    def _build_axes(self) -> None:
+        key = next(k for k in sweepable() if can_be_scripted(METHODS[k]))
+        titles = [(METHODS[k].title, k) for k in sweepable()]
+        self.method = gr.Dropdown(titles, value=key, label="Method")
+        self.field = gr.Dropdown(label="Sweep over", **_fields(key))
+        self.values = gr.Textbox(_usual(numeric(METHODS[key])[0]), label="Values", max_lines=1)
+        self.rows = gr.Dropdown(label="Against", **_rows(key))
+        self.row_values = gr.Textbox(RATES, label="Rates or values", max_lines=1)
+
+    def _build_place(self) -> None:
+        clusters = [(Profile.load(name).title, name) for name in profiles()]
+        places = [*clusters, ("This machine, measured", HERE)]
+        self.profile = gr.Dropdown(places, value=profiles()[0], label="Cluster")
+        self.pair = gr.Dropdown(label="Modelled pair", **_pairs(profiles()[0]))
+        self.tokens = gr.Number(64, precision=0, label="Tokens")
+        self.seeds = gr.Number(2, precision=0, label="Seeds")
+        self.start = gr.Button("Sweep", variant="primary", size="sm", min_width=0, elem_id="lab-start")
+        self.stop = gr.Button("Stop", size="sm", min_width=0, elem_id="lab-stop")
+
+    def _build_models(self) -> None:
+        names = [(pairs.label(name), name) for name in pairs.NAMES]
+        self.models = gr.Dropdown(names, value=self._opening or pairs.opening(), label="Models")
+        self.prompts = gr.Textbox("Tell me a story.", label="Prompts, one per line", lines=2, max_lines=8)
+        self.passes = gr.Radio(
+            list(range(1, MOST_PASSES + 1)), value=2, label="Passes of measured runs", elem_id="lab-passes"
+        )
+
+    def _connect(self) -> None:
+        given = [
+            *(self.method, self.field, self.values, self.rows, self.row_values),
+            *(self.profile, self.pair, self.tokens, self.seeds),
+            *(self.models, self.prompts, self.passes),
+        ]
+        axes = [self.field, self.values, self.rows, self.row_values, self.decoded, self.seeds]
+        self.method.change(self.offer, self.method, axes, **QUIET)
+        self.field.change(self.offer_values, [self.method, self.field], self.values, **QUIET)
+        against = [self.row_values, self.decoded, self.seeds]
+        self.rows.change(self.offer_rows, [self.method, self.rows], against, **QUIET)
+        self.profile.change(lambda name: gr.update(**_pairs(name)), self.profile, self.pair, **QUIET)
         self.start.click(self.run, given, [self.name, self.message, self.map], **QUIET)
-        self.stop.click(self.end, self.name, None, **QUIET)
+        self.stop.click(self.end, self.name, None, concurrency_limit=None, **QUIET)
+
+    # -- event handlers
+
+    def offer(self, method: str) -> list[Any]:
+        """Offer the axes of a method."""
+        if method not in sweepable():
+            return [gr.skip()] * 6
+        rows = _rows(method)
+        first = numeric(METHODS[method])[0]
+        return [
+            *(gr.update(**_fields(method)), _usual(first), gr.update(**rows)),
+            *self.offer_rows(method, rows["value"]),
+        ]
+
+    def offer_values(self, method: str, field: str) -> Any:
+        """Offer usual values of a field."""
+        return gr.update(**_values(method, field))
+
+    def offer_rows(self, method: str, rows: str) -> list[Any]:
+        """Offer usual values of the second axis, and show the settings that it needs."""
+        scripted = rows == ACCEPTANCE
+        usual = {"value": RATES} if scripted else _values(method, rows)
+        values = gr.update(visible=rows != MODELS_ROW, **usual)
+        return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
     def end(self, name: str) -> None:
-        """Stop a sweep after the cell at work."""
+        """Stop a sweep: its run in progress within one forward."""
         if name in self._stops:
             self._stops[name].set()
 
-    def run(
-        self, method: str, profile: str, values: str, rates: str, tokens: float | None, seeds: float | None
-    ) -> Iterator[Any]:
+    def run(self, *given: Any) -> Iterator[State]:
         """Yield the sweep's name, the message and the heat map after every cell."""
-        cells, stop, name = list[Cell](), threading.Event(), uuid.uuid4().hex
+        stop, name = threading.Event(), uuid.uuid4().hex
         self._stops[name] = stop
+        cells, work = list[Cell](), None
         try:
-            if profile not in profiles():  # a path would name a file of the server
-                raise UsageError(
-                    f"there is no profile {shown(profile)}; choose one of {', '.join(profiles())}"
-                )
-            if method not in sweepable():
-                raise UsageError(f"{shown(method)} has no sweep; choose one of {', '.join(sweepable())}")
-            (field, *_) = fields_of(METHODS[method])
-            plan = Sweep(
-                method,
-                field,
-                numbers(str(values)),
-                shares(str(rates)),
-                profile,
-                "",
-                int(tokens or 0),
-                int(seeds or 0),
-            )
-            plan.check()
-            yield name, progress(plan, cells), heat_map(plan, cells)
-            for cell in sweep(plan, stop):
-                cells.append(cell)
-                self.service().hold(cell.traces)
-                yield name, progress(plan, cells), heat_map(plan, cells)
-            ended = (
-                f"Stopped after {len(cells)} of {len(plan.values) * len(plan.rates)} cells."
-                if stop.is_set()
-                else f"{len(cells)} cells."
-            )
-            yield name, note(ended), heat_map(plan, cells)
+            work = work_of(Settings(*given), HERE, self.service(), stop)
+            yield from self._states(name, work, cells, stop)
         except SpecScopeError as error:
-            yield name, alert(str(error)), ""
+            shown = result(work.plan, cells, work.points, drawn=True) if work and cells else ""
+            yield State(name, alert(str(error)), shown)
         finally:
             del self._stops[name]
+
+    def _states(self, name: str, work: Work, cells: list[Cell], stop: threading.Event) -> Iterator[State]:
+        plan, before = work.plan, read_load()
+        yield State(name, progress(plan, cells), result(plan, cells, work.points))
+        for cell in sweep(plan, work.run, stop):
+            cells.append(cell)
+            if plan.scripted:  # all other runs are stored
+                self.service().hold([trace for passes in cell.traces for trace in passes])
+            yield State(name, progress(plan, cells), result(plan, cells, work.points))
+        ended = (
+            f"Stopped after {len(cells)} of {len(plan.places)} cells."
+            if stop.is_set()
+            else f"{len(cells)} cells."
+        )
+        warning = busy_warning(before, read_load(), psutil.cpu_count() or 1) if plan.measured else ""
+        message = note(" ".join(filter(None, [ended, warning])))
+        yield State(name, message, result(plan, cells, work.points, drawn=True))
+
+
+RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
+
+
+def _fields(method: str) -> dict[str, Any]:
+    names = [s.name for s in numeric(METHODS[method])]
+    return {"choices": names, "value": names[0]}
+
+
+def _rows(method: str) -> dict[str, Any]:
+    names = [(s.name, s.name) for s in numeric(METHODS[method])]
+    rates = [("acceptance rate, without models", ACCEPTANCE)] if can_be_scripted(METHODS[method]) else []
+    choices = [*rates, ("nothing: models decode", MODELS_ROW), *names]
+    return {"choices": choices, "value": choices[0][1]}
+
+
+def _values(method: str, field: str) -> dict[str, str]:
+    """Return usual values of a field as the value of a text box; empty for an unknown field."""
+    known = {s.name: s for s in numeric(METHODS[method])} if method in sweepable() else {}
+    return {"value": _usual(known[field])} if field in known else {}
+
+
+def _usual(field: Setting) -> str:
+    """Return usual values of a field: eight whole numbers, or five steps over its range."""
+    low = 1 if field.low is None else field.low
+    high = low + 7 if field.high is None else field.high
+    if field.type is int:
+        return f"{low:g}-{min(high, low + 7):g}"
+    return ", ".join(f"{low + (high - low) * k / 4:g}" for k in range(5))
+
+
+def _pairs(name: str) -> dict[str, Any]:
+    """Return choices and value of the dropdown of a cluster's pairs."""
+    try:
+        profile = Profile.load(name) if name in profiles() else None
+    except UsageError:
+        profile = None
+    if profile is None:
+        return {"choices": [("None", "")], "value": ""}
+    return {"choices": [(p.title, key) for key, p in profile.pairs.items()], "value": profile.default}

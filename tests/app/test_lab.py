@@ -1,4 +1,4 @@
-"""The Lab tab: a sweep that grows cell by cell, its heat map, and refusals."""
+"""The Lab tab: sweeps that grow cell by cell, runs with models, the heat map, and refusals."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import re
 import gradio as gr
 import pytest
 
-from app.render.lab import heat_map
-from app.tabs.lab import Lab
-from traces.lab import Cell, Sweep
+from app import pairs
+from app.render.lab import heat_map, result, spread_chart
+from app.tabs import lab
+from app.tabs.lab import HERE, Lab
+from app.tabs.lab_runs import MODELS_ROW
+from engine.errors import WorkerDied
+from engine.methods import METHODS
+from tests.app.fakes import FakeCluster
+from traces.lab.axes import ACCEPTANCE, Axis, axis, names_of, sweepable
+from traces.lab.points import Point, points_of
+from traces.lab.sweep import Cell, Sweep
 
 PROFILE = "pearl-4xA100"
 
@@ -27,50 +35,210 @@ def page(built, service):
     return built
 
 
+def scripted(values: str, rates: str, tokens, seeds, method="speculative", profile=PROFILE, field="gamma"):
+    return (method, field, values, ACCEPTANCE, rates, profile, "", tokens, seeds, "bundled", "", 1)
+
+
+def decoded(values: str, *, profile=HERE, prompts="One\nTwo", passes=2, method="speculative", field="gamma"):
+    return (method, field, values, MODELS_ROW, "", profile, "", 8, 1, "bundled", prompts, passes)
+
+
 def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
-    states = list(page.run("speculative", PROFILE, "1, 3", "0.9", 8, 1))
-    counts = [len(re.findall("<small>", table)) for _, _, table in states]
+    states = list(page.run(*scripted("1, 3", "0.9", 8, 1)))
+    counts = [len(re.findall("<small>", state.map)) for state in states]
     assert counts == [0, 1, 2, 2]
-    assert 'data-done="1" data-total="2"' in states[1][1]
-    for run in re.findall(r'href="/\?run=([^"]+)"', states[-1][2]):
+    assert 'data-done="1" data-total="2"' in states[1].message
+    assert "virtual · pearl-4xA100 · llama-2-7-70" in states[-1].map
+    for run in re.findall(r'href="/\?run=([^"]+)"', states[-1].map):
         names = run.split(",")
         assert [service.trace(name).header.run_id for name in names] == names
     assert service.store.runs()[1] == 0
 
 
-def test_stop_ends_the_sweep_after_the_cell(page):
-    sweep = page.run("speculative", PROFILE, "1-4", "0.9", 4, 1)
-    name, _, _ = next(sweep)
-    next(sweep)
+def test_stop_ends_the_sweep_after_the_cell_and_keeps_the_cells(page):
+    states = page.run(*scripted("1-4", "0.9", 4, 1))
+    name, _, _ = next(states)
+    next(states)
     page.end("another")
     page.end(name)
-    (last,) = sweep
-    assert "Stopped after 1 of 4 cells." in last[1]
+    (last,) = states
+    assert "Stopped after 1 of 4 cells." in last.message
+    assert last.map.count("<small>") == 1
     page.end(name)  # it has ended
+
+
+def test_a_measured_sweep_has_alternating_passes_of_every_prompt(page, service, opener):
+    opener.waiting.append(cluster := FakeCluster())
+    last = list(page.run(*decoded("2, 4")))[-1]
+    assert "2 cells." in last.message
+    assert "measured · local-process" in last.map
+    assert "2 samples · 2 passes" in last.map
+    runs = [(method, settings["config"]) for method, _, settings in cluster.ran]
+    assert len(runs) == 2 * 2 * 2 * 2  # cells, prompts, passes, and the baseline of each run
+    assert [m for m, _ in runs[:4]] == ["autoregressive", "speculative", "speculative", "autoregressive"]
+    (link, _) = re.findall(r'href="/\?run=([^"]+)"', last.map)
+    assert [len(side.split("~")) for side in link.split(",")] == [2, 2]
+    assert all(service.trace(name) for side in link.split(",") for name in side.split("~"))
+    assert service.store.runs()[1] == 16
+
+
+def test_a_measured_sweep_warns_of_a_busy_machine_and_a_virtual_one_does_not(page, monkeypatch):
+    monkeypatch.setattr(lab, "busy_warning", lambda *_: "Other programs used 1.9 of 2 cores meanwhile")
+    assert "Other programs used" in list(page.run(*decoded("2", passes=1, prompts="One")))[-1].message
+    assert "Other programs" not in list(page.run(*scripted("1", "0.9", 4, 1)))[-1].message
+
+
+def test_stop_cancels_the_run_in_progress_and_the_next_sweep_starts(page, opener):
+    opener.waiting.append(FakeCluster(delay=30))
+    states = page.run(*decoded("2, 4", prompts="One"))
+    name, _, _ = next(states)
+    page.end(name)
+    (last,) = states
+    assert "Stopped after 0 of 2 cells." in last.message
+    assert "1 cells." in list(page.run(*scripted("1", "0.9", 4, 1)))[-1].message
+
+
+def test_a_failed_run_is_one_alert_and_keeps_the_cells(page, opener):
+    """The second cell fails: its workers die."""
+    broken = FakeCluster()
+    run = broken.run
+
+    def die_later(method, *prompts, **settings):
+        if settings["config"].get("gamma") == 4:
+            raise WorkerDied("the worker of cpu:0 died")
+        return run(method, *prompts, **settings)
+
+    broken.run = die_later
+    opener.waiting.append(broken)
+    last = list(page.run(*decoded("2, 4", prompts="One", passes=1)))[-1]
+    assert 'role="alert"' in last.message
+    assert "the worker of cpu:0 died" in last.message
+    assert last.map.count("<small>") == 1
+
+
+def test_a_batch_is_one_run_of_all_prompts(page, opener):
+    opener.waiting.append(cluster := FakeBatch())
+    list(page.run(*decoded("2", method="ems", field="batch", passes=1, prompts="One\nTwo\nThree")))
+    assert cluster.batches == [3, 3]
+
+
+class FakeBatch(FakeCluster):
+    """A fake cluster that takes several prompts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    def run(self, method, *prompts, **settings):
+        self.batches.append(len(prompts))
+        return super().run(method, prompts[0], **settings)
+
+
+@pytest.mark.parametrize("key", sweepable())
+def test_every_method_offers_its_numeric_fields_with_values_that_it_allows(page, key):
+    fields, values, rows, *_ = page.offer(key)
+    method = METHODS[key]
+    assert fields["choices"] == [name for name in names_of(method) if name != ACCEPTANCE]
+    assert (rows["choices"][0][1] == ACCEPTANCE) == (ACCEPTANCE in names_of(method))
+    for field in fields["choices"]:
+        assert axis(method, field, page.offer_values(key, field)["value"]).values
+    assert values == page.offer_values(key, fields["value"])["value"]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("speculative", "/etc/x.toml", "1", "0.5", 8, 1), "there is no profile"),
-        (("tree", PROFILE, "1", "0.5", 8, 1), "has no sweep"),
-        (("speculative", PROFILE, "x", "0.5", 8, 1), "no whole number"),
-        (("speculative", PROFILE, "1", "half", 8, 1), "no list of rates"),
-        (("speculative", PROFILE, "1", "0.5", None, 1), "tokens is 0"),
-        (("speculative", PROFILE, "1-32", "0.5, 0.6", 8, 1), "number of cells is 64"),
+        (scripted("1", "0.5", 8, 1, profile="/etc/x.toml"), "there is no profile"),
+        (scripted("1", "0.5", 8, 1, method="autoregressive"), "has no sweep"),
+        (scripted("1", "0.5", 8, 1, method="tree", field="width"), "has no sweep over &#x27;acceptance_rate"),
+        (scripted("1", "0.5", 8, 1, profile=HERE), "have no models to measure"),
+        (scripted("x", "0.5", 8, 1), "no whole number"),
+        (scripted("40", "0.5", 8, 1), "gamma is 40; it must be at least 1 and at most 32"),
+        (scripted("1", "half", 8, 1), "no list of rates"),
+        (scripted("1", "0.5", None, 1), "tokens is 0"),
+        (scripted("1", "0.5", 8, 9), "seeds is 9"),
+        (scripted("1-32", "0.5, 0.6", 8, 1), "number of cells is 64"),
+        (decoded("1", prompts=" \n"), "number of prompts is 0"),
+        (decoded("1", passes=9), "passes is 9"),
     ],
 )
 def test_wrong_sweeps_are_one_alert(page, given, message):
     (state,) = page.run(*given)
-    assert 'role="alert"' in state[1]
-    assert message in state[1]
+    assert 'role="alert"' in state.message
+    assert message in state.message
 
 
-def test_the_best_length_of_a_row_is_marked_and_a_refused_one_has_its_reason():
-    plan = Sweep("speculative", "gamma", (1, 2, 3), (0.5,), PROFILE)
-    cells = [Cell(1, 0.5, (1.2, 1.4), ()), Cell(2, 0.5, (0.8,), ()), Cell(3, 0.5, (), (), "<too long>")]
-    table = heat_map(plan, cells)
+def test_models_without_what_the_method_needs_are_refused_before_a_run(page, service, monkeypatch):
+    monkeypatch.setattr(pairs, "lacks", lambda *_: "a drafter")
+    (state,) = page.run(*decoded("1"))
+    assert "Speculative decoding needs a drafter, and The bundled pair (a toy) has none" in state.message
+    (state,) = page.run(*decoded("1")[:9], "none", "Hi", 1)
+    assert "there are no models &#x27;none&#x27;" in state.message
+    assert service.store.runs()[1] == 0
+
+
+def plan(*values: int, rates=(0.5,), **more) -> Sweep:
+    return Sweep("speculative", Axis("gamma", values), Axis(ACCEPTANCE, rates), **more)
+
+
+def cell(value: int, *speedups: float, rate: float = 0.5, error: str = "") -> Cell:
+    return Cell(rate, value, tuple((s,) for s in speedups), (), error)
+
+
+@pytest.fixture
+def unlinked(monkeypatch):
+    """Cells without traces have no names of runs."""
+    monkeypatch.setattr(Cell, "runs", property(lambda _: ["a", "b"]))
+
+
+def test_the_best_length_of_a_row_is_marked_and_a_refused_one_has_its_reason(unlinked):
+    table = heat_map(plan(1, 2, 3), [cell(1, 1.2, 1.4), cell(2, 0.8), cell(3, error="<too long>")])
     assert table.count("app-best") == 1
     assert "1.30×<small>±0.10</small>" in table
     assert 'class="app-slower"' in table
     assert 'title="&lt;too long&gt;"' in table
+
+
+def test_a_point_lies_at_its_rate_between_two_rows_with_its_source():
+    points = [
+        Point("gamma", 5, 0.75, 1.3, "A paper", "A paper: <gamma> 5"),
+        Point("gamma", 5, 0.95, 1.3, "A paper", "above the map"),
+        Point("gamma", 9, 0.75, 1.3, "A paper", "beside the map"),
+        Point("gamma", 5, None, 2.0, "A paper", "no rate"),
+        Point("gamma", None, 0.5, None, "A paper", "no length"),
+    ]
+    table = heat_map(plan(4, 5, rates=(0.5, 0.7, 0.9)), [], points)
+    marks = re.findall(r'<i class="app-point" style="--down: (\S+)px[^>]*title="([^"]*)">(\d)</i>', table)
+    assert sorted((number, down, title) for down, title, number in marks) == [
+        ("1", "-10.8", "A paper: &lt;gamma&gt; 5"),  # a quarter of a row above 0.7
+        ("4", "0.0", "no rate"),
+        ("5", "0.0", "no length"),
+    ]
+    assert "app-right" not in table
+    assert re.search(r'<th scope="col">5<i [^>]*>4</i></th>', table)
+    assert re.search(r'<th scope="row">0.5<i [^>]*>5</i></th>', table)
+    assert table.count("(outside of the map)") == 2
+
+
+def test_the_chart_has_the_range_of_every_cell_and_the_papers_speedups():
+    swept = Sweep("pearl", Axis("gamma", (3, 5)), Axis(ACCEPTANCE, (0.8,)))
+    cells = [cell(3, 1.5, 2.0, rate=0.8), cell(5, 2.5, rate=0.8)]
+    drawn = spread_chart(swept, cells, points_of(swept, PROFILE, None))
+    assert "&quot;array&quot;:[0.25,0.0]" in drawn
+    assert "diamond-open" in drawn
+    assert "Table 6" in drawn
+    assert spread_chart(swept, cells[:1], []) == "", "a single value is no curve"
+
+
+def test_a_sweep_over_one_field_has_no_values_of_a_second_one(page):
+    values, decoded, seeds = page.offer_rows("speculative", MODELS_ROW)
+    assert (values["visible"], decoded["visible"], seeds["visible"]) == (False, True, False)
+    values, decoded, seeds = page.offer_rows("speculative", ACCEPTANCE)
+    assert (values["value"], decoded["visible"], seeds["visible"]) == (lab.RATES, False, True)
+    assert "value" not in page.offer_rows("speculative", "none of its fields")[0]
+
+
+def test_a_file_has_no_links(unlinked):
+    page = result(plan(1), [cell(1, 1.2)], [], links=False)
+    assert "href" not in page
+    assert "run a b" in page

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from app.main import main
 from tests.app.commands import call
 from tests.traces.samples import sample_trace
+from traces.imports.reading import read_traces
 from traces.store import Store
 
 PROFILE = ["--profile", "pearl-4xA100"]
@@ -68,3 +70,85 @@ def test_wrong_use_is_one_line_and_exit_code_2(capsys, stored, words, message):
     code, _, err = call(capsys, "whatif", *words, *stored)
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
+
+
+FILES = Path(__file__).parents[1] / "traces" / "imported"
+CLUSTERS = [
+    (["--profile", "pearl-4xA100", "--method", "pearl"], "pearl", {}),
+    (["--profile", "8xA100", "--method", "dsi", "--devices", "4"], "dsi", {}),
+    (["--profile", "pearl-3xA100", "--set", "gamma=1"], "speculative", {"gamma": 1}),
+    (
+        ["--profile", "8xA100", "--profile-pair", "vicuna-7b-alpaca", "--set", "gamma=6"],
+        "speculative",
+        {"gamma": 6},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the option for a database with runs of other engines, and their ids by file."""
+    db = ["--db", str(tmp_path_factory.mktemp("imported") / "traces.db")]
+    runs = dict[str, list[str]]()
+    for name in ("aiperf", "vllm"):
+        file = FILES / f"{name}.jsonl"
+        assert main(["import", str(file), *db]) == 0
+        runs[name] = [trace.header.run_id for trace in read_traces(file).traces]
+    return db, runs
+
+
+def outcomes(trace) -> dict[int, bool]:
+    """Return whether the first tested draft of each token of the output was accepted."""
+    start, length = trace.commits[0].position, len(trace.commits)
+    tested = [
+        d
+        for d in trace.decisions
+        if d.node >= 0 and d.outcome in ("accepted", "rejected") and d.position < start + length
+    ]
+    return {d.position - start: d.outcome == "accepted" for d in reversed(tested)}
+
+
+@pytest.mark.parametrize("file", ["aiperf", "vllm"])
+@pytest.mark.parametrize(("words", "method", "config"), CLUSTERS)
+def test_another_engines_run_has_the_same_acceptance_on_another_cluster(
+    capsys, imported, file, words, method, config
+):
+    """The recorded steps decide the drafts that they tested; the output counts the others."""
+    db, runs = imported
+    run = runs[file][0]
+    code, out, _ = call(capsys, "whatif", run, *words, "--store", "--json", *db)
+    assert code == 0
+    result = json.loads(out)
+    assert result["what_if"]["method"] == method
+    assert config.items() <= result["what_if"]["config"].items()
+    assert words[1] in result["what_if"]["clock"]
+    assert result["speedup"] > 0
+    assert result["decided_by_recording"] > 0
+    with Store(Path(db[1])) as store:
+        recorded, replay = (store.load(name) for name in (run, result["what_if"]["run_id"]))
+    known, mine = outcomes(recorded), outcomes(replay)
+    assert {at: mine[at] for at in known if at in mine} == {at: known[at] for at in known if at in mine}
+    assert len(replay.commits) == len(recorded.commits)
+    assert known.keys() & mine.keys()
+    undetermined = mine.keys() - known.keys()
+    assert result["drawn_at_recorded_rates"] >= len(undetermined)
+
+
+def test_drafts_that_another_engines_run_did_not_test_are_named(capsys, imported):
+    """AIPerf's second record has totals only, of an engine whose drafts may be trees."""
+    db, runs = imported
+    steps, totals = runs["aiperf"]
+    code, out, _ = call(capsys, "whatif", steps, *PROFILE, "--method", "pearl", *db)
+    assert code == 0
+    assert "Tested drafts: 5 decided by the recording, 4 drawn at its acceptance rates." in out
+    assert "The prompt is unknown: its length is taken as one token." in out
+    assert "The token ids are unknown: nothing can be copied from the text." in out
+    assert "Recorded times have another clock: compare the last two columns." in out
+    code, out, _ = call(capsys, "whatif", totals, *PROFILE, "--method", "pearl", *db)
+    assert code == 0
+    assert "Tested drafts: 0 decided by the recording, 11 drawn at its acceptance rates." in out
+    assert "The file counts verifications without their order: the order is drawn." in out
+    assert "The draft length is unknown: 3 is assumed, the most accepted tokens." in out
+    code, _, err = call(capsys, "whatif", steps, "--method", "pearl", *db)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--profile" in err

@@ -1,41 +1,43 @@
-"""Sweeps: cells with spread, traces behind them, early stop, refusals."""
+"""Sweeps: axes, cells with spread, traces behind them, passes, stops, refusals, papers' points."""
 
 from __future__ import annotations
 
 import threading
+import tomllib
+from dataclasses import replace
 
 import pytest
 
 from engine.errors import UsageError
 from engine.methods import METHODS
-from traces.closed_forms import speculative_speedup
+from engine.simulate.profile import Profile
+from tests.traces.samples import sample_trace
+from traces.closed_forms import rate_of_share, speculative_speedup
 from traces.comparable import comparisons
-from traces.lab import Cell, Sweep, fields_of, numbers, shares, sweep, sweepable
+from traces.lab.axes import ACCEPTANCE, Axis, axis, can_be_scripted, names_of, shares, sweepable
+from traces.lab.points import FILE, points_of
+from traces.lab.scripted import Scripted
+from traces.lab.sweep import Cell, Job, Sweep, best, sweep
 
 PROFILE = "pearl-4xA100"
 
 
-def plan(**more) -> Sweep:
-    settings = {
-        "method": "speculative",
-        "field": "gamma",
-        "values": (1, 4),
-        "rates": (0.5, 1.0),
-        "tokens": 16,
-    }
-    return Sweep(**{**settings, "profile": PROFILE, "seeds": 2, **more})
+def plan(field: str = "gamma", values=(1, 4), rates=(0.5, 1.0), **more) -> Sweep:
+    settings = {"method": "speculative", "columns": Axis(field, values), "rows": Axis(ACCEPTANCE, rates)}
+    return Sweep(**{**settings, **more})
 
 
 def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
-    cells = list(sweep(plan()))
-    assert [(cell.rate, cell.value) for cell in cells] == [(0.5, 1), (0.5, 4), (1.0, 1), (1.0, 4)]
+    cells = list(sweep(plan(), Scripted(PROFILE, tokens=16)))
+    assert [(cell.row, cell.column) for cell in cells] == [(0.5, 1), (0.5, 4), (1.0, 1), (1.0, 4)]
     for cell in cells:
         assert len(cell.speedups) == 2
-        assert min(cell.speedups) <= cell.mean <= max(cell.speedups)
-        run, plain = cell.traces
-        assert run.header.config["gamma"] == cell.value
+        assert cell.low <= cell.mean <= cell.high
+        ((run, plain),) = cell.traces
+        assert run.header.config["gamma"] == cell.column
         assert [c.baseline for c in comparisons([[run], [plain]])] == [1, 1]
         assert run.token_ids() == plain.token_ids()
+        assert cell.clock == "virtual · pearl-4xA100 · llama-2-7-70"
     sure = cells[-1]
     assert sure.spread == pytest.approx(0, abs=1e-9)
     assert sure.mean > cells[2].mean > 1  # gamma 4 beats gamma 1 where every draft is right
@@ -43,30 +45,124 @@ def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
 
 
 def test_a_stop_ends_the_sweep_after_the_cell():
-    stop = threading.Event()
-    cells = list[Cell]()
-    for cell in sweep(plan(tokens=4, seeds=1), stop):
+    stop, cells = threading.Event(), list[Cell]()
+    for cell in sweep(plan(samples=1), Scripted(PROFILE, tokens=4), stop):
         cells.append(cell)
         stop.set()
     assert len(cells) == 1
 
 
+def test_a_stop_during_a_run_ends_the_sweep_without_its_cell():
+    stop = threading.Event()
+
+    def run(job: Job):
+        if len(ran) == 3:
+            stop.set()
+        ran.append(job)
+        return sample_trace("autoregressive")
+
+    ran = list[Job]()
+    cells = list(sweep(plan(rates=(0.5,), samples=1, values=(1, 2, 3)), run, stop))
+    assert [cell.column for cell in cells] == [1, 2]
+    assert len(ran) == 4  # plain decoding once, and three values
+
+
 def test_a_value_that_the_method_refuses_is_a_cell_with_the_reason():
-    (cell,) = sweep(plan(method="dsi", field="lookahead", values=(1,), rates=(0.5,), tokens=4))
+    refused = plan("lookahead", (1,), (0.5,), method="dsi")
+    (cell,) = sweep(refused, Scripted(PROFILE, tokens=4))
     assert "lookahead is 1; with" in cell.error
     assert cell.speedups == ()
+
+
+def measured(**more) -> Sweep:
+    return plan(rows=None, measured=True, samples=1, **more)
+
+
+def test_passes_of_a_measured_sweep_alternate_and_every_cell_has_its_own_baseline():
+    order = list[str]()
+
+    def run(job: Job):
+        order.append(job.method)
+        return sample_trace("autoregressive")
+
+    (first, _) = sweep(measured(passes=3), run)
+    one = ["autoregressive", "speculative", "speculative", "autoregressive", "autoregressive", "speculative"]
+    assert order == one * 2
+    assert [len(passes) for passes in first.speedups] == [3]
+    assert len(first.traces) == 3
+
+
+def test_two_settings_can_be_the_axes_and_others_are_fixed():
+    asked = list[dict]()
+
+    def run(job: Job):
+        asked.append(job.config)
+        return sample_trace("autoregressive")
+
+    both = Sweep("tree", Axis("width", (2, 3)), Axis("depth", (4,)), config={"drafts": "greedy"}, samples=1)
+    list(sweep(both, run))
+    assert asked == [
+        {},
+        {"drafts": "greedy", "width": 2, "depth": 4},
+        {"drafts": "greedy", "width": 3, "depth": 4},
+    ]
+
+
+def test_a_batch_is_compared_with_the_same_batch_decoded_plainly():
+    asked = list[Job]()
+
+    def run(job: Job):
+        asked.append(job)
+        return sample_trace("autoregressive")
+
+    list(sweep(Sweep("ems", Axis("batch", (2, 4)), samples=1), run))
+    assert [(job.method, job.config) for job in asked] == [
+        ("ems", {"batch": 2, "base": "plain"}),
+        ("ems", {"batch": 2}),
+        ("ems", {"batch": 4, "base": "plain"}),
+        ("ems", {"batch": 4}),
+    ]
+
+
+def test_runs_of_different_clocks_are_never_compared():
+    def run(job: Job):
+        trace = sample_trace("autoregressive")
+        if job.method == "speculative":
+            trace.header = replace(trace.header, runtime="local-process", profile="")
+        return trace
+
+    cells = list(sweep(measured(), run))
+    assert [cell.speedups for cell in cells] == [(), ()]
+    assert "different clock" in cells[0].error
+
+
+def test_no_measured_cell_is_the_best_within_the_spread():
+    def cell(*passes: float) -> Cell:
+        return Cell(None, 1, (passes,), ())
+
+    slow, near, fast = cell(1.0, 1.1), cell(1.1, 1.3), cell(1.2, 1.4)
+    assert best([slow, near, fast], measured=True) is None
+    assert best([slow, fast], measured=True) is fast
+    assert best([slow, cell(1.9)], measured=True) is None, "one pass has no spread"
+    assert best([slow, near, fast], measured=False) is fast
+    assert best([Cell(None, 1, (), (), "refused")], measured=False) is None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "tree"}, "tree has no sweep over 'gamma'; choose a method among"),
+        ({"method": "tree"}, "tree has no sweep over 'gamma'; it has width, depth"),
+        ({"method": "autoregressive"}, "autoregressive has no sweep over 'gamma'; choose one of"),
         ({"field": "width"}, "speculative has no sweep over 'width'"),
-        ({"values": ()}, "at least one value"),
-        ({"values": (99,)}, "gamma is 99"),
+        ({"field": "drafts", "method": "easyspec"}, "easyspec has no sweep over 'drafts'"),
+        ({"values": ()}, "gamma has no values"),
+        ({"rates": ()}, "acceptance_rate has no values"),
+        ({"values": (99,)}, "gamma is 99; it must be a whole|gamma is 99; it must be at"),
         ({"rates": (1.5,)}, r"acceptance rate is 1\.5"),
-        ({"tokens": 0}, "tokens is 0"),
-        ({"seeds": 9}, "seeds is 9"),
+        ({"rows": Axis("gamma", (1,))}, "gamma is on both axes"),
+        ({"config": {"gamma": 2}}, "gamma is an axis of the sweep and a setting"),
+        ({"measured": True}, "have no models to measure"),
+        ({"passes": 2}, "passes is 2"),
         (
             {"values": tuple(range(1, 33)), "rates": tuple(i / 10 for i in range(10))},
             "number of cells is 320",
@@ -75,20 +171,86 @@ def test_a_value_that_the_method_refuses_is_a_cell_with_the_reason():
 )
 def test_wrong_sweeps_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
-        next(sweep(plan(**settings)))
+        next(sweep(plan(**settings), Scripted(PROFILE)))
 
 
-def test_only_chains_of_a_drafter_are_swept():
-    assert {"speculative", "pearl", "dsi"} <= set(sweepable())
-    assert not fields_of(METHODS["eagle"])
-    assert not fields_of(METHODS["llma"])
+@pytest.mark.parametrize(
+    ("runner", "seeds", "message"),
+    [
+        (Scripted(PROFILE, tokens=0), 1, "tokens is 0"),
+        (Scripted(PROFILE), 9, "seeds is 9"),
+        (Scripted("none"), 1, "there is no profile 'none'"),
+        (Scripted(PROFILE, "none"), 1, "has no pair 'none'"),
+    ],
+)
+def test_wrong_scripts_are_refused(runner, seeds, message):
+    with pytest.raises(UsageError, match=message):
+        runner.check(seeds)
 
 
-def test_lists_of_numbers():
-    assert numbers("1-3, 8,2") == (1, 2, 3, 8)
-    assert shares("0.5, 1,0.5") == (0.5, 1.0)
-    for wrong in ("a", "3-", "9-3", "1-999"):
+def test_every_numeric_field_is_an_axis_and_only_chains_are_scripted():
+    for method in METHODS.values():
+        fields = {s.name for s in method.settings() if s.type in (int, float)}
+        assert set(names_of(method)) - {ACCEPTANCE} == fields
+        assert (method.key in sweepable()) == bool(fields)
+    assert all(can_be_scripted(METHODS[key]) for key in ("speculative", "pearl", "dsi"))
+    assert not can_be_scripted(METHODS["eagle"])
+    assert not can_be_scripted(METHODS["llma"])
+    assert not can_be_scripted(METHODS["tree"])
+
+
+def test_values_are_lists_and_ranges_within_the_fields_range():
+    speculative, medusa = METHODS["speculative"], METHODS["medusa"]
+    assert axis(speculative, "gamma", "1-3, 8,2").values == (1, 2, 3, 8)
+    assert axis(speculative, "gamma", "1:3,8").values == (1, 2, 3, 8)
+    assert axis(speculative, ACCEPTANCE, "0.5, 1,0.5").values == (0.5, 1.0)
+    assert axis(medusa, "epsilon", "0.1, 0.25").values == (0.1, 0.25)
+    for wrong in ("a", "3-", "9-3", "1-999", "99", "", "1.5"):
         with pytest.raises(UsageError):
-            numbers(wrong)
+            axis(speculative, "gamma", wrong)
+    with pytest.raises(UsageError, match="gamma is 999; it must be at least 1 and at most 32"):
+        axis(speculative, "gamma", "1:999")
     with pytest.raises(UsageError, match="is no list of rates"):
         shares("half")
+
+
+def test_points_belong_to_existing_methods_fields_and_pairs():
+    for series in tomllib.loads(FILE.read_text())["series"]:
+        assert series["pair"] in Profile.load(series["profile"]).pairs
+        for row in series["points"]:
+            if "value" in row:
+                METHODS[series["method"]].configure({series["field"]: row["value"]})
+            assert "value" in row or "rate" in row
+            assert len({"speed", "seconds", "over"} & set(row)) == 1
+
+
+def test_the_best_published_points_are_the_papers_speedups():
+    """Table 1 of PEARL has the same speed-ups as its tables by gamma."""
+
+    def fastest(method: str, pair: str, profile: str) -> float:
+        points = points_of(plan(method=method), profile, pair)
+        return max(p.speedup for p in points if p.speedup and p.source.startswith("PEARL"))
+
+    assert fastest("pearl", "codellama-7-34", "pearl-3xA100") == pytest.approx(2.48, abs=0.005)
+    assert fastest("pearl", "codellama-7-70", PROFILE) == pytest.approx(4.43, abs=0.005)
+    assert fastest("pearl", "llama-2-7-70", PROFILE) == pytest.approx(3.29, abs=0.005)
+    assert fastest("speculative", "deepseek-6.7-33", "pearl-3xA100") == pytest.approx(1.94, abs=0.005)
+
+
+def test_points_say_their_source_and_what_the_paper_does_not_print():
+    easy = points_of(plan(), "8xA100", "llama-3-8-70-tp8")
+    assert (easy[0].value, round(easy[0].rate or 0, 3)) == (5, 0.818)
+    assert easy[0].speedup == pytest.approx(7.57 / 5.67)
+    assert "EasySpec (2025), Table 2" in easy[0].label
+    assert "gamma follows from the drafting times" in easy[0].label
+    assert rate_of_share(0.57, 5) == easy[0].rate
+    pearl = points_of(plan(method="pearl"), PROFILE, "")
+    assert [p.value for p in pearl] == [3, 4, 5, 6, 7]
+    assert all("acceptance not printed" in p.label for p in pearl)
+    (dsi,) = points_of(plan("lookahead", method="dsi"), "8xA100", "vicuna-13b-cnndm")
+    assert (dsi.value, dsi.rate, dsi.speedup) == (None, 0.63, None)
+    assert "1.47 times speculative decoding, lookahead not printed" in dsi.label
+    assert points_of(plan(), "mine.toml", None) == []
+    assert points_of(plan(), None, None) == []
+    models = plan("lookahead", method="dsi", rows=None)
+    assert points_of(models, "8xA100", "vicuna-13b-cnndm") == [], "the models have an acceptance of their own"

@@ -1,0 +1,254 @@
+"""Sweep one or two settings of a method, in virtual time or measured on this machine.
+
+A cell is the speed-up over plain decoding under the same conditions. Over `acceptance_rate`, drafts
+are right at each rate and no model decodes: the samples of a cell are seeds. Otherwise the models
+decode the prompts, which are the samples; a method for batches decodes them in one run. Measured
+runs repeat in passes that alternate with plain decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli import common
+from app.cli.run import parse_fields, recorded
+from engine.bounds import check_prompt
+from engine.errors import UsageError, shown
+from engine.files import replacing
+from engine.methods import find
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.methods import Method
+    from traces.lab.axes import Axis
+    from traces.lab.points import Point
+    from traces.lab.sweep import Cell, Job, Runner, Sweep
+    from traces.store import Store
+
+TOKENS = 128
+"""Default of --max-new-tokens."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
+    parser.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="FIELD=VALUES",
+        dest="axes",
+        help="values of a numeric setting, as in gamma=1:8 or width=1,2,4, or acceptance_rate=0.5,0.9; once or twice",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="fields",
+        help="a setting for all cells; repeatable",
+    )
+    parser.add_argument(
+        "--passes", type=int, metavar="N", help="passes of each measured cell, 1 to 9 (2; virtual: 1)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=2, metavar="N", help="with acceptance_rate: seeds of a cell, 1 to 5 (2)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="F.html", help="write the heat map as a page")
+    common.add_generation(parser, required=False)
+    common.add_cluster(parser)
+    common.add_database(parser)
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sweep, with progress on stderr, and print the cells."""
+    import psutil
+
+    from app.busy import busy_warning, read_load
+    from traces.lab.points import points_of
+    from traces.lab.sweep import Sweep, sweep
+
+    method = find(args.method)
+    columns, rows = _axes(method, args.axes)
+    scripted = columns.scripted or bool(rows and rows.scripted)
+    _check(args, scripted=scripted)
+    prompts = [] if scripted else _prompts(args)
+    measured = not (scripted or args.profile or args.runtime == "virtual")
+    plan = Sweep(
+        method.key,
+        columns,
+        rows,
+        parse_fields(args.fields),
+        samples=args.seeds if scripted else 1 if method.batched else len(prompts),
+        passes=args.passes if args.passes is not None else 2 if measured else 1,
+        measured=measured,
+    )
+    plan.check()
+    points = points_of(plan, args.profile, args.profile_pair)
+    cells: list[Cell] = []
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(common.open_store(args))
+        runner = _scripted(args) if scripted else _decoder(args, method, prompts, store, stack)
+        before = read_load()
+        for cell in sweep(plan, runner):
+            cells.append(cell)
+            _follow(plan, cells, store)
+        warning = busy_warning(before, read_load(), psutil.cpu_count() or 1) if measured else ""
+    if not any(cell.speedups for cell in cells):
+        raise UsageError(f"no cell has a speed-up: {cells[0].error}")
+    if args.output:
+        _write(args.output, plan, cells, points)
+    if args.json:
+        common.print_json(_result(plan, cells, points, warning))
+    else:
+        _print(plan, cells, points, warning)
+    return 0
+
+
+def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
+    """Return the columns and the rows; acceptance rates are the rows of a field."""
+    from traces.lab.axes import axis
+
+    if len(texts) > 2:
+        raise UsageError(f"--over is given {len(texts)} times; a sweep has one or two axes")
+    found: list[Axis] = []
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
+        found.append(axis(method, name, values))
+    columns, *more = sorted(found, key=lambda one: one.scripted)
+    return columns, more[0] if more else None
+
+
+def _check(args: argparse.Namespace, *, scripted: bool) -> None:
+    """Check the combination of options."""
+    if args.output is not None:
+        common.check_output(args.output)
+    if not scripted:
+        if args.prompt is None and args.prompt_file is None:
+            raise UsageError(
+                "the sweep has no prompt; give --prompt or --prompt-file, or sweep over acceptance_rate"
+            )
+        return
+    given = ("prompt", "prompt_file", "limit", "system", "target", "drafter", "head")
+    for name in (name for name in given if getattr(args, name) is not None):
+        option = name.replace("_", "-")
+        raise UsageError(f"--{option}: drafts of a given acceptance rate have no models; leave it out")
+    if args.profile is None or args.runtime not in (None, "virtual"):
+        raise UsageError(
+            "drafts of a given acceptance rate have no models to measure; name a cluster with --profile"
+        )
+
+
+def _prompts(args: argparse.Namespace) -> list[Any]:
+    prompts = [common.prompt_for(args, row) for row in common.prompts_of(args)]
+    for prompt in prompts:
+        check_prompt(prompt)  # the limit for any context, before models load
+    return prompts
+
+
+def _scripted(args: argparse.Namespace) -> Runner:
+    from traces.lab.scripted import Scripted
+
+    runner = Scripted(args.profile, args.profile_pair or "", args.max_new_tokens)
+    runner.check(args.seeds)
+    return runner
+
+
+def _decoder(
+    args: argparse.Namespace,
+    method: Method,
+    prompts: list[Any],
+    store: Store,
+    stack: contextlib.ExitStack,
+) -> Runner:
+    """Return what decodes the prompts of a job and stores the run."""
+    limits, sampling = common.limits_of(args), common.sampling_of(args, len(prompts))
+    cluster = stack.enter_context(common.open_cluster(args))
+
+    def decode(job: Job) -> Any:
+        mine = prompts if method.batched else [prompts[job.sample]]
+        seeded = common.seeded(sampling, job.sample)
+        options = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
+        return recorded(store, cluster, job.method, mine, options)
+
+    return decode
+
+
+def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
+    """Report progress after a cell; store the traces behind it that no recorder has stored."""
+    *before, cell = cells
+    if not cell.speedups:
+        return
+    print(f"specscope: {len(cells)} of {len(plan.places)} cells", file=sys.stderr)
+    if plan.scripted:
+        stored = {trace.header.run_id for old in before for pair in old.traces for trace in pair}
+        traces = [trace for pair in cell.traces for trace in pair]
+        store.insert(*(trace for trace in traces if trace.header.run_id not in stored))
+
+
+def _write(path: Path, plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> None:
+    from app.render.lab import page
+
+    with replacing(path) as file:
+        file.write(page(plan, cells, points))
+
+
+def _result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning: str) -> dict[str, Any]:
+    return {
+        "method": plan.method,
+        "columns": {"field": plan.columns.name, "values": plan.columns.values},
+        "rows": {"field": plan.rows.name, "values": plan.rows.values} if plan.rows else None,
+        "config": plan.config,
+        "clock": _clock(cells),
+        "samples": plan.samples,
+        "passes": plan.passes,
+        "warning": warning or None,
+        "cells": [_cell(cell) for cell in cells],
+        "points": [
+            {"value": p.value, "acceptance_rate": p.rate, "speedup": p.speedup, "source": p.label}
+            for p in points
+        ],
+    }
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    known = bool(cell.speedups)
+    return {
+        "column": cell.column,
+        "row": cell.row,
+        "speedup": cell.mean if known else None,
+        "low": cell.low if known else None,
+        "high": cell.high if known else None,
+        "speedups": cell.speedups,
+        "runs": [name.split("~") for name in cell.runs],
+        "error": cell.error or None,
+    }
+
+
+def _clock(cells: Sequence[Cell]) -> str | None:
+    return next((cell.clock for cell in cells if cell.clock), None)
+
+
+def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning: str) -> None:
+    rows = plan.rows.values if plan.rows else (None,)
+    corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
+    print(f"{plan.method} · {_clock(cells) or 'no run'} · samples {plan.samples} · passes {plan.passes}")
+    if warning:
+        print(f"warning: {warning}")
+    print(f"{corner:24}" + "".join(f"{column:>14g}" for column in plan.columns.values))
+    for row in rows:
+        texts = [f"{c.mean:.2f}×±{c.spread:.2f}" if c.speedups else "-" for c in cells if c.row == row]
+        print(f"{'speed-up' if row is None else format(row, 'g'):24}{''.join(f'{t:>14}' for t in texts)}")
+    for cell in (cell for cell in cells if cell.error):
+        at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {cell.row:g}"
+        print(f"{plan.columns.title} {cell.column:g}{at}: {cell.error}")
+    for point in points:
+        print(f"paper: {point.label}")

@@ -1,0 +1,100 @@
+"""`specscope sweep`: the table, the JSON object, the page, stored runs, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.app.commands import call
+from traces.store import Store
+
+CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
+RATES = ["sweep", "--method", "speculative", "--over", "gamma=3:4", "--over", "acceptance_rate=0.9"]
+
+
+def test_a_sweep_over_rates_has_cells_stored_runs_points_and_a_page(capsys, db, tmp_path):
+    file = tmp_path / "sweep.html"
+    easy = ["--profile", "8xA100", "--profile-pair", "llama-3-8-70-tp8", "--max-new-tokens", "8"]
+    code, out, err = call(capsys, *RATES, *easy, "--seeds", "1", "-o", str(file), "--json", *db)
+    assert (code, err.count("\n")) == (0, 2)
+    result = json.loads(out)
+    assert result["clock"] == "virtual · 8xA100 · llama-3-8-70-tp8"
+    assert [(cell["row"], cell["column"]) for cell in result["cells"]] == [(0.9, 3), (0.9, 4)]
+    assert all(cell["low"] <= cell["speedup"] <= cell["high"] for cell in result["cells"])
+    assert len(result["points"]) == 5
+    with Store(Path(db[1])) as store:
+        assert store.runs()[1] == 3, "plain decoding is the same for both cells"
+        for cell in result["cells"]:
+            assert all(store.load(run) for (run,) in cell["runs"])
+    page = file.read_text(encoding="utf-8")
+    assert page.count("<small>") == 2
+    assert result["cells"][0]["runs"][0][0] in page
+    assert "EasySpec (2025), Table 2" in page
+    assert "http" not in page
+    code, _, _ = call(capsys, "report", result["cells"][0]["runs"][0][0], "-o", str(tmp_path / "r.html"), *db)
+    assert code == 0
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Hi"}\n{"prompt": "A story"}\n')
+    words = [
+        "sweep",
+        "--method",
+        "tree",
+        "--over",
+        "width=2",
+        "--over",
+        "depth=1:2",
+        "--prompt-file",
+        str(file),
+    ]
+    code, out, _ = call(capsys, *words, *CLUSTER, *db)
+    assert code == 0
+    first, head, *rows = out.splitlines()
+    assert first == "tree · virtual · pearl-4xA100 · llama-2-7-70 · samples 2 · passes 1"
+    assert head.split() == ["depth", "/", "width", "2"]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    with Store(Path(db[1])) as store:
+        assert store.runs()[1] == 2 * 2 + 2 * 2, "each depth has its own comparison"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--over", "gamma=1:40", *CLUSTER, "--prompt", "Hi"],
+            "gamma is 40; it must be at least 1 and at most 32",
+        ),
+        (["--over", "gamma", *CLUSTER], "--over 'gamma' is not FIELD=VALUES"),
+        (
+            ["--over", "width=1", *CLUSTER],
+            "speculative has no sweep over 'width'; it has gamma, acceptance_rate",
+        ),
+        (["--over", "gamma=1", "--over", "gamma=2", *CLUSTER, "--prompt", "Hi"], "gamma is on both axes"),
+        (["--over", "gamma=1"], "the sweep has no prompt"),
+        (["--over", "acceptance_rate=0.5"], "have no models to measure; name a cluster"),
+        (["--over", "acceptance_rate=1.5", *CLUSTER], "acceptance rate is 1.5"),
+        (["--over", "acceptance_rate=0.5", *CLUSTER, "--prompt", "Hi"], "--prompt: drafts of a given"),
+        (["--over", "acceptance_rate=0.5", *CLUSTER, "--seeds", "9"], "seeds is 9"),
+        (["--over", "gamma=1", *CLUSTER, "--prompt", "Hi", "--passes", "2"], "passes is 2"),
+        (["--over", "gamma=1", "--set", "gamma=2", *CLUSTER, "--prompt", "Hi"], "is an axis of the sweep"),
+        (["--over", "gamma=1", "--set", "x=2", *CLUSTER, "--prompt", "Hi"], "has no field 'x'"),
+        (["--over", "gamma=1", "--profile", "none", "--prompt", "Hi"], "there is no profile 'none'"),
+        (["--over", "acceptance_rate=0.5", *CLUSTER, "-o", "/none/x.html"], "the folder of the output"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(capsys, db, words, message):
+    code, out, err = call(capsys, "sweep", "--method", "speculative", *words, *db)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_sweep_without_any_number_is_bad_use(capsys, db):
+    words = ["--method", "dsi", "--over", "lookahead=1", "--over", "acceptance_rate=0.5"]
+    code, out, err = call(capsys, "sweep", *words, *CLUSTER, *db)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no cell has a speed-up: lookahead is 1; with" in err

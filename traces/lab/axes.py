@@ -1,0 +1,136 @@
+"""Axes of a sweep: a numeric field of a method's Config, or the acceptance rate of its drafts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.errors import UsageError, shown
+from engine.methods import METHODS
+from engine.types import check_range
+
+if TYPE_CHECKING:
+    from engine.methods import Method, Setting
+
+ACCEPTANCE = "acceptance_rate"
+"""Name of the axis whose values are acceptance rates: drafts are scripted, no model decodes."""
+MOST_CELLS = 60
+_CHAINS = frozenset({"gamma", "lookahead"})
+"""Fields that are the length of a chain of drafts."""
+
+
+class Axis(NamedTuple):
+    """One axis of a sweep."""
+
+    name: str
+    """A numeric field of the method's Config, or `ACCEPTANCE`."""
+    values: tuple[float, ...]
+
+    @property
+    def title(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
+
+    @property
+    def scripted(self) -> bool:
+        """Whether the values are acceptance rates."""
+        return self.name == ACCEPTANCE
+
+
+def numeric(method: Method) -> list[Setting]:
+    """Return the fields of a method's Config that are numbers, in their order."""
+    return [s for s in method.settings() if s.type in (int, float)]
+
+
+def sweepable() -> list[str]:
+    """Return the keys of the methods that have a numeric field."""
+    return [key for key, method in METHODS.items() if numeric(method)]
+
+
+def can_be_scripted(method: Method) -> bool:
+    """Return whether drafts of a given acceptance rate can replace the method's drafter.
+
+    The drafts are a drafter's chains. Drafting heads, copies, pools and batches need real text.
+    """
+    layout = method.layout(method.configure({}))
+    chain = any(s.name in _CHAINS for s in numeric(method))
+    return chain and layout.needs_drafter and not layout.head and not method.batched
+
+
+def names_of(method: Method) -> list[str]:
+    """Return the names of the axes that a method has."""
+    return [s.name for s in numeric(method)] + ([ACCEPTANCE] if can_be_scripted(method) else [])
+
+
+def axis(method: Method, name: str, text: str) -> Axis:
+    """Return an axis from its values as text: `1-4, 8` or `1:4,8` for whole numbers.
+
+    Raises:
+        UsageError: The method has no such axis, or a value is no number or out of range.
+    """
+    found = Axis(name, ())
+    if name == ACCEPTANCE:
+        found = found._replace(values=shares(text))
+    else:
+        field = next((s for s in numeric(method) if s.name == name), None)
+        if field is not None:
+            found = found._replace(values=numbers(text, field) if field.type is int else _floats(text))
+    check_axis(method, found)
+    return found
+
+
+def check_axis(method: Method, given: Axis) -> None:
+    """Check an axis of a sweep.
+
+    Raises:
+        UsageError: The method has no such axis, or a value is missing or out of range.
+    """
+    names = names_of(method)
+    if given.name not in names:
+        known = f"it has {', '.join(names)}" if names else f"choose one of {', '.join(sweepable())}"
+        raise UsageError(f"{method.key} has no sweep over {shown(given.name)}; {known}")
+    if not given.values:
+        raise UsageError(f"the sweep over {given.name} has no values; write for example 1-4, 8")
+    for value in given.values:
+        if given.scripted:
+            check_range("acceptance rate", value, 0, 1)
+        else:
+            method.configure({given.name: value})
+
+
+def numbers(text: str, field: Setting) -> tuple[int, ...]:
+    """Return the whole numbers of `1-4, 8` or `1:4,8`.
+
+    Raises:
+        UsageError: A part is neither a number nor a range of numbers, or the field refuses it.
+    """
+    found = list[int]()
+    for part in filter(None, map(str.strip, text.split(","))):
+        low, dash, high = part.replace(":", "-").partition("-")
+        try:
+            first, last = int(low), int(high if dash else low)
+        except ValueError:
+            raise UsageError(f"{shown(part)} is no whole number or range; write for example 1-4, 8") from None
+        field.parse(first)
+        field.parse(last)
+        check_range("the last number of a range", last, first, first + MOST_CELLS)
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Return the acceptance rates of `0.5, 0.8`.
+
+    Raises:
+        UsageError: A part is no number.
+    """
+    try:
+        return _floats(text)
+    except UsageError:
+        raise UsageError(f"{shown(text)} is no list of rates; write for example 0.5, 0.7, 0.9") from None
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise UsageError(f"{shown(text)} is no list of numbers; write for example 0.1, 0.5") from None

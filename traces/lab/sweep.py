@@ -1,0 +1,256 @@
+"""Sweeps: the speed-up of a method over plain decoding for each value of one or two axes.
+
+A cell has one comparison per sample (a prompt, or a seed of scripted drafts) and pass. Both runs
+of a comparison have the same clock and the same conditions; else the cell has the reason instead of
+a number. Passes alternate: every other one decodes plainly last, so that a machine that becomes
+slower in the course of a sweep does not favour one side.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median_low
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from engine.errors import RunCancelled, UsageError
+from engine.methods import BASELINE, find
+from engine.types import check_range
+from traces.comparable import conditions, differences
+from traces.lab.axes import MOST_CELLS, Axis, check_axis
+from traces.metrics import measure, speedup
+
+if TYPE_CHECKING:
+    from engine.methods import Method
+    from engine.trace.trace import Trace
+
+MOST_PASSES = 9
+
+
+class Job(NamedTuple):
+    """One run of a sweep."""
+
+    method: str
+    config: dict[str, Any]
+    sample: int
+    """Number of the prompt, or seed of the scripted drafts; a batch has one sample."""
+    rate: float | None
+    """Acceptance rate of scripted drafts; None if models draft."""
+    group: str
+    """Shared by the runs of one comparison."""
+
+
+Runner: TypeAlias = Callable[[Job], "Trace"]
+"""Executes a job; raises UsageError if the method refuses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What to sweep over."""
+
+    method: str
+    columns: Axis
+    rows: Axis | None = None
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings that are no axis; the others have their defaults."""
+    samples: int = 2
+    passes: int = 1
+    measured: bool = False
+    """Whether times are measured; virtual times never vary."""
+
+    @property
+    def places(self) -> list[tuple[float | None, float]]:
+        """The (row, column) of every cell, row by row."""
+        rows = self.rows.values if self.rows else (None,)
+        return [(row, column) for row in rows for column in self.columns.values]
+
+    @property
+    def scripted(self) -> bool:
+        """Whether an axis has acceptance rates, so that no model decodes."""
+        return self.columns.scripted or bool(self.rows and self.rows.scripted)
+
+    def check(self) -> Method:
+        """Return the method.
+
+        Raises:
+            UsageError: A name or a number is wrong, or the sweep is too large.
+        """
+        method = find(self.method)
+        axes = [self.columns, *([self.rows] if self.rows else [])]
+        for one in axes:
+            check_axis(method, one)
+            if one.name in self.config:
+                raise UsageError(f"{one.name} is an axis of the sweep and a setting; leave the setting out")
+        if len({one.name for one in axes}) < len(axes):
+            raise UsageError(f"{self.columns.name} is on both axes; choose another field for one of them")
+        method.configure(self.config)
+        if self.scripted and self.measured:
+            raise UsageError(
+                "drafts at a given acceptance rate have no models to measure; choose a virtual cluster"
+            )
+        check_range("the number of cells", len(self.places), 1, MOST_CELLS)
+        check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
+        return method
+
+    def point(self, row: float | None, column: float) -> tuple[dict[str, Any], float | None]:
+        """Return the settings and the acceptance rate of a cell."""
+        config, rate = dict(self.config), None
+        for one, value in ((self.columns, column), (self.rows, row)):
+            if one is not None and one.scripted:
+                rate = value
+            elif one is not None:
+                config[one.name] = value
+        return config, rate
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of each axis."""
+
+    row: float | None
+    column: float
+    speedups: tuple[tuple[float, ...], ...]
+    """Over plain decoding, by sample and pass; empty if the cell has no number."""
+    traces: tuple[tuple[Trace, Trace], ...]
+    """The first sample's run and plain decoding, by pass."""
+    error: str = ""
+    """Why the cell has no number."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over the samples of the median over the passes (of two: the lower one)."""
+        return fmean(median_low(passes) for passes in self.speedups)
+
+    @property
+    def low(self) -> float:
+        """The smallest speed-up of a sample and pass."""
+        return min(map(min, self.speedups))
+
+    @property
+    def high(self) -> float:
+        """The largest speed-up of a sample and pass."""
+        return max(map(max, self.speedups))
+
+    @property
+    def spread(self) -> float:
+        """Half of the largest difference between two samples or passes."""
+        return (self.high - self.low) / 2
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of the first sample's run and plain decoding; `~` joins their passes."""
+        sides = zip(*self.traces, strict=True)  # no side without a pass
+        return ["~".join(dict.fromkeys(trace.header.run_id for trace in side)) for side in sides]
+
+    @property
+    def clock(self) -> str:
+        """The source of the times, and its profile and pair."""
+        return self.traces[0][0].header.clock if self.traces else ""
+
+
+def sweep(plan: Sweep, run: Runner, cancel: threading.Event | None = None) -> Iterator[Cell]:
+    """Yield the cells as they are done, row by row; a set `cancel` ends the sweep.
+
+    Raises:
+        UsageError: The sweep is wrong.
+        SpecScopeError: A run failed.
+    """
+    method, cancel = plan.check(), cancel or threading.Event()
+    work = _Work(plan, method, run, cancel)
+    for row, column in plan.places:
+        if cancel.is_set():
+            return
+        try:
+            yield work.cell(row, column)
+        except RunCancelled:
+            return
+        except UsageError as error:
+            yield Cell(row, column, (), (), str(error))
+
+
+def best(cells: Sequence[Cell], *, measured: bool) -> Cell | None:
+    """Return the fastest cell of a row; None without one.
+
+    Among measured cells it must be faster in all its passes than the others in any of theirs.
+    """
+    known = sorted((cell for cell in cells if cell.speedups), key=lambda cell: cell.mean)
+    if not known:
+        return None
+    *others, first = known
+    if measured:
+        once = sum(map(len, first.speedups)) < 2
+        if once or any(other.high >= first.low for other in others):
+            return None
+    return first
+
+
+class _Work:
+    """The runs of a sweep in progress."""
+
+    def __init__(self, plan: Sweep, method: Method, run: Runner, cancel: threading.Event) -> None:
+        self._plan, self._method, self._run, self._cancel = plan, method, run, cancel
+        self._plain: dict[tuple[Any, ...], Trace] = {}
+        """Plain decoding in virtual time, which is the same for all cells of a row."""
+        self._groups: dict[tuple[float | None, float | None, int], str] = {}
+
+    def cell(self, row: float | None, column: float) -> Cell:
+        """Execute the runs of a cell.
+
+        Raises:
+            RunCancelled: The sweep was cancelled.
+            UsageError: The method refuses the values.
+        """
+        config, rate = self._plan.point(row, column)
+        self._method.configure(config)  # two values may not go together
+        samples = [self._sample(config, rate, row, i) for i in range(self._plan.samples)]
+        speedups = tuple(tuple(_ratio(run, plain) for run, plain in passes) for passes in samples)
+        return Cell(row, column, speedups, samples[0])
+
+    def _sample(
+        self, config: dict[str, Any], rate: float | None, row: float | None, sample: int
+    ) -> tuple[tuple[Trace, Trace], ...]:
+        """Return a sample's run and plain decoding, by pass."""
+        group = self._groups.setdefault((row, rate, sample), uuid.uuid4().hex[:12])
+        job = Job(self._method.key, config, sample, rate, group)
+        passes: list[tuple[Trace, Trace]] = []
+        for number in range(self._plan.passes):
+            first = self._decode_plainly(job) if number % 2 == 0 else None
+            mine = self._execute(job)
+            passes.append((mine, first or self._decode_plainly(job)))
+        return tuple(passes)
+
+    def _decode_plainly(self, job: Job) -> Trace:
+        """Return plain decoding under the job's conditions."""
+        plain = job._replace(method=BASELINE, config={})
+        if self._method.plain:
+            plain = job._replace(config={**job.config, **self._method.plain})
+        if self._plan.measured:
+            return self._execute(plain)
+        key = (plain.group, sorted(plain.config.items()))
+        if str(key) not in self._plain:
+            self._plain[str(key)] = self._execute(plain)
+        return self._plain[str(key)]
+
+    def _execute(self, job: Job) -> Trace:
+        if self._cancel.is_set():
+            raise RunCancelled("the sweep was stopped")
+        trace = self._run(job)
+        if self._cancel.is_set() or trace.status == "cancelled":
+            raise RunCancelled("the sweep was stopped")
+        return trace
+
+
+def _ratio(run: Trace, plain: Trace) -> float:
+    """Return the speed-up of a run.
+
+    Raises:
+        UsageError: The two runs have no speed, or not the same conditions.
+    """
+    if different := differences(conditions([run]), conditions([plain])):
+        raise UsageError(f"no speed-up over plain decoding: different {', '.join(different)}")
+    found = speedup(measure(run), measure(plain))
+    if found is None:
+        raise UsageError("no speed-up over plain decoding: the run committed too few tokens")
+    return found
