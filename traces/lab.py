@@ -13,14 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import engine
 from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS, find
-from engine.pairs.pair import Pair
-from engine.simulate.oracle import Source, bernoulli_models
 from engine.types import Limits, check_range
 from traces.metrics import measure, speedup
-from traces.whatif.script import CONTEXT, NO_TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,6 +133,11 @@ def sweep(plan: Sweep, cancel: threading.Event | None = None) -> Iterator[Cell]:
 
 def _runs(plan: Sweep, rate: float, value: int, seed: int) -> tuple[Trace, Trace]:
     """Return a run and its plain decoding, as one comparison."""
+    import engine
+    from engine.pairs.pair import Pair  # imports torch, which takes seconds
+    from engine.simulate.oracle import Source, bernoulli_models
+    from traces.whatif.script import CONTEXT, NO_TEXTS
+
     pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
     models = bernoulli_models((rate,), _VOCABULARY, len(_PROMPT), seed, avoid=[_EOS])
     source = Source(models, f"bernoulli:{rate:g}, seed {seed}")

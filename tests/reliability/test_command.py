@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.pairs.pair import PAIRS
+from engine.pairs.stored import PAIRS
 from traces.store import Store
 
 LIMIT_S = 60
