@@ -112,8 +112,8 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab"):
                 Lab(lambda: service, pair)
-            with gr.Tab("About", id="about"):
-                build_about()
+            with gr.Tab("About", id="about") as about:
+                build_about(about)
         playground.connect_load(page)
         # A search that is typed while the list is on its way may be answered first: look again.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)

@@ -6,7 +6,7 @@ from engine.layout import Layout
 from engine.methods import BASELINE, METHODS
 from engine.pairs.catalog import CATALOG, Entry, installed
 from engine.pairs.config import read_object
-from engine.pairs.pair import PAIRS, stored_drafters, stored_heads
+from engine.pairs.stored import PAIRS, stored_drafters, stored_heads
 
 TOY = "bundled"
 """Name of the bundled pair."""
@@ -48,7 +48,8 @@ def absent() -> Entry | None:
 
 def able(name: str) -> list[str]:
     """Return the methods that a pair can run with their default settings."""
-    return [key for key in METHODS if key not in reasons(name)]
+    unable = reasons(name)
+    return [key for key in METHODS if key not in unable]
 
 
 def lacks(name: str, layout: Layout) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import os
 import signal
 import socket
 import sys
@@ -14,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
+from app import gradio_import  # noqa: F401 - imports Gradio in half the time
 
+# isort: split
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
@@ -132,11 +132,15 @@ def serve(
     service = None
     try:
         with terminated_by_exit():
-            service = Service(database or default_path())
+            service = started = Service(database or default_path())
             app = build_app(service, host=host, auth=auth, pair=pair)
-            # Load the models while the user types.
-            service.start(RunRequest(method="", prompt="", pair=pair or opening()))
-            _run(app, listener, host, announce or _print)
+
+            def ready(line: str) -> None:
+                (announce or _print)(line)
+                # Load the models while the user types; the import of torch alone takes seconds.
+                started.start(RunRequest(method="", prompt="", pair=pair or opening()))
+
+            _run(app, listener, host, ready)
     finally:
         listener.close()
         if service is not None:
@@ -144,7 +148,7 @@ def serve(
     return 0
 
 
-def _run(app: ASGIApp, listener: socket.socket, host: str, announce: Callable[[str], None]) -> None:
+def _run(app: ASGIApp, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:
     shown = f"[{host}]" if ":" in host else host
     line = f"SpecScope: http://{shown}:{listener.getsockname()[1]}"
     config = uvicorn.Config(
@@ -154,7 +158,7 @@ def _run(app: ASGIApp, listener: socket.socket, host: str, announce: Callable[[s
         log_level="warning",
         timeout_graceful_shutdown=1,
     )
-    _Server(config, lambda: announce(line)).run(sockets=[listener])
+    _Server(config, lambda: ready(line)).run(sockets=[listener])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-import engine
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
 from engine.errors import StoreError, UsageError
@@ -50,6 +49,13 @@ class Cluster(Protocol):
 OpenCluster = Callable[..., Cluster]
 
 
+def open_cluster(**place: Any) -> Cluster:
+    """Return `engine.open(**place)`; the first call imports torch, which takes seconds."""
+    import engine
+
+    return engine.open(**place)
+
+
 class Service:
     """Execute requests one at a time and store every trace.
 
@@ -63,7 +69,11 @@ class Service:
     """
 
     def __init__(
-        self, database: Path | None, open_cluster: OpenCluster = engine.open, *, find_model: Resolve = resolve
+        self,
+        database: Path | None,
+        open_cluster: OpenCluster = open_cluster,
+        *,
+        find_model: Resolve = resolve,
     ) -> None:
         self.store = Store(database) if database is not None else None
         self._open = open_cluster

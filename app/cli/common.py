@@ -193,9 +193,13 @@ def limits_of(args: argparse.Namespace) -> Limits:
 
 def open_cluster(args: argparse.Namespace) -> Any:
     """Open the cluster that the options describe; show downloads of its models on stderr."""
+    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
+    if runtime == "local-process" and args.device != "cuda":
+        from engine.workers.transports.forks import warm_up
+
+        warm_up()  # it imports torch while this process does
     import engine
 
-    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
     with DownloadBar() as bar:
         return engine.open(
             args.pair,

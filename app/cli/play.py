@@ -47,10 +47,13 @@ def run(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         _tell("starting the playground")  # the imports take seconds
     from app import pairs
-    from app.server import AUTH, serve
+    from engine.workers.transports.forks import warm_up
 
     if args.pair is not None and args.pair not in pairs.NAMES:
         raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
+    warm_up()  # it imports the engine on another core
+    from app.server import AUTH, serve
+
     if args.get_model:
         _get_model()
     auth = args.auth if args.auth is not None else os.environ.get(AUTH)

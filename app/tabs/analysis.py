@@ -20,7 +20,6 @@ from engine.simulate.profile import Profile, profiles
 from traces.diff import diff
 from traces.imported import is_timed
 from traces.metrics import measure
-from traces.whatif.replay import Change, what_if
 
 if TYPE_CHECKING:
     from app.service import Service
@@ -168,6 +167,8 @@ class Analysis:
         self, run: str, method: str, profile: str, pair: str, devices: float | None, settings: str
     ) -> Update:
         """Replay the open run and show the figures and the timeline."""
+        from traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
+
         try:
             if profile not in profiles():  # a path would name a file of the server
                 raise UsageError(

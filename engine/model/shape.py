@@ -7,8 +7,6 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from engine.errors import ModelError
 from engine.model.fields import WHOLE, check_fields, check_rotation
 
@@ -157,6 +155,8 @@ def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
 
 
 def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
+    import torch  # takes seconds; the names of FAMILIES are read without it
+
     parameters = config.rope_parameters
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-import torch
-
 from engine.errors import SpecScopeError
 from engine.types import check_range
 
@@ -51,6 +49,8 @@ class StageIO:
 
 def to_bytes(tensor: Tensor) -> bytes:
     """Return a tensor's elements as raw bytes."""
+    import torch  # takes seconds; layers are counted without it
+
     return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
@@ -60,6 +60,8 @@ def from_bytes(data: bytes, shape: tuple[int, ...], like: Tensor) -> Tensor:
     Raises:
         SpecScopeError: The size differs: two devices do not hold the same rows.
     """
+    import torch
+
     if len(data) != prod(shape) * like.element_size():
         raise SpecScopeError(
             f"a device got {len(data)} bytes for {shape[0]} rows; the devices hold different rows"

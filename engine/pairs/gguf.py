@@ -12,15 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save_file
-
 from engine.errors import ModelError, RunCancelled, one_line
 from engine.files import cache_folder
-from engine.pairs.gguf_file import ARCHITECTURES, GgufFile, Source
 from engine.pairs.progress import Progress, Report
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from engine.pairs.gguf_file import GgufFile, Source
 
 MANIFEST = "conversion.json"
 SHARD = 2 * 2**30
@@ -78,6 +77,8 @@ def convert(
         ModelError: The file is broken or of an unsupported kind, or the disk is full.
         RunCancelled: `cancel` was set.
     """
+    from engine.pairs.gguf_file import GgufFile  # imports torch, which takes seconds
+
     model = name or file.name
 
     def report(done: int, total: int) -> None:
@@ -140,6 +141,8 @@ def _write_config(source: GgufFile, folder: Path) -> Any:
     """Write config and tokenizer, which transformers reads from the file; return the config."""
     from transformers import AutoConfig, AutoTokenizer
 
+    from engine.pairs.gguf_file import ARCHITECTURES
+
     parent, options = source.path.parent, {"gguf_file": source.path.name, "local_files_only": True}
     try:
         config: Any = AutoConfig.from_pretrained(parent, **options)
@@ -167,6 +170,8 @@ def _drop_extra_tokens(path: Path, vocab_size: int) -> None:
 
 def _write_weights(sources: dict[str, Source], folder: Path, report: Callable[[int], None]) -> None:
     """Write all tensors in shards, with one shard in memory; `report` takes the bytes done."""
+    from safetensors.torch import save_file
+
     shard: dict[str, Tensor] = {}
     index: dict[str, str] = {}
     done = shard_size = 0

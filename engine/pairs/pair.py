@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.model.fields import end_ids
+from engine.pairs import stored
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
 from engine.pairs.layers import is_layer_drafter, read_drafter
@@ -21,8 +21,6 @@ from engine.types import MOST_DRAFTERS, check_text, drafter_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
-"""Directory of the bundled pairs."""
 ROLES = ("system", "user", "assistant")
 
 
@@ -71,12 +69,16 @@ class Pair:
             UsageError: No pair has this name.
             ModelError: The model cannot be downloaded, or is broken.
         """
-        bundled = [p.name for p in PAIRS.iterdir() if (p / "target").is_dir()] if PAIRS.is_dir() else []
+        bundled = (
+            [p.name for p in stored.PAIRS.iterdir() if (p / "target").is_dir()]
+            if stored.PAIRS.is_dir()
+            else []
+        )
         if name not in (names := sorted({*bundled, *CATALOG})):
             raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
-        target = PAIRS / name / "target" if name in bundled else resolve(name)
-        pair = cls._load(name, target, *stored_drafters(name))
-        return replace(pair, heads_path=PAIRS / name / "heads")
+        target = stored.PAIRS / name / "target" if name in bundled else resolve(name)
+        pair = cls._load(name, target, *stored.stored_drafters(name))
+        return replace(pair, heads_path=stored.PAIRS / name / "heads")
 
     @classmethod
     def of(
@@ -238,20 +240,6 @@ class Pair:
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder
         return [token for token in ids if token in added and added[token].special]
-
-
-def stored_drafters(name: str) -> tuple[Path, ...]:
-    """Return the directories of the drafters that are stored with a named pair, in order."""
-    drafters = (PAIRS / name / drafter_key(i) for i in range(MOST_DRAFTERS))
-    return tuple(takewhile(Path.is_dir, drafters))
-
-
-def stored_heads(name: str) -> frozenset[str]:
-    """Return the kinds of the drafting heads that are stored with a named pair."""
-    heads = PAIRS / name / "heads"
-    return (
-        frozenset(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else frozenset()
-    )
 
 
 def _checked(text: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -54,10 +55,16 @@ def record(kind: type[Record], table: Table, where: str) -> Record:
         UsageError: A key is missing or unknown; a value has the wrong type, is out of range or
             empty.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     known = fields(kind)  # pyright: ignore[reportArgumentType] - callers pass dataclasses
     keys(table, {f.name for f in known if f.default is MISSING}, where, {f.name for f in known})
     return kind(**{key: value(table[key], _plain(hints[key]), where + key) for key in hints if key in table})
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return a dataclass's types; a file has many records of a few kinds."""
+    return get_type_hints(kind)
 
 
 def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:

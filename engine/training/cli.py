@@ -339,7 +339,8 @@ def _train_card(args: argparse.Namespace) -> int:
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
     """Return a pair and its folder, by path or by name."""
-    from engine.pairs.pair import PAIRS, Pair
+    from engine.pairs.pair import Pair
+    from engine.pairs.stored import PAIRS
 
     folder = Path(name)
     if (folder / "target").is_dir():

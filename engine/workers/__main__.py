@@ -1,23 +1,20 @@
-"""The worker process, `python -m engine.workers FD`: see `engine.workers.transports.process`."""
+"""A worker process, `python -m engine.workers FD`, or the fork server, with a second word `forks`.
 
-import ctypes
-import signal
+See `engine.workers.transports.process` and `engine.workers.transports.forks`.
+"""
+
+import os
 import sys
 
-PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """Make the kernel kill this process, even a stopped one, when the thread that started it ends.
-
-    Only Linux can. On other systems a worker ends when its connection closes.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
+from engine.workers.transports.lifetime import end_with_parent
 
 if __name__ == "__main__":
-    _end_with_parent()  # first: the imports take seconds
-    from engine.workers.transports.serve import serve
+    end_with_parent(os.getppid())  # first: the imports take seconds
+    if sys.argv[2:]:
+        from engine.workers.transports.fork_server import serve_forks
 
-    serve(int(sys.argv[1]))
+        serve_forks(int(sys.argv[1]))
+    else:
+        from engine.workers.transports.serve import serve
+
+        serve(int(sys.argv[1]))

@@ -8,7 +8,7 @@ import pytest
 
 from app import pairs
 from engine.methods import METHODS
-from engine.pairs import pair as stored
+from engine.pairs import stored
 
 
 @pytest.fixture

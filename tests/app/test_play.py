@@ -25,6 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict]:
         return 0
 
     monkeypatch.setattr("app.server.serve", serve)
+    monkeypatch.setattr("engine.workers.transports.forks.warm_up", lambda: None)
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
     return calls

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,8 @@ from app import server
 from app.server import bind, check_exposure, serve
 from engine.errors import UsageError
 from tests.app.fakes import FakeOpen
+
+ROOT = Path(__file__).parents[2]
 
 
 def taken_port() -> socket.socket:
@@ -65,6 +70,22 @@ def test_an_address_that_others_can_reach_needs_a_login_or_unsafe() -> None:
     for bad in ("ada", "ada:", ":secret"):
         with pytest.raises(UsageError, match="user:password"):
             check_exposure("127.0.0.1", bad, unsafe=False)
+
+
+def test_the_server_imports_no_torch_and_gradio_parses_no_sources_for_stubs() -> None:
+    code = """
+import ast, sys
+segment, ast.get_source_segment = ast.get_source_segment, None
+from app import gradio_import
+ast.get_source_segment = segment
+from app.server import Service, build_app
+service = Service(None)
+build_app(service)
+service.close()
+sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.pairs.pair import PAIRS
+from engine.pairs.stored import PAIRS
+from tests.engine.workers.processes import worker_processes
 from traces.store import Store
 
 LIMIT_S = 60
@@ -61,9 +62,7 @@ def command(tmp_path) -> Iterator[Command]:
         while not spans_of(database):
             assert process.poll() is None, "it ended by itself"
             time.sleep(0.1)
-        (worker,) = (
-            child for child in psutil.Process(process.pid).children() if "engine.workers" in child.cmdline()
-        )
+        (worker,) = worker_processes(process.pid)
         yield Command(process, worker, database)
     finally:
         process.kill()

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelError, PairError, SpecScopeError
-from engine.pairs import checkpoint
-from engine.pairs import pair as pairs
+from engine.pairs import checkpoint, stored
 from engine.pairs.config import read_config
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
@@ -48,7 +47,7 @@ def bundled(tmp_path_factory):
     """Return a copy of the bundled target without weights."""
     folder = tmp_path_factory.mktemp("pair") / "target"
     return shutil.copytree(
-        pairs.PAIRS / "bundled" / "target", folder, ignore=shutil.ignore_patterns("*.safetensors")
+        stored.PAIRS / "bundled" / "target", folder, ignore=shutil.ignore_patterns("*.safetensors")
     )
 
 

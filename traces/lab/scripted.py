@@ -6,13 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import engine
 from engine.errors import UsageError
-from engine.pairs.pair import Pair
-from engine.simulate.oracle import Source, bernoulli_models
 from engine.simulate.profile import Profile
 from engine.types import Limits, check_range
-from traces.whatif.script import CONTEXT, NO_TEXTS
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
@@ -51,6 +47,11 @@ class Scripted:
         Raises:
             UsageError: The method refuses its settings, or drafts n-grams of the text.
         """
+        import engine
+        from engine.pairs.pair import Pair  # imports torch, which takes seconds
+        from engine.simulate.oracle import Source, bernoulli_models
+        from traces.whatif.script import CONTEXT, NO_TEXTS
+
         assert job.rate is not None
         pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
         models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS])

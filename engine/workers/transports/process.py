@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +28,7 @@ from engine.errors import WorkerDied
 from engine.trace.events import Device
 from engine.types import Prefix
 from engine.workers.jobs import Connect, Drop, Job, Join, Load, Reply
+from engine.workers.transports.forks import Forked, prepare, start_process, worker_environment
 from engine.workers.transports.watchdog import EVERY_S, Owed, Watchdog
 from engine.workers.worker import Ticket
 
@@ -110,8 +108,8 @@ class ProcessWorker:
         self._dropped: list[Drop] = []
         self._reason = ""
         self._closing = threading.Event()
-        started: Future[subprocess.Popen[bytes]] = Future()
-        start = partial(_start, setup.threads, theirs)
+        started: Future[subprocess.Popen[bytes] | Forked] = Future()
+        start = partial(_start, setup, theirs)
         self._keeper = threading.Thread(
             target=self._keep, args=(start, started), name=f"keeper of {self.name}"
         )
@@ -121,11 +119,14 @@ class ProcessWorker:
         self._send(setup)
 
     def _keep(
-        self, start: Callable[[], subprocess.Popen[bytes]], started: Future[subprocess.Popen[bytes]]
+        self,
+        start: Callable[[], subprocess.Popen[bytes] | Forked],
+        started: Future[subprocess.Popen[bytes] | Forked],
     ) -> None:
         """Start the process and check it with the watchdog until it ends.
 
-        The kernel kills the process when this thread ends (`engine.workers.__main__`).
+        The kernel kills the process when this thread ends, and a forked one when the fork server
+        ends (`engine.workers.transports.lifetime`).
         """
         try:
             process = start()
@@ -255,15 +256,12 @@ class ProcessWorker:
         )
 
 
-def _start(threads: int, connection: socket.socket) -> subprocess.Popen[bytes]:
+def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | Forked:
     """Start a worker process on its side of the connection."""
-    root = str(Path(__file__).resolve().parents[3])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = worker_environment(setup.threads)
+    # A fork of a process with threads or an initialised GPU would not work.
+    forks = prepare() if setup.device.kind == "cpu" and setup.threads == 1 else None
+    if forks is None:
+        return start_process([], connection, environment)
     with connection:
-        return subprocess.Popen(
-            [sys.executable, "-m", "engine.workers", str(connection.fileno())],
-            pass_fds=(connection.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to the run only, which stops its workers in order
-        )
+        return forks.fork(connection, environment)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
-import psutil
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -24,6 +21,7 @@ from tests.browser.playground.steps import (
     viewer,
     wait_for,
 )
+from tests.engine.workers.processes import worker_processes
 
 pytestmark = pytest.mark.browser
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
@@ -117,10 +115,7 @@ def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server)
     type_prompt(page, STORY)
     page.locator("#run").click()
     wait_for(page, "running")
-    workers = [
-        p for p in psutil.Process(server.process.pid).children() if "engine.workers" in " ".join(p.cmdline())
-    ]
-    os.kill(workers[-1].pid, signal.SIGKILL)
+    worker_processes(server.process.pid)[-1].kill()
     wait_for(page, "failed")
     viewer(page).wait_for()
     failed = page.locator('#live-viewer .ss-pane[data-status="failed"]')

@@ -16,7 +16,7 @@ from engine.errors import ModelError, UsageError
 from engine.heads.config import HeadConfig
 from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
-from engine.pairs.pair import PAIRS
+from engine.pairs.stored import PAIRS
 from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 
 

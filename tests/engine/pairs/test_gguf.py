@@ -80,7 +80,7 @@ def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatc
     file = write(tmp_path / "a.gguf", "Q4_0")
     folder = converted(file)
     with monkeypatch.context() as patch:
-        patch.setattr(gguf, "GgufFile", lambda file: pytest.fail("the file is read again"))
+        patch.setattr("engine.pairs.gguf_file.GgufFile", lambda file: pytest.fail("the file is read again"))
         assert converted(file) == folder
     os.utime(file, ns=(0, 0))
     assert converted(file) != folder

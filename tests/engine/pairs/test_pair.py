@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from engine.errors import ModelError, PairError, UsageError
-from engine.pairs import pair as pairs
+from engine.pairs import stored
 from engine.pairs.pair import Pair
 
 BUNDLED = Pair.find("bundled")
@@ -20,7 +20,7 @@ def copies(tmp_path):
     """Return copies of target and drafter without weights, for changes."""
     for role in ("target", "drafter"):
         skip = shutil.ignore_patterns("*.safetensors")
-        shutil.copytree(pairs.PAIRS / "bundled" / role, tmp_path / role, ignore=skip)
+        shutil.copytree(stored.PAIRS / "bundled" / role, tmp_path / role, ignore=skip)
     return tmp_path / "target", tmp_path / "drafter"
 
 
@@ -60,10 +60,10 @@ def test_an_unknown_pair_is_refused_with_the_known_names(name):
 def test_a_pair_may_have_no_drafter(copies, tmp_path, monkeypatch):
     (tmp_path / "pairs" / "single").mkdir(parents=True)
     copies[0].rename(tmp_path / "pairs" / "single" / "target")
-    monkeypatch.setattr(pairs, "PAIRS", tmp_path / "pairs")
+    monkeypatch.setattr(stored, "PAIRS", tmp_path / "pairs")
     pair = Pair.find("single")
     assert (pair.name, pair.drafter_path) == ("single", None)
-    monkeypatch.setattr(pairs, "PAIRS", tmp_path / "nowhere")
+    monkeypatch.setattr(stored, "PAIRS", tmp_path / "nowhere")
     with pytest.raises(UsageError, match="there is no pair 'single'; choose one of smollm2"):
         Pair.find("single")
 
@@ -291,7 +291,7 @@ def test_drafters_keep_their_order(copies):
 
 
 def test_a_bundled_pair_may_have_several_drafters(copies, tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "PAIRS", tmp_path / "pairs")
+    monkeypatch.setattr(stored, "PAIRS", tmp_path / "pairs")
     for role, source in (("target", 0), ("drafter", 1), ("drafter-2", 0), ("drafter-4", 1)):
         shutil.copytree(copies[source], tmp_path / "pairs" / "many" / role)
     assert [path.name for path in Pair.find("many").drafter_paths] == ["drafter", "drafter-2"]

@@ -57,7 +57,7 @@ def test_a_short_name_names_a_target_and_a_pair(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="smollm2 is no longer in the cache"):
         resolve_local("smollm2")
     monkeypatch.setattr(catalog, "installed", lambda name: folder)
-    monkeypatch.setattr("engine.pairs.pair.PAIRS", tmp_path)
+    monkeypatch.setattr("engine.pairs.stored.PAIRS", tmp_path)
     assert resolve("smollm2") == resolve_local("smollm2") == folder
     pair = Pair.find("smollm2")
     assert (pair.name, pair.target_path, pair.drafter_paths) == ("smollm2", folder, ())

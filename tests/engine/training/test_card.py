@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import engine
 from engine.errors import SpecScopeError, UsageError
-from engine.pairs.pair import PAIRS, Pair
+from engine.pairs.pair import Pair
+from engine.pairs.stored import PAIRS
 from engine.training import cli
 from engine.training.bar import cancel_on_interrupt
 from engine.training.card import Measured, Sample, Sizes, make_card, read_facts, render

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
+
 from engine.layout import LayerParallel, Layout, Pipelined
 from engine.trace.events import Span
 from engine.workers.transports.group import GroupWorker
@@ -32,6 +34,14 @@ def ranks(cluster):
     (group,) = cluster.placement.workers_for(Layout(LayerParallel(2))).by_model["drafter"]
     assert isinstance(group, GroupWorker)
     return group.members
+
+
+def worker_processes(program: int) -> list[psutil.Process]:
+    """Return the worker processes of a program, in the order of their start."""
+    started = psutil.Process(program).children(recursive=True)
+    ours = [process for process in started if "engine.workers" in process.cmdline()]
+    workers = [p for p in ours if p.ppid() != program or p.cmdline()[-1] != "forks"]
+    return sorted(workers, key=lambda process: (process.create_time(), process.pid))
 
 
 def at_span(count: int, act: Callable[[], object]) -> Callable[[object], None]:
