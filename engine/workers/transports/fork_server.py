@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import traceback
+from importlib import import_module
 from multiprocessing.connection import Connection
 
 from engine.workers.transports.forks import Fork, Status
@@ -16,9 +17,8 @@ from engine.workers.transports.lifetime import end_with_parent
 
 def serve_forks(handle: int) -> None:
     """Answer requests until the other end hangs up."""
-    import engine.pairs.load
-    import engine.workers.transports.serve  # noqa: F401 - all workers need both
-
+    for module in ("engine.workers.transports.serve", "engine.pairs.load"):
+        import_module(module)
     gc.freeze()  # a collection in a worker would copy the memory that all of them share
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a caller without stdout or stderr: no received file may get their numbers
