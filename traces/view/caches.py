@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.view.packings import PackingView
 
-STATES = ("valid", "new", "calibrated", "fuzzy", "lost", "lost-fuzzy", "padded", "unknown")
+STATES: tuple[str, ...] = ("valid", "new", "calibrated", "fuzzy", "lost", "lost-fuzzy", "padded", "unknown")
 """The states of rows, in the order shown.
 
 `valid`: cached before the step; `new`: written in it; `calibrated`: written by an exact forward
