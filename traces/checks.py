@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import shown
 from engine.trace.checking import check_types
-from engine.trace.events import Header, Span
+from engine.trace.events import OTHERS, Header, Span
 from traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
         yield f"there are token ids of {len(trace.header.prompt_ids)} prompts, but {sequences} prompts"
     if trace.footer and max(len(trace.footer.texts), len(trace.footer.reasons)) > sequences:
         yield f"the footer has more texts or reasons than the header's {sequences} prompts"
-    for row in chain(trace.spans, trace.occupancy):
+    for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
     for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled):

@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from engine.trace.events import OTHERS
 from traces import padding, spans, waiting
 from traces.imported import origin
 
@@ -193,7 +194,7 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
     start, end = waiting.decode_window(trace)
     loads: dict[str, list[float]] = {}
     for sample in trace.occupancy:
-        if start <= sample.time <= end:
+        if start <= sample.time <= end and sample.device != OTHERS:
             loads.setdefault(sample.device, []).append(sample.busy)
     return {device: fmean(shares) for device, shares in loads.items()}
 

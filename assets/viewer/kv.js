@@ -54,7 +54,8 @@ class Caches {
 
   draw(anew = false) {
     if (this.card.hidden) return;
-    this.note.textContent = this.pointed ? `in step ${this.pointed.step || "0, the prefill"}` : "in the step of the replay's time";
+    const note = this.pointed ? `in step ${this.pointed.step || "0, the prefill"}` : "in the step of the replay's time";
+    if (this.note.textContent !== note) this.note.textContent = note;
     for (const row of this.rows) row.draw(this.indexOf(row), anew);
   }
 

@@ -15,6 +15,7 @@ function marksOf(run, clocks) {
   const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
   if (run.lossy) marks.push(lossyBadge(run));
+  if (run.busy) marks.push(el("span", { class: "ss-badge ss-warn" }, run.busy));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
   if (run.passes) marks.push(el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." },
     `median of ${run.passes.count} passes, ${number(run.passes.low, 1)} to ${number(run.passes.high, 1)} tok/s`));

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
-from engine.cluster.recording import Recording, sampler
+from engine.cluster.recording import Recording, other_programs, sampler
 from engine.drafters.plan import Plan
 from engine.errors import RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
@@ -100,6 +100,7 @@ class Execution:
             await worker.submit(self.begin).reply
         run, dispatcher = self._new_run(loop)
         samples = sampler(self.workers, recording, loop)
+        others = None if isinstance(loop, VirtualLoop) else other_programs(self.workers)
         samples.start()
         work = asyncio.ensure_future(self._decode(run))
         watch = (
@@ -113,6 +114,8 @@ class Execution:
             raise
         finally:
             samples.stop()
+            if others is not None and (row := others.row(recording.clock())) is not None:
+                recording.add(row)
             if watch is not None:
                 watch.cancel()
             died = await dispatcher.settle(self._seconds_to_settle(loop, stopped_by))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.cluster.occupancy import Sampler
+from engine.cluster.others import OtherPrograms
 from engine.trace.events import Event, Header, Occupancy, Row, Status
 from engine.trace.trace import Trace
 from engine.workers.transports.process import ProcessWorker
@@ -58,9 +59,18 @@ class Recording:
 
 def sampler(workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
     """Return a sampler of the load of the run's devices; it samples in its own thread."""
-    pids = {d.name: w.pid for w in workers.members if isinstance(w, ProcessWorker) for d in w.devices}
 
     def emit(row: Occupancy) -> None:
         loop.call_soon_threadsafe(recording.add, row)
 
-    return Sampler(workers.devices, emit, recording.clock, pids=pids)
+    return Sampler(workers.devices, emit, recording.clock, pids=_pids(workers))
+
+
+def other_programs(workers: RunWorkers) -> OtherPrograms:
+    """Return the load by other programs from now on."""
+    return OtherPrograms(set(_pids(workers).values()))
+
+
+def _pids(workers: RunWorkers) -> dict[str, int]:
+    """Return the process id of each device's worker, by the device's name."""
+    return {d.name: w.pid for w in workers.members if isinstance(w, ProcessWorker) for d in w.devices}

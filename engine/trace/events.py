@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
-of the header and the rule `typical`."""
+of the header and the rule `typical`; 5 added the `occupancy` of other programs."""
+
+OTHERS = "others"
+"""In place of a device's name: the load of the whole machine by other programs."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
@@ -266,9 +269,11 @@ class Occupancy:
 
     tag: ClassVar[str] = "occupancy"
     device: str
+    """A device of the header; or `OTHERS`, once at the end of a measured run."""
     time: int
     busy: float
-    """Utilisation of the device by all processes, 0 to 1."""
+    """Utilisation of the device by all processes, 0 to 1; of `OTHERS` the share of all cores that
+    other programs used since the run's start."""
     memory: int
     """Bytes: on a CPU the worker's resident memory, on a GPU the memory in use on the card."""
     power: float | None = None

@@ -93,6 +93,11 @@ def test_rows_of_unknown_origin_are_not_invented():
     assert rows_of(traced(stopped))[1] == (1, {"valid": 5, "lost": 1, "unknown": 1})
 
 
+def test_numbers_below_zero_in_a_file_count_as_none():
+    spans = [span(0, "prefill", 0, 0, 5), span(1, "draft", 1, -3, -2), span(2, "draft", 2, 4, 1)]
+    assert rows_of(traced(spans)) == [(0, {"lost": 5}), (1, {}), (2, {"unknown": 5})]
+
+
 def test_a_model_whose_forwards_find_no_rows_has_no_cache():
     heads = [span(i, "draft", i, 0, 1) for i in range(1, 4)]
     target = [span(9, "prefill", 0, 0, 5, "target"), span(10, "verify", 1, 5, 3, "target")]

@@ -115,7 +115,7 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(to_json(e) for e in old.events()))
     assert read_file(path) == old
-    assert SCHEMA == 4
+    assert SCHEMA == 5
 
 
 def test_special_tokens_of_a_prompt_have_no_text(trace):

@@ -11,6 +11,7 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 
 from engine.errors import UsageError
+from engine.trace.events import OTHERS
 from traces.imported import is_timed
 from traces.spans import busy, lanes
 
@@ -136,6 +137,8 @@ def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
             for time, works in ((start, 1), (end, 0)):
                 yield {"ph": "C", "name": "works", "pid": pid, "ts": _us(time), "args": {"busy": works}}
     for sample in trace.occupancy:
+        if sample.device == OTHERS:  # one mean, not a counter
+            continue
         at = {"pid": pids[sample.device], "ts": _us(sample.time)}
         yield {"ph": "C", "name": "measured load", **at, "args": {"share": sample.busy}}
         yield {"ph": "C", "name": "memory", **at, "args": {"bytes": sample.memory}}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from engine.errors import UsageError
 from traces.acceptance import acceptance
 from traces.export.assets import report_template, viewer_script, viewer_style
+from traces.load import other_load
 from traces.view.document import Document, RunView, view_model
 from traces.view.packed import packed
 from traces.view.settings import shown_config
@@ -161,10 +162,12 @@ def _section(trace: Trace, run: RunView) -> str:
     header = trace.header
     texts = trace.footer.texts if trace.footer else (trace.text,)
     shares = " · ".join(f"{part['label']} {part['percent']} %" for part in run["headline"])
+    load = other_load(trace)
     nothing = "nothing was decoded" if run["timed"] else "unknown"
     facts = {
         "status": f"{trace.status}: {run['error']}" if run["error"] else trace.status,
         "time": header.clock,
+        "other programs": f"{load.text}. {load.warning}".rstrip() if load else "",
         "who waited": shares or nothing,
         "speculation": run["note"],
         "lossy": run["lossy"],

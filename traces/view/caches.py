@@ -8,6 +8,7 @@ in the order written: of a tree, the count of kept nodes is exact, not their pla
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.view.packings import PackingView
 
-STATES = ("valid", "new", "calibrated", "fuzzy", "lost", "lost-fuzzy", "padded", "unknown")
+STATES: tuple[str, ...] = ("valid", "new", "calibrated", "fuzzy", "lost", "lost-fuzzy", "padded", "unknown")
 """The states of rows, in the order shown.
 
 `valid`: cached before the step; `new`: written in it; `calibrated`: written by an exact forward
@@ -30,8 +31,6 @@ before a fuzzy draft; `fuzzy`: written by a fuzzy forward; `lost`, `lost-fuzzy`:
 the step or in it; `padded`: rows that the vanilla method adds to a batch; `unknown`: rows whose
 origin or fate the trace does not have."""
 _FORWARDS = frozenset({"prefill", "draft", "verify", "pre-verify", "calibrate"})
-_Segment = tuple[str, int]
-"""(provenance, rows): `new`, `calibrated`, `fuzzy` or `unknown`."""
 
 
 class CacheView(TypedDict):
@@ -82,29 +81,26 @@ def _groups(spans: Iterable[Span]) -> list[list[Span]]:
 
 def _steps(spans: list[Span], fuzzy: set[int]) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield (step, rows by state) of one cache; `fuzzy` are the ids of fuzzy forwards."""
-    groups, stack = _groups(spans), list[_Segment]()
+    groups, base = _groups(spans), _Rows()
     for group, following in zip(groups, [*groups[1:], None], strict=True):
-        _cut(stack, group[0].context)
-        _fill(stack, group[0].context)
-        base, written, lost = list(stack), list[_Segment](), list[_Segment]()
+        base.cut(group[0].context)
+        base.fill(group[0].context)
+        written, lost = _Rows(), Counter[str]()
         for span in group:
-            dropped = _cut(written, max(0, span.context - _rows(base)))
-            dropped += _cut(base, span.context)
-            lost += dropped
-            _fill(written, span.context - _rows(base))
-            written.append((_provenance(span, fuzzy), span.rows))
-        stack = base + written
-        counts = dict.fromkeys(STATES, 0)
+            lost += written.cut(max(0, span.context - base.length)) + base.cut(span.context)
+            written.fill(span.context - base.length)
+            written.add(_provenance(span, fuzzy), span.rows)
         if following:
             later = following[0].context
-            lost += _cut(written, max(0, later - _rows(base))) + _cut(base, later)
-        for kind, rows in base:
-            counts[kind if kind in ("fuzzy", "unknown") else "valid"] += rows
-        for kind, rows in written:
+            lost += written.cut(max(0, later - base.length)) + base.cut(later)
+        counts = dict.fromkeys(STATES, 0) | base.counts
+        for kind, rows in written.counts.items():
             counts[kind if following else "unknown"] += rows
-        for kind, rows in lost:
+        for kind, rows in lost.items():
             counts["lost-fuzzy" if kind == "fuzzy" else "lost"] += rows
         yield group[0].step, counts
+        for kind, rows in written.segments:
+            base.add(kind if kind in ("fuzzy", "unknown") else "valid", rows)
 
 
 def _provenance(span: Span, fuzzy: set[int]) -> str:
@@ -113,27 +109,44 @@ def _provenance(span: Span, fuzzy: set[int]) -> str:
     return "fuzzy" if span.id in fuzzy else "calibrated" if span.kind == "calibrate" else "new"
 
 
-def _rows(segments: Iterable[_Segment]) -> int:
-    return sum(rows for _, rows in segments)
+class _Rows:
+    """Cached rows in the order written, by provenance.
 
+    A provenance is `new`, `calibrated`, `fuzzy` or `unknown`; before the step, `valid` in place of
+    the first two.
+    """
 
-def _cut(segments: list[_Segment], length: int) -> list[_Segment]:
-    """Drop the rows from `length` on; return the dropped segments."""
-    dropped, excess = list[_Segment](), _rows(segments) - length
-    while excess > 0:
-        kind, rows = segments.pop()
-        taken = min(rows, excess)
-        dropped.append((kind, taken))
-        if rows > taken:
-            segments.append((kind, rows - taken))
-        excess -= taken
-    return dropped
+    def __init__(self) -> None:
+        self.segments: list[tuple[str, int]] = []
+        """(provenance, rows)."""
+        self.counts: Counter[str] = Counter()
+        self.length = 0
 
+    def add(self, kind: str, rows: int) -> None:
+        """Append rows; a file may claim fewer than none."""
+        rows = max(0, rows)
+        self.segments.append((kind, rows))
+        self.counts[kind] += rows
+        self.length += rows
 
-def _fill(segments: list[_Segment], length: int) -> None:
-    """Add rows of unknown origin up to `length`."""
-    if (missing := length - _rows(segments)) > 0:
-        segments.append(("unknown", missing))
+    def cut(self, length: int) -> Counter[str]:
+        """Drop the rows from `length` on; return how many, by provenance."""
+        dropped: Counter[str] = Counter()
+        length = max(0, length)
+        while self.length > length:
+            kind, rows = self.segments.pop()
+            taken = min(rows, self.length - length)
+            if rows > taken:
+                self.segments.append((kind, rows - taken))
+            dropped[kind] += taken
+            self.length -= taken
+        self.counts -= dropped
+        return dropped
+
+    def fill(self, length: int) -> None:
+        """Append rows of unknown origin up to `length`."""
+        if length > self.length:
+            self.add("unknown", length - self.length)
 
 
 def _batch(trace: Trace) -> list[CacheView]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from engine.methods import METHODS
 from traces.comparable import Comparison, batch_size, comparisons, drafts
 from traces.imported import is_timed, origin
+from traces.load import other_load
 from traces.metrics import Metrics, measure, speedup
 from traces.passes import Spread, spread
 from traces.verdict import Verdict, verdict
@@ -76,6 +77,8 @@ class Heading(TypedDict):
     """Whether the temperature is 0."""
     imported: bool
     """Whether another engine made the run; then its rule of acceptance is unknown."""
+    busy: str
+    """A sentence if other programs loaded the machine during the run, else empty."""
     timed: bool
     """Whether the times are facts; if not, all of them are 0."""
 
@@ -220,6 +223,7 @@ def heading(trace: Trace, redact_prompt: bool) -> Heading:
         "redacted": redact_prompt,
         "greedy": header.sampling.get("temperature", 0) == 0 and origin(header) is None,
         "imported": origin(header) is not None,
+        "busy": load.warning if (load := other_load(trace)) else "",
         "timed": is_timed(header),
     }
 

@@ -255,6 +255,12 @@ def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
     expect(race.locator(".app-look")).to_have_count(3)
     expect(race.locator(".ss-replay")).to_have_attribute("data-races", "1")
     expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
+    race.locator(".ss-menu > summary").click()
+    race.locator(".ss-menu").get_by_role("button", name="Pin").first.click()
+    race.locator(".ss-gantt-card").last.evaluate("(card) => card.scrollIntoView()")
+    pins = race.get_by_role("region", name="Pinned tracks").bounding_box()
+    assert pins is not None
+    assert abs(pins["y"]) <= 1, "a container that scrolls would keep them from sticking"
     page.locator("#demo").get_by_role("button", name="Hide").click()
     expect(race.locator(".ss-pane")).to_have_count(0)
     page = open_page(motion="no-preference")
