@@ -139,6 +139,7 @@ def test_runs_of_different_clocks_are_never_compared():
 
 def test_the_spread_is_half_of_the_range_and_the_range_of_passes():
     seeds, passes = Cell(0.5, 1, ((1.2,), (1.4,)), ()), Cell(None, 1, ((1.2, 1.5, 1.4), (2.0, 2.0, 2.6)), ())
+    assert Cell(0.5, 1, ((1.2,),), ()).spread == "1 run"
     assert (seeds.mean, seeds.spread) == (pytest.approx(1.3), "±0.10")
     assert (passes.mean, passes.spread) == (pytest.approx((1.4 + 2.0) / 2), "1.20 to 2.60")
 

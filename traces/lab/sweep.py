@@ -136,6 +136,8 @@ class Cell:
     @property
     def spread(self) -> str:
         """Half of the range as text; the range itself where passes have a median."""
+        if sum(map(len, self.speedups)) == 1:
+            return "1 run"
         if max(map(len, self.speedups)) > 1:
             return f"{self.low:.2f} to {self.high:.2f}"
         return f"±{(self.high - self.low) / 2:.2f}"
