@@ -243,10 +243,10 @@ def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning:
     print(f"{plan.method} · {_clock(cells) or 'no run'} · samples {plan.samples} · passes {plan.passes}")
     if warning:
         print(f"warning: {warning}")
-    print(f"{corner:24}" + "".join(f"{column:>14g}" for column in plan.columns.values))
+    print(f"{corner:24}" + "".join(f"{column:>20g}" for column in plan.columns.values))
     for row in rows:
-        texts = [f"{c.mean:.2f}×±{c.spread:.2f}" if c.speedups else "-" for c in cells if c.row == row]
-        print(f"{'speed-up' if row is None else format(row, 'g'):24}{''.join(f'{t:>14}' for t in texts)}")
+        texts = [f"{c.mean:.2f}× {c.spread}" if c.speedups else "-" for c in cells if c.row == row]
+        print(f"{'speed-up' if row is None else format(row, 'g'):24}{''.join(f'{t:>20}' for t in texts)}")
     for cell in (cell for cell in cells if cell.error):
         at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {cell.row:g}"
         print(f"{plan.columns.title} {cell.column:g}{at}: {cell.error}")

@@ -112,7 +112,7 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
         hints = {"text": [p.label for p in papers], "hovertemplate": "%{text}<extra></extra>"}
         lines.append(charts.line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
     axes = {
-        "xaxis": {"title": {"text": plan.columns.title}},
+        "xaxis": {"title": {"text": plan.columns.title}, "tickvals": plan.columns.values},
         "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}],
     }
@@ -208,7 +208,7 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
     kind = "faster" if mean >= 1 else "slower"
     mark = " app-best" if any(cell is one for one in framed) else ""
     hint = f"{mean:.2f} times as fast as plain decoding, {cell.low:.2f} to {cell.high:.2f}; {cell.clock}"
-    number = f"{mean:.2f}×<small>±{cell.spread:.2f}</small>"
+    number = f"{mean:.2f}×<small>{cell.spread}</small>"
     opened = f"{hint}; open the trace of the first sample"
     body = (
         f'<a href="{run_address(cell.runs)}" title="{text(opened)}">{number}</a>'

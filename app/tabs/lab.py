@@ -135,7 +135,7 @@ class Lab:
     def offer_rows(self, method: str, rows: str) -> list[Any]:
         """Offer usual values of the second axis, and show the settings that it needs."""
         scripted = rows == ACCEPTANCE
-        usual = {"value": RATES} if scripted else _values(method, rows)
+        usual: dict[str, Any] = {"value": RATES} if scripted else _values(method, rows)
         values = gr.update(visible=rows != MODELS_ROW, **usual)
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
@@ -191,7 +191,7 @@ def _rows(method: str) -> dict[str, Any]:
     return {"choices": choices, "value": choices[0][1]}
 
 
-def _values(method: str, field: str) -> dict[str, str]:
+def _values(method: str, field: str) -> dict[str, Any]:
     """Return usual values of a field as the value of a text box; empty for an unknown field."""
     known = {s.name: s for s in numeric(METHODS[method])} if method in sweepable() else {}
     return {"value": _usual(known[field])} if field in known else {}

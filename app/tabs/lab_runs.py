@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MODELS_ROW = "none"
 """Value of the second axis for a sweep over one field."""
 MOST_PROMPTS = 8
+MOST_RUNS = 240
+"""Most runs of a sweep with models, plain decoding included: others wait meanwhile."""
 
 
 class Settings(NamedTuple):
@@ -97,6 +99,8 @@ def work_of(given: Settings, here: str, service: Service, stop: threading.Event)
         runner = Scripted(given.profile, given.pair or "", tokens)
         runner.check(samples)
         return Work(plan, runner, points)
+    runs = 2 * len(plan.places) * plan.samples * plan.passes
+    check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
     return Work(plan, _decoder(given, method, prompts, tokens, profile, service, stop), points)
 
 

@@ -160,6 +160,7 @@ def test_every_method_offers_its_numeric_fields_with_values_that_it_allows(page,
         (scripted("1-32", "0.5, 0.6", 8, 1), "number of cells is 64"),
         (decoded("1", prompts=" \n"), "number of prompts is 0"),
         (decoded("1", passes=9), "passes is 9"),
+        (decoded("1-32", passes=3), "the number of runs, two for each cell, prompt and pass, is 384"),
     ],
 )
 def test_wrong_sweeps_are_one_alert(page, given, message):

@@ -141,14 +141,20 @@ def diff(page: Page) -> None:
 
 
 def lab(page: Page) -> None:
-    """A sweep of PEARL on the cluster of the tutorial."""
+    """A sweep of speculative decoding on the cluster and pair of EasySpec's points."""
     page.get_by_role("tab", name="Lab").click()
     card = page.locator("#lab")
-    for name, choice in (("Method", "PEARL"), ("Cluster", CLUSTER)):
+    for name, choice in (
+        ("Method", "Speculative decoding"),
+        ("Cluster", "8 × A100 80GB"),
+        ("Modelled pair", "Llama 3 8B / 70B, target at TP = 8"),
+    ):
         card.get_by_role("combobox", name=name).click()
         page.get_by_role("option", name=choice).click()
+    card.get_by_role("textbox", name="Rates or values").fill("0.6, 0.7, 0.8, 0.9, 1")
     page.locator("#lab-start").click()
     expect(page.locator("#lab-message")).to_contain_text("40 cells.")
+    card.locator(".app-figure .main-svg").first.wait_for()
     save("lab", page, card)
 
 

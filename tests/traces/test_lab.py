@@ -39,7 +39,8 @@ def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
         assert run.token_ids() == plain.token_ids()
         assert cell.clock == "virtual · pearl-4xA100 · llama-2-7-70"
     sure = cells[-1]
-    assert sure.spread == pytest.approx(0, abs=1e-9)
+    assert sure.high == pytest.approx(sure.low)
+    assert sure.spread == "±0.00"
     assert sure.mean > cells[2].mean > 1  # gamma 4 beats gamma 1 where every draft is right
     assert sure.mean < speculative_speedup(1.0, 4, 100)
 
@@ -134,6 +135,13 @@ def test_runs_of_different_clocks_are_never_compared():
     cells = list(sweep(measured(), run))
     assert [cell.speedups for cell in cells] == [(), ()]
     assert "different clock" in cells[0].error
+
+
+def test_the_spread_is_half_of_the_range_and_the_range_of_passes():
+    seeds, passes = Cell(0.5, 1, ((1.2,), (1.4,)), ()), Cell(None, 1, ((1.2, 1.5, 1.4), (2.0, 2.0, 2.6)), ())
+    assert Cell(0.5, 1, ((1.2,),), ()).spread == "1 run"
+    assert (seeds.mean, seeds.spread) == (pytest.approx(1.3), "±0.10")
+    assert (passes.mean, passes.spread) == (pytest.approx((1.4 + 2.0) / 2), "1.20 to 2.60")
 
 
 def test_no_measured_cell_is_the_best_within_the_spread():

@@ -67,7 +67,7 @@ def _point(series: dict[str, Any], row: dict[str, Any]) -> Point:
     if value is not None:
         facts.append(f"{series['field']} {value}")
     if (share := row.get("share")) is not None:
-        rate = rate_of_share(share, value)
+        rate = rate_of_share(share, row["value"])
         facts.append(f"{share:.0%} of the drafted tokens accepted, which is {rate:.3f} for a tested token")
     elif rate is not None:
         facts.append(f"acceptance {rate:g}")

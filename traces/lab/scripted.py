@@ -56,10 +56,15 @@ class Scripted:
         pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
         models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS])
         source = Source(models, f"bernoulli:{job.rate:g}, seed {job.sample}")
-        place = {"profile": self.profile, "profile_pair": self.profile_pair or None}
-        with engine.open(pair, runtime="virtual", tokens=source, **place) as cluster:
-            asked = {"config": job.config, "limits": Limits(self.tokens), "group": job.group}
-            trace = cluster.run(job.method, _PROMPT, **asked)
+        with engine.open(
+            pair,
+            runtime="virtual",
+            profile=self.profile,
+            profile_pair=self.profile_pair or None,
+            tokens=source,
+        ) as cluster:
+            limits = Limits(self.tokens)
+            trace = cluster.run(job.method, _PROMPT, config=job.config, limits=limits, group=job.group)
         if trace.pooled:
             raise UsageError(f"{trace.header.title} drafts n-grams of a real text; a script has none")
         trace.commits = [replace(c, text=f"{c.token} ") for c in trace.commits]

@@ -134,9 +134,13 @@ class Cell:
         return max(map(max, self.speedups))
 
     @property
-    def spread(self) -> float:
-        """Half of the largest difference between two samples or passes."""
-        return (self.high - self.low) / 2
+    def spread(self) -> str:
+        """Half of the range as text; the range itself where passes have a median."""
+        if sum(map(len, self.speedups)) == 1:
+            return "1 run"
+        if max(map(len, self.speedups)) > 1:
+            return f"{self.low:.2f} to {self.high:.2f}"
+        return f"±{(self.high - self.low) / 2:.2f}"
 
     @property
     def runs(self) -> list[str]:
@@ -191,7 +195,7 @@ class _Work:
 
     def __init__(self, plan: Sweep, method: Method, run: Runner, cancel: threading.Event) -> None:
         self._plan, self._method, self._run, self._cancel = plan, method, run, cancel
-        self._plain: dict[tuple[Any, ...], Trace] = {}
+        self._plain: dict[str, Trace] = {}
         """Plain decoding in virtual time, which is the same for all cells of a row."""
         self._groups: dict[tuple[float | None, float | None, int], str] = {}
 
@@ -228,10 +232,10 @@ class _Work:
             plain = job._replace(config={**job.config, **self._method.plain})
         if self._plan.measured:
             return self._execute(plain)
-        key = (plain.group, sorted(plain.config.items()))
-        if str(key) not in self._plain:
-            self._plain[str(key)] = self._execute(plain)
-        return self._plain[str(key)]
+        key = f"{plain.group} {sorted(plain.config.items())}"
+        if key not in self._plain:
+            self._plain[key] = self._execute(plain)
+        return self._plain[key]
 
     def _execute(self, job: Job) -> Trace:
         if self._cancel.is_set():
