@@ -19,6 +19,7 @@ SCRIPTS = (
     "columns.js",
     "geometry.js",
     "hatches.js",
+    "raster.js",
     "paint.js",
     "cards.js",
     "minimap.js",
