@@ -1,10 +1,11 @@
 // The timeline of work and waiting. A canvas shows the bars; labels, cursor, veil and highlights are elements beside it.
 
 const LEAST = 0.02; // ms in the narrowest window
+const REST = 150; // ms after which a window that has not moved again is painted exactly
 
 class Gantt {
   constructor(root, bus) {
-    Object.assign(this, { root, bus, t: Infinity, range: null, selected: null, follow: true, frame: 0 });
+    Object.assign(this, { root, bus, t: Infinity, range: null, selected: null, follow: true, frame: 0, moved: -Infinity, moving: false });
     this.map = new Minimap(this);
     this.pins = new Pins(this);
     this.under = el("div", { class: "ss-under" });
@@ -68,23 +69,43 @@ class Gantt {
     this.width = this.plot.clientWidth;
     if (!this.model?.runs.length || this.box.hidden || !this.width) return;
     const ratio = this.sharpen();
-    const moving = this.ease();
+    const easing = this.ease();
     const [from, to] = this.range;
     const pixel = (to - from) / this.width;
     this.hatches.move(this.x(0));
     const ctx = this.plot.getContext("2d");
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     const scene = { ctx, from, to, pixel, width: this.width, x: (t) => (t - from) / pixel, colours: this.colours, hatches: this.hatches };
-    const { merged, bin } = paint(scene, this.place);
+    const moving = this.moving || easing;
+    const { merged, bin } = moving ? this.sketch(scene, ratio) : paint(scene, this.place);
     const note = merged ? `${number(merged, 0)} bars are too many for one view: they are merged into shares of every ${ms(bin)}. Zoom in to see single bars.` : "";
-    if (this.note.textContent !== note) this.note.textContent = note;
+    if (!moving && this.note.textContent !== note) this.note.textContent = note;
     this.map.draw(this.colours, ratio);
     this.pins.draw(this, ratio);
     this.overlay();
     this.root.dataset.drawn = String(Number(this.root.dataset.drawn ?? 0) + 1);
-    if (moving) this.settle();
+    this.root.dataset.picture = moving ? "sketch" : "exact";
+    if (easing) this.settle();
     this.root.dataset.window = `${from} ${to}`;
     this.root.dataset.marks = String(this.place.cards.flatMap((card) => card.rows).reduce((sum, row) => sum + (row.marks?.length ?? 0), 0));
+  }
+
+  /** Paint a frame of a moving window in memory. */
+  sketch(scene, ratio) {
+    const { width, height } = this.plot;
+    const { raster } = this;
+    if (raster?.wide !== width || raster.high !== height || raster.colours !== this.colours) {
+      this.raster = Object.assign(new Raster(scene.ctx, ratio), { colours: this.colours });
+    }
+    this.raster.begin(this.place, this.colours.card);
+    const counts = paint({ ...scene, ctx: this.raster }, this.place);
+    this.raster.end();
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => {
+      this.moving = false;
+      this.settle();
+    }, REST);
+    return counts;
   }
 
   /** Fit the canvas and its styles to the screen; return the device pixels per pixel. */
@@ -107,9 +128,11 @@ class Gantt {
     this.range = [start, start + width];
     this.follow = false;
     this.goal = null;
+    const now = performance.now();
+    this.moving = now - this.moved < REST;
+    this.moved = now;
     this.bus.ranged();
     this.settle();
-    this.overlay();
   }
 
   fit() {
@@ -223,6 +246,7 @@ class Gantt {
 
   destroy() {
     cancelAnimationFrame(this.frame);
+    clearTimeout(this.resting);
     this.unlisten();
     this.resizing.disconnect();
   }

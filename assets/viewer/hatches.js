@@ -60,7 +60,11 @@ function hatch(ratio, shape, size, width, colour, ground) {
   }
   ctx.stroke();
   const pattern = ctx.createPattern(tile, "repeat");
-  pattern.moveTo = (x) => pattern.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, Math.round((x % tile.width) * ratio) / ratio, 0]));
+  pattern.tile = tile;
+  pattern.moveTo = (x) => {
+    pattern.shift = Math.round((x % tile.width) * ratio); // device pixels
+    pattern.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, pattern.shift / ratio, 0]));
+  };
   pattern.moveTo(0);
   return pattern;
 }

@@ -14,7 +14,7 @@ const MARKS = {
 function paint(scene, place) {
   const { ctx, width } = scene;
   let merged = 0;
-  ctx.clearRect(0, 0, width, place.height);
+  ctx.clearRect?.(0, 0, width, place.height);
   for (const card of place.cards) {
     ctx.save();
     ctx.translate(0, card.body);
@@ -160,7 +160,15 @@ function paintMark({ ctx, x, colours }, { row, x: t, size, dense }, y) {
   const [at, half] = [x(t), size / 2];
   ctx.fillStyle = ctx.strokeStyle = colours[colour];
   if (dense) return ctx.fillRect(at - 0.75, y - half, 1.5, size); // no shape is seen
-  if (shape === "square") return ctx.fillRect(at - half, y - half, size, size);
+  if (!ctx.stamp) return paintShape(ctx, shape, at, y, half);
+  return ctx.stamp(row.outcome, size, at, y, (own, middle) => {
+    own.fillStyle = own.strokeStyle = colours[colour];
+    paintShape(own, shape, middle, middle, half);
+  });
+}
+
+function paintShape(ctx, shape, at, y, half) {
+  if (shape === "square") return ctx.fillRect(at - half, y - half, 2 * half, 2 * half);
   ctx.lineWidth = 1.8;
   ctx.beginPath();
   if (shape === "ring") ctx.arc(at, y, half, 0, 2 * Math.PI);

@@ -20,6 +20,7 @@ SCRIPTS = (
     "columns.js",
     "geometry.js",
     "hatches.js",
+    "raster.js",
     "paint.js",
     "cards.js",
     "minimap.js",

@@ -144,6 +144,50 @@ def test_shares_add_up_to_the_work(opened):
     assert shares == [[0.75, 0.25], [0.25, 0.25]]
 
 
+def test_shares_of_many_bars_are_the_means_of_finer_shares(page):
+    """Many bars per bin are summed in another way than few."""
+    coarse, fine = page.evaluate("""() => {
+        const line = SpecScope.lineOf(900, (i) => [i + (i % 3) / 10, i + 0.4 + (i % 7) / 20, i % 3, i]);
+        return [[20.5, 16], [2.05, 160]].map(([width, bins]) => SpecScope.sharesOf(line, 3, 30.3, width, bins).map((row) => [...row]));
+    }""")
+    for shares, finer in zip(coarse, fine, strict=True):
+        means = [sum(finer[i : i + 10]) / 10 for i in range(0, 160, 10)]
+        assert shares == pytest.approx(means, abs=1e-5)
+
+
+MOVED = """() => new Promise((done) => {
+    const [root, canvas, box] = ["#viewer", ".ss-plot", ".ss-gantt"].map((name) => document.querySelector(name));
+    const pictures = [];
+    const watch = new MutationObserver(() => {
+        pictures.push([root.dataset.picture, canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]);
+        if (root.dataset.picture === "sketch") return;
+        watch.disconnect();
+        const [sketch, exact] = [pictures[0][1], pictures.at(-1)[1]];
+        let [apart, opaque] = [0, 0];
+        for (let i = 0; i < exact.length; i += 4) {
+            if (exact[i + 3] < 255) continue;
+            opaque++;
+            for (let k = 0; k < 3; k++) apart += Math.abs(sketch[i + k] - exact[i + k]) / 3;
+        }
+        done([pictures.map(([kind]) => kind), opaque, apart / opaque]);
+    });
+    watch.observe(root, { attributes: true, attributeFilter: ["data-picture"] });
+    const { left, width } = box.getBoundingClientRect();
+    const turn = { clientX: left + width / 2, deltaY: -30, ctrlKey: true, bubbles: true, cancelable: true };
+    const now = performance.now;
+    performance.now = () => 1; // both turns at one moment: the window moves
+    for (let i = 0; i < 2; i++) box.dispatchEvent(new WheelEvent("wheel", turn));
+    performance.now = now;
+})"""
+
+
+def test_a_moving_window_is_sketched_and_one_at_rest_is_exact(page):
+    kinds, opaque, apart = page.evaluate(MOVED)
+    assert (kinds[0], kinds[-1]) == ("sketch", "exact")
+    assert opaque > 10_000
+    assert 0 < apart < 16, "the mean difference of a colour: the pictures differ at edges only"
+
+
 def test_the_table_has_the_data_of_the_timeline(page, traces):
     page.get_by_text("The timeline as a table").click()
     lines = page.locator("table", has_text="Work and waiting per device, PEARL").locator("tbody tr")
