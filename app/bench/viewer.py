@@ -1,7 +1,7 @@
 """The viewer's speed in headless Chromium: opening a long run, moving in it, runs that grow.
 
-The bars are on what a person waits for: seconds and frames per second. The CPU time of the page's
-main thread is a further figure; it tells a slow page from a busy machine.
+The bars are on what a person waits for: seconds and frames per second. A busy machine makes them
+worse, too. The CPU time of the page's main thread shows whether the page itself is slow.
 """
 
 from __future__ import annotations

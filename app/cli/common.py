@@ -67,6 +67,13 @@ def check_output(path: Path) -> None:
         raise UsageError(f"the folder of the output {path} does not exist; make it first")
 
 
+def add_settings(parser: argparse.ArgumentParser, about: str) -> None:
+    """Add `--set`, whose values `app.cli.run.parse_fields` reads; `about` is its help text."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help=about
+    )
+
+
 def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add prompts, sampling and limits.
 

@@ -21,14 +21,7 @@ from engine.trace.trace import Trace
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="fields",
-        help="a setting of the method; repeatable",
-    )
+    common.add_settings(parser, "a setting of the method; repeatable")
     common.add_generation(parser)
     common.add_cluster(parser)
     common.add_database(parser)

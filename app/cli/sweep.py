@@ -45,14 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="axes",
         help="values of a numeric setting, as in gamma=1:8 or width=1,2,4, or acceptance_rate=0.5,0.9; once or twice",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="fields",
-        help="a setting for all cells; repeatable",
-    )
+    common.add_settings(parser, "a setting for all cells; repeatable")
     parser.add_argument(
         "--passes", type=int, metavar="N", help="passes of each measured cell, 1 to 9 (2; virtual: 1)"
     )

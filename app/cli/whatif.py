@@ -31,14 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", default="", metavar="KEY", help="a key of `specscope methods` (the run's)"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="fields",
-        help="a setting of the method; repeatable (the run's)",
-    )
+    common.add_settings(parser, "a setting of the method; repeatable (the run's)")
     parser.add_argument("--devices", type=int, metavar="N", help="devices of the cluster (the profile's)")
     parser.add_argument(
         "--store", action="store_true", help="store the replay and plain decoding, for viewer and reports"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGER, SHORTER = 2, 1
 """Tokens by which `heuristic` changes the draft length."""
 OWN = {"heuristic": (5, 0.0), "constant": (20, 0.4)}
-"""Start and confidence of each schedule : transformers' first releases, and its fifth."""
+"""Start and confidence of each schedule: of transformers' first releases, and of transformers 5."""
 
 
 @dataclass(frozen=True, slots=True)
