@@ -179,6 +179,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate (pair)",
     )
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
+    parser.add_argument(
+        "--forward",
+        default="eager",
+        metavar="NAME",
+        help="eager, or static for forwards of fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
+    )
 
 
 def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
@@ -217,6 +223,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
             profile_pair=args.profile_pair,
             tokens=args.tokens,
             device=args.device,
+            forward=args.forward,
             head=args.head,
             progress=bar.show,
         )

@@ -27,6 +27,8 @@ class LocalDevices:
     runtime: str
     devices: tuple[Device, ...]
     threads: int
+    static: bool = False
+    """Whether forwards of few rows have fixed shapes (`engine.model.static`)."""
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets the next ones.
@@ -111,7 +113,7 @@ class LocalDevices:
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         """Return a function that loads a model of the pair on the assigned device."""
-        return loader_of(self.pair, model, assignment.devices[0])
+        return loader_of(self.pair, model, assignment.devices[0], static=self.static)
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
@@ -132,8 +134,15 @@ def devices_of(device: str) -> tuple[Device, ...]:
     return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
 
 
-def loader_of(pair: Pair, model: str, device: Device) -> Loader:
-    """Return a function that loads a model of a pair on a device of this machine."""
+def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False) -> Loader:
+    """Return a function that loads a model of a pair on a device of this machine.
+
+    Args:
+        pair: The pair.
+        model: The worker's name for the model.
+        device: The device.
+        static: As for `engine.pairs.load.load`.
+    """
     path = pair.models[model]
     on_gpu = device.kind == "cuda"
     return partial(
@@ -143,4 +152,5 @@ def loader_of(pair: Pair, model: str, device: Device) -> Loader:
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         name=model,
         target=str(pair.target_path),
+        static=static,
     )

@@ -40,6 +40,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     tokens: str | Trace | Source = "pair",
     device: str = "auto",
     threads: int = 1,
+    forward: str = "eager",
     head: Places = None,
     progress: Report | None = None,
     cancel: threading.Event | None = None,
@@ -60,6 +61,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             commas, for several drafters), a recorded Trace, or a Source of scripted models.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
+        forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs
+            (`engine.model.static`); not run on a GPU yet.
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
@@ -91,6 +94,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             tokens=tokens,
             device=device,
             threads=threads,
+            forward=forward,
         ),
         tuple(map(Path, _several(head))),
         plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),

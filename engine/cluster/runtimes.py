@@ -19,6 +19,7 @@ from engine.types import check_range
 from engine.workers.transports.virtual import VirtualLoop
 
 RUNTIMES = ("local-process", "local-thread", "virtual")
+FORWARDS = ("eager", "static")
 
 
 def place(
@@ -30,6 +31,7 @@ def place(
     tokens: str | Trace | Source,
     device: str,
     threads: int,
+    forward: str = "eager",
 ) -> Placement:
     """Start the workers of a runtime and load the pair on them (arguments as for `engine.open`)."""
     if runtime not in RUNTIMES:
@@ -42,13 +44,18 @@ def place(
         )
         raise UsageError(f"the runtime {runtime} {need}")
     check_range("threads", threads, 1, os.cpu_count() or 1)
+    if forward not in FORWARDS:
+        raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
+    if profile is not None and forward != "eager":
+        raise UsageError(f"a {forward} forward runs on local devices; the runtime virtual takes eager only")
     if profile is not None:
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
-    site = LocalDevices(pair, runtime, devices_of(device), threads)
+    site = LocalDevices(pair, runtime, devices_of(device), threads, forward == "static")
     base = Layout(Separate(drafters=int(pair.drafter_path is not None)))
-    return Placement(runtime, site, base, details={"host": processor(), "threads": threads})
+    details = {"host": processor(), "threads": threads, "forward": forward}
+    return Placement(runtime, site, base, details=details)
 
 
 def _virtual(

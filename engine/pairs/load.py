@@ -9,6 +9,7 @@ import torch
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.stage import layer_stages
+from engine.model.static import StaticSteps
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.layers import is_layer_drafter, load_drafter
@@ -22,6 +23,8 @@ def load(
     name: str = "target",
     stage: tuple[int, int] = (0, 1),
     target: str | Path | None = None,
+    *,
+    static: bool = False,
 ) -> Decoder:
     """Return the decoder of a model.
 
@@ -35,6 +38,7 @@ def load(
         stage: Number of this stage and number of all stages of a model split by layers; only the
             layers of this stage are read.
         target: The target of a drafter made of its layers; other models ignore it.
+        static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
 
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or unsupported.
@@ -43,7 +47,18 @@ def load(
     """
     directory = resolve(model)
     if target is not None and is_layer_drafter(directory):
-        return load_drafter(directory, resolve(target), device, dtype, name)
+        decoder = load_drafter(directory, resolve(target), device, dtype, name)
+    else:
+        decoder = _load(directory, device, dtype, name, stage)
+    if static:
+        decoder.steps = StaticSteps(decoder)
+    return decoder
+
+
+def _load(
+    directory: Path, device: str | torch.device, dtype: torch.dtype, name: str, stage: tuple[int, int]
+) -> Decoder:
+    """Return the decoder of a directory's own weights."""
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     checkpoint = Checkpoint(directory)
     checkpoint.check(shape.tensors())
