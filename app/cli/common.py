@@ -185,6 +185,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="eager, or static for forwards of fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
     )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="NAME",
+        help="of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs (auto)",
+    )
 
 
 def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
@@ -224,6 +230,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
             tokens=args.tokens,
             device=args.device,
             forward=args.forward,
+            dtype=args.dtype,
             head=args.head,
             progress=bar.show,
         )

@@ -18,6 +18,12 @@ from engine.workers.transports.process import ProcessWorker, Setup
 from engine.workers.transports.thread import ThreadWorker
 from engine.workers.worker import Worker
 
+DTYPES: dict[str, torch.dtype | None] = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+
 
 @dataclass(frozen=True)
 class LocalDevices:
@@ -29,6 +35,8 @@ class LocalDevices:
     threads: int
     static: bool = False
     """Whether forwards of few rows have fixed shapes (`engine.model.static`)."""
+    dtype: str = "auto"
+    """Of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs."""
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets the next ones.
@@ -113,7 +121,7 @@ class LocalDevices:
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         """Return a function that loads a model of the pair on the assigned device."""
-        return loader_of(self.pair, model, assignment.devices[0], static=self.static)
+        return loader_of(self.pair, model, assignment.devices[0], static=self.static, dtype=self.dtype)
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
@@ -134,7 +142,7 @@ def devices_of(device: str) -> tuple[Device, ...]:
     return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
 
 
-def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False) -> Loader:
+def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False, dtype: str = "auto") -> Loader:
     """Return a function that loads a model of a pair on a device of this machine.
 
     Args:
@@ -142,14 +150,16 @@ def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False) -
         model: The worker's name for the model.
         device: The device.
         static: As for `engine.pairs.load.load`.
+        dtype: As for `LocalDevices`.
     """
     path = pair.models[model]
     on_gpu = device.kind == "cuda"
+    chosen = DTYPES[dtype] or (torch.bfloat16 if on_gpu else torch.float32)
     return partial(
         load,
         str(path),
         device=device.name.split("/")[0] if on_gpu else "cpu",
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        dtype=chosen,
         name=model,
         target=str(pair.target_path),
         static=static,

@@ -41,6 +41,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     device: str = "auto",
     threads: int = 1,
     forward: str = "eager",
+    dtype: str = "auto",
     head: Places = None,
     progress: Report | None = None,
     cancel: threading.Event | None = None,
@@ -63,6 +64,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
         forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs
             (`engine.model.static`); not run on a GPU yet.
+        dtype: Of the weights: `float32`, `bfloat16`, or `auto` for bfloat16 on GPUs and float32 on
+            CPUs.
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
@@ -95,6 +98,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             device=device,
             threads=threads,
             forward=forward,
+            dtype=dtype,
         ),
         tuple(map(Path, _several(head))),
         plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from engine.cluster.local_devices import LocalDevices, devices_of
+from engine.cluster.local_devices import DTYPES, LocalDevices, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.profile_devices import ProfileDevices
 from engine.cluster.tokens import tokens_of
@@ -32,6 +32,7 @@ def place(
     device: str,
     threads: int,
     forward: str = "eager",
+    dtype: str = "auto",
 ) -> Placement:
     """Start the workers of a runtime and load the pair on them (arguments as for `engine.open`)."""
     if runtime not in RUNTIMES:
@@ -46,15 +47,20 @@ def place(
     check_range("threads", threads, 1, os.cpu_count() or 1)
     if forward not in FORWARDS:
         raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
-    if profile is not None and forward != "eager":
-        raise UsageError(f"a {forward} forward runs on local devices; the runtime virtual takes eager only")
+    if dtype not in DTYPES:
+        raise UsageError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    if profile is not None and (forward, dtype) != ("eager", "auto"):
+        raise UsageError(
+            f"forward {forward} and dtype {dtype} are for local devices; the runtime virtual takes "
+            "eager and auto only"
+        )
     if profile is not None:
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
-    site = LocalDevices(pair, runtime, devices_of(device), threads, forward == "static")
+    site = LocalDevices(pair, runtime, devices_of(device), threads, forward == "static", dtype)
     base = Layout(Separate(drafters=int(pair.drafter_path is not None)))
-    details = {"host": processor(), "threads": threads, "forward": forward}
+    details = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype}
     return Placement(runtime, site, base, details=details)
 
 
