@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.around import WHOLE, Around
 from traces.padding import rounds_by_step
 from traces.view.clock import decoding_clock
 
@@ -42,19 +43,24 @@ class PackingView(TypedDict):
     shares: list[ShareView]
 
 
-def packings(trace: Trace) -> list[PackingView]:
-    """Return the forwards that verified several sequences at once."""
+def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
+    """Return the forwards that verified several sequences at once.
+
+    Args:
+        trace: The run, or a part of it.
+        around: What the run has around the part.
+    """
     clock, times = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
     return [
         {"step": step, "span": rounds[0].span, "t": clock(times[step]), "shares": shares}
-        for step, rounds, shares in _forwards(trace)
+        for step, rounds, shares in _forwards(trace, around)
     ]
 
 
-def _forwards(trace: Trace) -> Iterator[tuple[int, list[Round], list[ShareView]]]:
+def _forwards(trace: Trace, around: Around) -> Iterator[tuple[int, list[Round], list[ShareView]]]:
     """Yield (step, rounds, shares) of the steps whose rounds share one forward."""
     spans = {s.id: s for s in trace.spans}
-    lengths = [len(ids) for ids in trace.header.prompt_ids]
+    lengths = [len(ids) + around.emitted.get(i, 0) for i, ids in enumerate(trace.header.prompt_ids)]
     for step, rounds in sorted(rounds_by_step(trace).items()):
         span = spans.get(rounds[0].span)
         if len(rounds) > 1 and span is not None and {r.span for r in rounds} == {span.id}:
