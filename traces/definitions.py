@@ -44,14 +44,18 @@ DEFINITIONS: dict[str, str] = {
         "EMS-SD's average acceptance length: tokens per verification, the target's own included."
     ),
     "least_acceptance_length": (
-        "The smallest acceptance length of a sequence: the batch ends with that sequence."
+        "EMS-SD's minimum average acceptance length (its section 4.4): of each batch the smallest acceptance "
+        "length of a sequence, the mean over the batches. A batch lasts as long as its slowest sequence."
     ),
     "padding_ratio": (
-        "EMS-SD's average padding ratio (its figure 4): per round, the tokens that each "
-        "sequence gained fewer than the one that gained most, summed / tokens gained. The "
-        "vanilla method pads KV caches by that."
+        "EMS-SD's average padding ratio (its figure 4): a sequence's padding / its tokens, the mean over the "
+        "sequences. The padding of a round: the tokens that a sequence gained fewer than the one that gained most; "
+        "none for a sequence that ends with the round. The vanilla method pads KV caches by that."
     ),
-    "padding_share": "The same padding / (padding + tokens gained).",
+    "padding_share": (
+        "Padding / (padding + tokens), both summed over all sequences: the share of padding in the KV rows that "
+        "the vanilla method adds."
+    ),
     "attention_cells": (
         "Query-key cells that target forwards computed while decoding, in one layer and one "
         "head, padding included."

@@ -149,7 +149,8 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
     run_length = _mean(_runs(trace.decisions))
     judging = [r.accepted for r in trace.rounds if r.drafted]
     several = len(trace.header.prompts) > 1
-    padded = sum(sum(counts) for counts in padding.shortfalls(trace).values())
+    padded = sum(sum(counts.values()) for counts in padding.shortfalls(trace).values())
+    lengths = padding.acceptance_lengths(trace)
     return Metrics(
         tokens=tokens,
         seconds=whole / 1e9,
@@ -171,8 +172,8 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         tokens_per_target_forward=_ratio(tokens, len(verifies)),
         mean_accepted_length=_mean(judging),
         acceptance_length=_mean([r.emitted for r in trace.rounds]),
-        least_acceptance_length=min(padding.acceptance_lengths(trace).values(), default=None),
-        padding_ratio=_ratio(padded, tokens) if several else None,
+        least_acceptance_length=_mean([min(lengths[s] for s in batch) for batch in padding.batches(trace)]),
+        padding_ratio=_mean(list(padding.padding_ratios(trace).values())) if several else None,
         padding_share=_ratio(padded, padded + tokens) if several else None,
         attention_cells=sum(s.cells for s in verifies),
         run_length=run_length,
