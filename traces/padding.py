@@ -28,9 +28,7 @@ def shortfalls(trace: Trace) -> dict[int, dict[int, int]]:
     _, last = steps_of(trace)
     return {
         step: {
-            r.sequence: max(r.emitted for r in rounds) - r.emitted
-            for r in rounds
-            if step < last[r.sequence]
+            r.sequence: max(r.emitted for r in rounds) - r.emitted for r in rounds if step < last[r.sequence]
         }
         for step, rounds in rounds_by_step(trace).items()
     }
@@ -68,6 +66,16 @@ def batches(trace: Trace) -> list[list[int]]:
         found[-1].append(sequence)
         end = max(end, last[sequence])
     return found
+
+
+def finished(trace: Trace) -> dict[int, list[int]]:
+    """Return by step the sequences that ended before it, without a later one in their place."""
+    first, last = steps_of(trace)
+    starts = sorted(set(first.values()))
+    return {
+        step: [s for s in last if last[s] < step and not any(last[s] < start <= step for start in starts)]
+        for step in sorted({r.step for r in trace.rounds})
+    }
 
 
 def steps_of(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:

@@ -218,7 +218,7 @@ def test_a_time_without_a_source_is_an_error():
 
 
 def test_the_profile_of_ems_sd_has_the_points_of_figure_5():
-    """Opt-6.7b at batch 16: 16.6 ms for one token a sequence, 22.6 ms, 1.36 times as long, for five."""
+    """Opt-6.7b at batch 16: 16.6 ms for a token a sequence, for five 1.36 times as long."""
     latency = Profile.load("A100-OPT").latency("opt-6.7b")
     assert latency("target", 1, 745) == round(1e6 / 79.44)  # Table 4, greedy decoding
     assert latency("target", 16, 745 * 16, 16) == 16_600
@@ -227,7 +227,7 @@ def test_the_profile_of_ems_sd_has_the_points_of_figure_5():
 
 @pytest.mark.parametrize(("key", "speed"), [("2.7b", 128.31), ("6.7b", 79.44), ("13b", 59.51), ("125m", 448)])
 def test_the_derived_points_of_ems_sds_profile(key, speed):
-    """A row costs Figure 5's (22.6 - 16.6) ms / 64 by weights, a cached row its bytes, both by GPUs."""
+    """A row costs Figure 5's (22.6 - 16.6) ms / 64 by weights, a cached row its bytes."""
     profile = Profile.load("A100-OPT")
     model, figure = profile.models[f"opt-{key}"], profile.models["opt-6.7b"]
     assert model.measured
