@@ -115,10 +115,10 @@ def test_more_work_never_takes_less_time(name: str, pair: str):
 
 @pytest.mark.parametrize(("name", "pair"), ROOFLINE)
 def test_verifying_a_draft_costs_little_more_than_one_row(name: str, pair: str):
+    """EasySpec's pairs have its measured verifications instead of the roofline."""
     latency = Profile.load(name).latency(pair)
-    assert latency("target", 9, 500) < (1.001 if name.startswith("pearl-") else 1.005) * latency(
-        "target", 1, 500
-    )
+    most = 1.15 if latency.verify_us else 1.001 if name.startswith("pearl-") else 1.005
+    assert latency("target", 9, 500) < most * latency("target", 1, 500)
 
 
 def test_section_3_1_six_drafts_take_twice_a_verification():
