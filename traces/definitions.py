@@ -29,13 +29,16 @@ DEFINITIONS: dict[str, str] = {
         "was kept in their place, or the text ended."
     ),
     "acceptance_rate": (
-        "Accepted / drafted, discarded tokens included. Of trees the views show accepted per round "
-        "instead: of a tree's nodes at most one path can be accepted."
+        "Accepted / drafted, discarded tokens included. Of a tree's nodes at most one path can be accepted, so "
+        "the views show a tree's accepted tokens per round beside it."
     ),
-    "acceptance_rate_tested": "Accepted / (accepted + rejected): of the tested tokens only.",
+    "acceptance_rate_tested": (
+        "Accepted / tested, where tested is accepted + rejected: discarded tokens are left out."
+    ),
     "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
     "tokens_per_target_forward": (
-        "Tokens / target forwards, the target's own tokens included; 1 for autoregressive decoding."
+        "Tokens / target forwards. The target's own token of each round is included (the + 1), so it is 1 for "
+        "autoregressive decoding."
     ),
     "mean_accepted_length": (
         "Accepted draft tokens per round that verifies a draft, without the target's own token."
@@ -66,6 +69,10 @@ DEFINITIONS: dict[str, str] = {
     "per_position": (
         "Acceptance by place in the draft: conditional is accepted / tested, unconditional is "
         "accepted / drafted."
+    ),
+    "per_level": (
+        "Acceptance by level of the draft: rounds that accepted a token of the level / rounds that reached the "
+        "level, with all levels above accepted. Of chains the conditional rate by place; of trees siblings count once."
     ),
     "draft_seconds_per_100_tokens": (
         "Seconds of drafter forwards per 100 output tokens; a forward shared by several devices counts once."
