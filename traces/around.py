@@ -19,6 +19,8 @@ class Around(NamedTuple):
     """Time of the last of them, by sequence."""
     emitted: Mapping[int, int] = MappingProxyType({})
     """Tokens committed by the rounds before the first one of the part, by sequence."""
+    steps: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    """First and last step of each sequence of the run; empty unless finished ones are still fed."""
     since: int | None = None
     """Spans that start before this time may be missing; None if no earlier one is."""
     until: int | None = None

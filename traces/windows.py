@@ -153,20 +153,28 @@ def part(
             _read(connection, size, trace, kind, [columns.span.between(*own_spans)])
         elif kind not in (Span, Commit, Decision):
             _read(connection, size, trace, kind, [columns.step.between(*own_steps)])
-    return Part(trace, low, high, _around(connection, size, low, high, first, own_steps[0]))
+    return Part(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
 
 
-def _around(connection: Connection, size: Extent, low: int, high: int, number: int, step: int) -> Around:
+def _around(
+    connection: Connection, size: Extent, low: int, high: int, number: int, step: int, header: Header
+) -> Around:
     """Return what the run has before the commit of a number and the rounds of a step."""
     last = select(_TOKEN.c.sequence, func.max(_TOKEN.c.time)).group_by(_TOKEN.c.sequence)
     commits = connection.execute(last.where(_TOKEN.c.run == size.key, _TOKEN.c.number < number)).all()
     emitted = select(_ROUND.c.sequence, func.sum(_ROUND.c.emitted)).group_by(_ROUND.c.sequence)
     rounds = connection.execute(emitted.where(_ROUND.c.run == size.key, _ROUND.c.step < step)).all()
     since, until = _range(size, low, high)
+    steps = select(_ROUND.c.sequence, func.min(_ROUND.c.step), func.max(_ROUND.c.step))
+    fed = header.config.get("feed_finished")
+    ends = (
+        connection.execute(steps.where(_ROUND.c.run == size.key).group_by(_ROUND.c.sequence)) if fed else ()
+    )
     return Around(
         number - 1,
         {row[0]: row[1] for row in commits},
         {row[0]: row[1] for row in rounds},
+        {row[0]: (row[1], row[2]) for row in ends},
         since if since > size.start else None,
         until if until < size.end else None,
     )
