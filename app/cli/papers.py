@@ -7,6 +7,7 @@ assumption. Rows to which a parameter was fitted are marked and not judged.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if summary.exact_equal == summary.exact else 1
 
 
-def _print(title: str, rows: list[Row], inconsistencies: list[str]) -> None:
+def _print(title: str, rows: list[Row], inconsistencies: Sequence[str]) -> None:
     print(f"\n{title}\n{'=' * len(title)}")
     for item, group in groupby(rows, lambda row: row.item):
         own = list(group)
