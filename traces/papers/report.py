@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UsageError, shown
-from traces.papers import dsi, easyspec, outside, parallelspec, pearl
+from traces.papers import dsi, easyspec, ems, outside, parallelspec, pearl
 from traces.papers.rows import WITHIN, Paper, Row
 
-PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, parallelspec, outside)}
+PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, outside)}
 """Papers by key."""
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import engine
 from engine.types import Limits
-from traces.papers.pearl import pair_of
+from traces.papers.pearl_speeds import pair_of
 
 PROMPTS = [[1 + i] * 16 for i in range(3)]
 """The prompt determines the text and the positions where the drafter agrees."""

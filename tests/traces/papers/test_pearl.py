@@ -2,7 +2,9 @@
 
 import pytest
 
-from traces.papers import pearl
+from traces.papers import pearl as tables
+from traces.papers import pearl_speeds as pearl
+from traces.papers.pearl_steps import followed
 from traces.papers.rows import numbers
 
 PAIRS = ["codellama-7-34", "codellama-7-70", "deepseek-1.3-33", "deepseek-6.7-33"]
@@ -17,7 +19,7 @@ def test_tables_1_4_and_11_follow_from_table_7():
     assert of(pearl.without_post_verify, PAIRS[:3]) == [1.75, 2.74, 2.20]
     ratios = {
         row.row.rpartition(" ")[2]: round(row.ours, 2)
-        for row in pearl.PAPER.items["Table 11"]()
+        for row in tables.PAPER.items["Table 11"]()
         if row.row.startswith("Target Model (PEARL) ratio")
     }
     assert [ratios[pair] for pair in PAIRS] == [1.40, 1.34, 1.34, 1.38]
@@ -35,7 +37,7 @@ def test_round_of_c_is_the_printed_window():
 
 def test_figure_3_adds_the_tokens_of_its_caption():
     figure = numbers("pearl")["Figure 3"]
-    assert pearl.followed(figure["right"]) == figure["added"] == [1, 1, 3, 2]
+    assert followed(figure["right"]) == figure["added"] == [1, 1, 3, 2]
 
 
 def test_a_rate_that_varies_along_the_text_makes_pearl_faster():
