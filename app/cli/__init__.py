@@ -9,6 +9,7 @@ from app.cli import (
     imports,
     methods,
     models,
+    papers,
     play,
     report,
     run,
@@ -32,5 +33,6 @@ COMMANDS = {
     "train": train,
     "calibrate": calibrate,
     "bench": bench,
+    "papers": papers,
 }
 """Module by command."""

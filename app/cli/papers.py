@@ -1,0 +1,77 @@
+"""Compare the papers' tables and figures with computed ones, row by row.
+
+Each row has the published number, ours, their difference, the kind of computation and its
+assumption. Rows to which a parameter was fitted are marked and not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from app.cli import common
+
+if TYPE_CHECKING:
+    from traces.papers.rows import Row
+
+_WIDEST = 56
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument(
+        "--paper",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="compare this paper only; repeatable (all)",
+    )
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the rows of the papers; return 1 if an exact row is not exact."""
+    from traces.papers.report import Summary, chosen
+
+    papers = chosen(args.paper)
+    rows = [row for paper in papers for row in paper.rows()]
+    summary = Summary.of(rows)
+    if args.json:
+        common.print_json(
+            {
+                "rows": [row.to_dict() for row in rows],
+                "inconsistencies": {paper.key: paper.inconsistencies for paper in papers},
+                "summary": summary.to_dict(),
+            }
+        )
+    else:
+        for paper in papers:
+            _print(paper.title, [row for row in rows if row.paper == paper.key], paper.inconsistencies)
+        print(f"\n{summary.sentence()}")
+    return 0 if summary.exact_equal == summary.exact else 1
+
+
+def _print(title: str, rows: list[Row], inconsistencies: Sequence[str]) -> None:
+    print(f"\n{title}\n{'=' * len(title)}")
+    for item, group in groupby(rows, lambda row: row.item):
+        own = list(group)
+        print(f"\n{item:{_WIDEST}}{'published':>12}{'ours':>12}{'differs':>9}  kind")
+        for row in own:
+            name = row.row if len(row.row) < _WIDEST else f"{row.row[: _WIDEST - 2]}…"
+            difference = "" if row.difference is None else f"{row.difference:+.1%}"
+            mark = " (fitted)" if row.fitted else ""
+            print(
+                f"{name:{_WIDEST}}{_number(row.published):>12}{_number(row.ours):>12}{difference:>9}  {row.kind}{mark}"
+            )
+        for text in dict.fromkeys(str(row.to_dict()["assumption"]) for row in own):
+            if text:
+                print(f"  {text}")
+    print("\nThe paper contradicts itself:")
+    for sentence in inconsistencies:
+        print(f"  {sentence}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"

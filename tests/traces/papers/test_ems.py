@@ -1,0 +1,53 @@
+"""EMS-SD's appendix B by enumeration, its example, and the fit of a series."""
+
+from itertools import product
+
+import pytest
+
+from traces.papers import ems, padding
+
+
+@pytest.mark.parametrize("accuracy", [0.3, 0.8, 0.9])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_figure_7_equals_the_enumeration_of_all_batches(accuracy, batch):
+    most = 5
+    lengths = {k: accuracy ** (k - 1) * (1 - accuracy) for k in range(1, most)} | {
+        most: accuracy ** (most - 1)
+    }
+    largest = 0.0
+    for sample in product(lengths, repeat=batch):
+        share = 1.0
+        for length in sample:
+            share *= lengths[length]
+        largest += share * max(sample)
+    assert padding.largest_accepted(accuracy, batch, most) == pytest.approx(largest)
+    mean = sum(length * share for length, share in lengths.items())
+    assert padding.mean_accepted(accuracy, most) == pytest.approx(mean)
+    assert padding.padding_ratio(accuracy, batch, most) == pytest.approx(largest / mean - 1, abs=1e-12)
+
+
+def test_at_an_accuracy_of_09_about_30_percent_is_wasted():
+    assert padding.padding_share(0.9, 24, 8) == pytest.approx(0.30, abs=0.02)
+
+
+def test_the_accuracy_gives_the_mean_back():
+    assert padding.accuracy_of(padding.mean_accepted(0.7, 8), 8) == pytest.approx(0.7)
+
+
+def test_table_1_has_sixteen_cells_of_which_eight_are_padding():
+    rows = list(ems.PAPER.items["Table 1"]())
+    assert len(rows) == 8
+    assert all(row.ours == row.published for row in rows)
+
+
+def test_a_series_is_fitted_to_its_smallest_batch_and_batch_8_only():
+    rows = [row for row in ems.PAPER.items["Table 5"]() if "our method" in row.row]
+    fitted = [row.row.split(", ")[1] for row in rows if row.fitted]
+    assert fitted == ["batch 1", "batch 8"] * 2
+    assert all(row.ours == pytest.approx(row.published) for row in rows if row.fitted)
+
+
+def test_the_largest_of_two_exponential_variables_exceeds_the_mean_by_half():
+    assert ems.waiting(1) == 0
+    assert ems.waiting(2) == pytest.approx(0.5)
+    assert ems.waiting(4) == pytest.approx(1 / 2 + 1 / 3 + 1 / 4)

@@ -1,0 +1,50 @@
+"""PEARL's tables from the rates of its Table 7."""
+
+import pytest
+
+from traces.papers import pearl as tables
+from traces.papers import pearl_speeds as pearl
+from traces.papers.pearl_steps import followed
+from traces.papers.rows import numbers
+
+PAIRS = ["codellama-7-34", "codellama-7-70", "deepseek-1.3-33", "deepseek-6.7-33"]
+
+
+def of(function, pairs=PAIRS):
+    return [round(function(pearl.pair_of(pair)), 2) for pair in pairs]
+
+
+def test_tables_1_4_and_11_follow_from_table_7():
+    assert of(pearl.pearl) == [2.33, 4.03, 3.08, 2.60]
+    assert of(pearl.without_post_verify, PAIRS[:3]) == [1.75, 2.74, 2.20]
+    ratios = {
+        row.row.rpartition(" ")[2]: round(row.ours, 2)
+        for row in tables.PAPER.items["Table 11"]()
+        if row.row.startswith("Target Model (PEARL) ratio")
+    }
+    assert [ratios[pair] for pair in PAIRS] == [1.40, 1.34, 1.34, 1.38]
+
+
+def test_the_rate_of_codellama_7_70_is_table_7s():
+    assert pearl.pair_of("codellama-7-70").rate == pytest.approx(0.964, abs=0.0005)
+    assert pearl.speculative(pearl.pair_of("codellama-7-70"), 10) == pytest.approx(3.19, abs=0.005)
+
+
+def test_round_of_c_is_the_printed_window():
+    for pair, window in numbers("pearl")["windows"].items():
+        assert pearl.pair_of(pair).window == window
+
+
+def test_figure_3_adds_the_tokens_of_its_caption():
+    figure = numbers("pearl")["Figure 3"]
+    assert followed(figure["right"]) == figure["added"] == [1, 1, 3, 2]
+
+
+def test_a_rate_that_varies_along_the_text_makes_pearl_faster():
+    """The reason given for PEARL's misses: harmonic means of two halves against one rate."""
+    pair = pearl.pair_of("llama-2-7-70")
+    halves = [pair._replace(rate=rate) for rate in (0.95, 0.60)]
+    best = max(range(1, 33), key=lambda gamma: 2 / sum(1 / pearl.speculative(h, gamma) for h in halves))
+    mixed = 2 / sum(1 / pearl.speculative(half, best) for half in halves)
+    uniform = pearl.pair_of("llama-2-7-70", mixed)
+    assert 2 / sum(1 / pearl.pearl(half) for half in halves) > 1.07 * pearl.pearl(uniform)

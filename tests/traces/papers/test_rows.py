@@ -1,0 +1,79 @@
+"""The rows of `specscope papers`: exact ones, judged ones, the files, the command."""
+
+import json
+
+import pytest
+
+from app.main import main
+from traces.papers.report import PAPERS, Summary
+from traces.papers.rows import WITHIN, Row, cells, numbers
+
+KEYS = ["paper", "item", "row", "published", "ours", "difference", "kind", "assumption", "fitted"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [row for paper in PAPERS.values() for row in paper.rows()]
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_every_exact_row_has_the_printed_number(rows, key):
+    exact = [row for row in rows if row.paper == key and row.kind == "exact"]
+    assert [(row.item, row.row) for row in exact if row.ours != row.published] == []
+
+
+def test_two_thirds_of_the_predictions_are_within_the_limit(rows):
+    summary = Summary.of(rows)
+    assert summary.rows >= 250
+    assert summary.share >= 2 / 3
+    assert summary.exact == summary.exact_equal > 0
+
+
+def test_every_computed_row_says_its_assumption_and_every_miss_its_reason(rows):
+    for row in rows:
+        assert row.assumption, (row.item, row.row)
+        if row.predicted and not row.hit:
+            assert row.reason, (row.item, row.row)
+            assert row.to_dict()["assumption"].endswith(f"Missed: {row.reason}")
+
+
+def test_names_of_rows_are_unique_within_an_item(rows):
+    names = [(row.paper, row.item, row.row) for row in rows]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_a_fitted_row_and_a_published_one_are_not_judged():
+    assert Row("x", 2.0, 2.2, "closed form").predicted
+    assert not Row("x", 2.0, 2.2, "closed form", fitted=True).predicted
+    assert not Row("x", 2.0, None, "published only").predicted
+    assert not Row("x", 2.0, 2.0, "exact").predicted
+    assert Row("x", 2.0, 2.0 * (1 + WITHIN), "closed form").hit
+    assert not Row("x", 2.0, 2.31, "closed form").hit
+    assert Row("x", 0.0, 0.0, "closed form").difference == 0
+
+
+def test_the_command_prints_one_json_object(capsys):
+    assert main(["papers", "--paper", "pearl", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert all(list(row) == KEYS for row in printed["rows"])
+    assert printed["summary"]["rows"] == len(printed["rows"])
+    assert printed["inconsistencies"]["pearl"]
+
+
+def test_the_command_prints_items_and_a_summary(capsys):
+    assert main(["papers", "--paper", "pearl"]) == 0
+    text = capsys.readouterr().out
+    assert "Table 14" in text
+    assert "exact ones equal the print" in text
+
+
+def test_an_unknown_paper_is_an_error_of_use(capsys):
+    assert main(["papers", "--paper", "nope"]) == 2
+    assert "there is no paper 'nope'; choose one of pearl" in capsys.readouterr().err
+
+
+def test_a_table_has_as_many_numbers_as_columns():
+    for key in PAPERS:
+        for table in numbers(key).values():
+            if isinstance(table, dict) and "columns" in table:
+                assert list(cells(table))

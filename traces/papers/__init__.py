@@ -1,0 +1,1 @@
+"""The papers' tables and figures, row by row: published numbers beside computed ones."""

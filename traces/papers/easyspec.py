@@ -1,0 +1,192 @@
+"""EasySpec: Tables 1 to 6 from four times per model, fitted to Table 2 on MMLU at temperature 0.
+
+A round drafts five levels. Acceptance alpha is accepted levels over drafted ones (section 4.1), so
+a round gives 5 alpha + 1 tokens. Its drafting takes five ordinary forwards, or one (the
+calibration) and four fuzzy ones; its verification one forward of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from engine.model.fuzzy import layer_groups
+from engine.simulate.profile import Profile
+from traces.papers.rows import Paper, Row, cells, numbers, published_only
+
+_DATA = numbers("easyspec")
+LEVELS = 5
+_FITTED_ON = "temperature 0, MMLU"
+_METHODS = ("+sd", "+tree", "EasySpec")
+_PROFILE_PAIRS = {"L3": "llama-3-8-70-tp", "Q2": "qwen2-7-72-tp"}
+_SPEEDS = {"llama-3": "L3-70B", "qwen2": "Q2-72B"}
+
+
+class Times(NamedTuple):
+    """Seconds of one forward of each kind; `verify` and `verify_tree` include judging."""
+
+    exact: float
+    fuzzy: float
+    verify: float
+    verify_tree: float
+
+    def drafting(self, method: str) -> float:
+        """Return the drafting seconds of a round."""
+        return self.exact + (LEVELS - 1) * (self.fuzzy if method == "EasySpec" else self.exact)
+
+    def verification(self, method: str) -> float:
+        """Return the verification seconds of a round."""
+        return self.verify if method == "+sd" else self.verify_tree
+
+
+def rounds(alpha: float) -> float:
+    """Return the rounds of 100 tokens."""
+    return 100 / (LEVELS * alpha + 1)
+
+
+def fitted(model: str) -> Times:
+    """Return the times of a model pair from its rows on MMLU at temperature 0."""
+    table = _DATA["Table 2"][f"{model}, {_FITTED_ON}"]
+    chain, tree, easy = (table[method] for method in _METHODS)
+    exact = chain[0] / rounds(chain[3]) / LEVELS
+    fuzzy = (easy[0] / rounds(easy[3]) - exact) / (LEVELS - 1)
+    return Times(exact, fuzzy, chain[1] / rounds(chain[3]), tree[1] / rounds(tree[3]))
+
+
+def _stages(values: list[float], method: str, times: Times) -> Iterator[tuple[str, float, float]]:
+    """Yield (stage, published, ours) of a row of drafting, verification and total time."""
+    count = rounds(values[3])
+    ours = (count * times.drafting(method), count * times.verification(method))
+    yield from zip(("d", "v", "total"), values, (*ours, sum(ours)), strict=False)
+
+
+def _table_1() -> Iterator[Row]:
+    table, profile = _DATA["Table 1"], Profile.load("8xA100")
+    for name, column, number in cells(table):
+        family, gpus = name[:2], int(column.removeprefix("TP="))
+        pair = f"{_PROFILE_PAIRS[family]}{max(2, gpus)}"
+        is_target = name.endswith(("70B", "72B"))
+        if is_target and gpus > 1:
+            ours = profile.latency(pair).target.speed
+            yield Row(f"{name}, {column}", number, ours, "exact", "An input of the profile 8xA100.")
+        elif is_target:
+            why = "The model does not fit on one A100, and the paper does not give its split."
+            yield Row(f"{name}, {column}", number, None, "published only", why)
+        else:
+            drafter, hardware = profile.latency(pair).drafter, profile.hardware
+            assert drafter is not None
+            saved = hardware.stream_us(drafter.weights * drafter.element) * (1 - 1 / gpus)
+            waits = 2 * drafter.layers * hardware.known("collective_us") if gpus > 1 else 0
+            ours = 1e6 / (1e6 / drafter.speed - saved + waits)
+            text = "Streaming divided by the GPUs, and two collectives a layer; one collective is fitted to these rows."
+            yield Row(f"{name}, {column}", number, ours, "closed form", text, fitted=True)
+
+
+def _table_2() -> Iterator[Row]:
+    text = "Four times per model, fitted on MMLU at temperature 0, and the row's own acceptance; gamma = 5."
+    reason = (
+        "at this acceptance the row's own rounds are shorter than the five levels that the model assumes."
+    )
+    for name, table in _DATA["Table 2"].items():
+        model = name.partition(",")[0]
+        times, plain = fitted(model), _DATA["Table 1"][_SPEEDS[model]]
+        for label, speed in (("vanilla", plain[0]), ("TP", plain[3])):
+            if label in table:
+                about = "100 tokens at Table 1's speed, measured on 40 items of MMLU."
+                yield Row(f"{name}, {label}", table[label], 100 / speed, "closed form", about)
+        for method in _METHODS:
+            for stage, published, ours in _stages(table[method], method, times):
+                row = f"{name}, {method} {stage}"
+                is_fit = _FITTED_ON in name
+                yield Row(row, published, ours, "closed form", text, reason, fitted=is_fit)
+    yield from _claims()
+
+
+def _claims() -> Iterator[Row]:
+    tables, claims = _DATA["Table 2"].values(), _DATA["claims"]
+    drafting = max(table["+tree"][0] / table["EasySpec"][0] for table in tables)
+    text = "Largest printed ratio of drafting times, +tree over EasySpec."
+    yield Row("drafting accelerated by up to", claims["drafting"], drafting, "closed form", text)
+    vanilla = max(table["vanilla"] / table["EasySpec"][2] for table in tables if "vanilla" in table)
+    text = "Largest printed ratio of totals."
+    yield Row("peak speed-up over vanilla", claims["vanilla"], round(vanilla, 2), "exact", text)
+    drop = max(table["+tree"][3] - table["EasySpec"][3] for table in tables)
+    text = "Largest printed difference of acceptance, +tree less EasySpec."
+    yield Row("largest drop of acceptance", claims["drop"], round(drop, 2), "exact", text)
+
+
+def _table_3() -> Iterator[Row]:
+    times = fitted("qwen2")
+    for name, table in _DATA["Table 3"].items():
+        same_target = "72B" in name
+        text = "Times of Qwen2 72B and 7B, fitted on MMLU; the model has the same shape."
+        if same_target:
+            ours = 100 / _DATA["Table 1"]["Q2-72B"][0]
+            yield Row(f"{name}, vanilla", table["vanilla"], ours, "closed form", text)
+        else:
+            yield Row(
+                f"{name}, vanilla", table["vanilla"], None, "published only", "No times of a 32B target."
+            )
+        for method in _METHODS[1:]:
+            for stage, published, ours in _stages(table[method], method, times):
+                row = f"{name}, {method} {stage}"
+                if same_target or stage == "d":
+                    yield Row(row, published, ours, "closed form", text)
+                else:
+                    yield Row(row, published, None, "published only", "No times of a 32B target.")
+
+
+def _table_4() -> Iterator[Row]:
+    times = fitted("llama-3")
+    text = "Times of Llama 3 fitted on MMLU, and the row's own acceptance."
+    reason = "the prompts of Spec-Bench are shorter than those of MMLU, for which the times are fitted."
+    for model, table in _DATA["Table 4"].items():
+        for task, (eagle, alpha, easy, own) in table.items():
+            why = "EAGLE-2's times and tree are not printed."
+            yield Row(
+                f"{model}, EAGLE-2, {task}", eagle, None, "published only", f"{why} Acceptance {alpha}."
+            )
+            seconds = times.drafting("EasySpec") + times.verification("EasySpec")
+            ours = 100 / rounds(own) / seconds
+            yield Row(f"{model}, EasySpec, {task}", easy, ours, "closed form", text, reason)
+
+
+def _table_5() -> Iterator[Row]:
+    why = "Needs Llama 3 8B; `specscope bench` prints the same similarities of the models at hand."
+    return published_only(_DATA["Table 5"], why)
+
+
+def _table_6() -> Iterator[Row]:
+    for name, printed in _DATA["Table 6"].items():
+        model, _, size = name.partition(", N = ")
+        groups = [[group.start, group.stop - 1] for group in layer_groups(_DATA["layers"][model], int(size))]
+        for first, last in printed:
+            ours = next((group[1] for group in groups if group[0] == first), None)
+            yield Row(
+                f"{name}, last layer of the group at {first}", last, ours, "exact", "Layer 0 alone, then N."
+            )
+
+
+def _figure_4() -> Iterator[Row]:
+    """Drafting and rounds by layer-parallel size; the figure's points are not in the text."""
+    for name, pair in (("Llama 3 8B", "llama-3-8-70-tp8"), ("Qwen2 7B", "qwen2-7-72-tp8")):
+        latency = Profile.load("8xA100").latency(pair)
+        for width in (1, 4, 8, 12):
+            for size in range(1, 6):
+                ours = latency.parallel("drafter", width, 500, size) / 1e3
+                text = "No numbers in the text. Milliseconds of a fuzzy forward of the profile 8xA100 at 500 cached rows."
+                yield Row(f"{name}, width {width}, LP size {size}, ms", None, ours, "closed form", text)
+
+
+PAPER = Paper(
+    "easyspec",
+    {
+        "Table 1": _table_1,
+        "Table 2": _table_2,
+        "Table 3": _table_3,
+        "Table 4": _table_4,
+        "Table 5": _table_5,
+        "Table 6": _table_6,
+        "Figure 4": _figure_4,
+    },
+)

@@ -1,0 +1,136 @@
+"""ParallelSpec: speed-ups from accepted lengths and one round cost per method.
+
+A speed-up is tau / r: tau tokens a round over r target forwards a round. r is fitted once per
+method, to Vicuna 7B at temperature 0. A drafter's part of it, r - 1, is time that does not grow
+with the target; in forwards of a 13B target it is smaller by T(7B) / T(13B) = 0.78, which DSI's
+Table 2 prints for the same Vicuna models on an A100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traces.closed_forms import speculative_tokens
+from traces.papers.rows import Paper, Row, bisect, cells, numbers, published_only
+
+_DATA = numbers("parallelspec")
+_TAU, _AVERAGE = -1, -2
+_BASE = "V 7B "
+_COLD = ", temperature 0.0"
+
+
+def round_cost(method: str, *, large: bool = False) -> float:
+    """Return the target forwards that a round takes, from Vicuna 7B at temperature 0.
+
+    Args:
+        method: As in Table 1, such as `EAGLE +ParallelSpec`.
+        large: Whether the target has 13B weights.
+    """
+    row = _DATA["Table 1"][f"{_BASE}{method}{_COLD}"]
+    cost = row[_TAU] / row[_AVERAGE]
+    return 1 + (cost - 1) * _scale() if large else cost
+
+
+def _scale() -> float:
+    """Return T(7B) / T(13B), the mean over DSI's two data sets."""
+    table = numbers("dsi")["Table 2"]
+    ratios = [table[f"Vicuna-7B {data}"][0] / table[f"Vicuna-13B {data}"][0] for data in ("CNN-DM", "Alpaca")]
+    return sum(ratios) / len(ratios)
+
+
+def _speeds(item: str) -> Iterator[Row]:
+    text = "tau over the round's cost; the cost is fitted to Vicuna 7B at temperature 0."
+    why = "tau is printed for the average only."
+    table = _DATA[item]
+    for name, column, number in cells(table):
+        if column == "tau (tokens)":
+            yield Row(f"{name}, {column}", number, None, "published only", "Needs the named models.")
+        elif column != "Avg.":
+            yield Row(f"{name}, {column}", number, None, "published only", why)
+        else:
+            method = _method(name)
+            ours = table[name][_TAU] / round_cost(method, large="13B" in name)
+            is_fit = name == f"{_BASE}{method}{_COLD}"
+            yield Row(f"{name}, {column}", number, ours, "closed form", text, _reason(name), fitted=is_fit)
+
+
+def _method(name: str) -> str:
+    """Return the method of a row's name."""
+    rest = name.partition(",")[0].replace("w/ ", "").removesuffix(" +self-distillation")
+    return rest.split("B ", 1)[1]
+
+
+def _reason(name: str) -> str:
+    if "LLaMA 3" in name:
+        return (
+            "the cost is Vicuna's; Table 2's two Llama rows imply 1.48 (Llama 2) and 1.38 (Llama 3) for EAGLE, "
+            "where Vicuna 7B has 1.64."
+        )
+    return (
+        "the rows imply 1.30 target forwards a round for Medusa on 13B and 1.68 on 7B; the heads are 7 and 11 % "
+        "of the target's weights, so their size does not explain it."
+    )
+
+
+def _table_1() -> Iterator[Row]:
+    yield from _speeds("Table 1")
+    table, claims = _DATA["Table 1"], _DATA["claims"]
+    own, base = (
+        table[f"V 7B {name}, temperature 0.0"][_AVERAGE] for name in ("Medusa +ParallelSpec", "Medusa")
+    )
+    percent = round(100 * (own / base - 1), 1)
+    yield Row(
+        "improvement of Vicuna 7B Medusa, %", claims["improvement"], percent, "exact", "2.31 over 1.42."
+    )
+    yield Row(
+        "size of the parallel group", claims["group"], claims["masks"] + 1, "exact", "A token and k masks."
+    )
+
+
+def _table_3() -> Iterator[Row]:
+    return published_only(
+        _DATA["Table 3"], "Settings of the authors' training; `specscope train` has its own."
+    )
+
+
+def _figure_1() -> Iterator[Row]:
+    for base in ("Medusa", "EAGLE"):
+        for method in (base, f"{base} +ParallelSpec"):
+            ours = round_cost(method) - 1
+            text = "No numbers printed: target forwards that a round spends besides its verification (Vicuna 7B)."
+            yield Row(f"{method}, drafting and overhead", None, ours, "closed form", text)
+
+
+def _figure_4() -> Iterator[Row]:
+    """Speed-up over the number of masks, with acceptance that falls with the distance."""
+    table = _DATA["Table 1"]
+    tau = table[f"{_BASE}EAGLE +ParallelSpec{_COLD}"][_TAU]
+    rate = bisect(lambda a: speculative_tokens(a, _DATA["claims"]["group"]), tau, 0, 1)
+    for masks in range(1, 9):
+        tokens = speculative_tokens(rate, masks + 1)
+        text = "No numbers in the text: one rate for all levels, fitted to tau at four masks."
+        yield Row(f"tau with {masks} masks", None, tokens, "closed form", text)
+
+
+def _figure_5() -> Iterator[Row]:
+    figure = _DATA["Figure 5"]
+    base, own = figure["accepted"]
+    ours = base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
+    text = "The printed accepted lengths, and Table 1's round costs of Vicuna 7B."
+    reason = "the figure counts forwards of drafter and target only; Table 1's costs include all other work of a round."
+    yield Row(
+        "time of the text, with over without ParallelSpec", figure["time"], ours, "closed form", text, reason
+    )
+
+
+PAPER = Paper(
+    "parallelspec",
+    {
+        "Table 1": _table_1,
+        "Table 2": lambda: _speeds("Table 2"),
+        "Table 3": _table_3,
+        "Figure 1": _figure_1,
+        "Figure 4": _figure_4,
+        "Figure 5": _figure_5,
+    },
+)

@@ -1,0 +1,146 @@
+"""Speed-ups of speculative decoding, PEARL, its ablations and assisted generation, for a pair.
+
+Table 7 prints the mean run n of accepted tokens between two rejections. If tokens are accepted
+independently, n = a / (1 - a), so the acceptance rate a is n / (1 + n). A step costs what Table 15
+prints besides forwards: 0.2 ms of communication and 1.7 ms of verification. For the Llama pairs the
+paper prints no accepted tokens; their rate is fitted once to the row of speculative decoding.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil
+from typing import NamedTuple
+
+from engine.simulate.latency import Latency
+from engine.simulate.profile import Profile, profiles
+from traces.closed_forms import pearl_tokens, speculative_tokens
+from traces.papers.rows import bisect, numbers
+
+_DATA = numbers("pearl")
+_LONGEST = 64
+"""Longest draft of `assisted`, in tokens."""
+
+
+class Pair(NamedTuple):
+    """Milliseconds of a pair, and its acceptance rate on HumanEval."""
+
+    target: float
+    drafter: float
+    step: float
+    rate: float
+
+    @property
+    def window(self) -> int:
+        """PEARL's draft length: round(c)."""
+        return round(self.target / self.drafter)
+
+
+@cache
+def latency(pair: str) -> Latency:
+    """Return the times of a pair of the paper's two profiles."""
+    for name in profiles():
+        if name.startswith("pearl-") and pair in (profile := Profile.load(name)).pairs:
+            return profile.latency(pair)
+    raise KeyError(pair)
+
+
+def pair_of(name: str, speed_up: float | None = None) -> Pair:
+    """Return a pair with the rate of Table 7, or with the rate at which SD has a speed-up."""
+    times = latency(name)
+    assert times.drafter is not None
+    step = (times.sample_us + times.communicate_us) / 1e3
+    pair = Pair(1e3 / times.target.speed, 1e3 / times.drafter.speed, step, 0.0)
+    table = _DATA["Table 7"]
+    if speed_up is None and name in table["columns"]:
+        run = table["Ours"][table["columns"].index(name)]
+        return pair._replace(rate=run / (1 + run))
+    if speed_up is None:
+        first = _DATA["Table 1"]
+        speed_up = float(first["Speculative Decoding"][first["columns"].index(name)])
+    return pair._replace(rate=bisect(lambda a: best_speculative(pair._replace(rate=a)), speed_up, 0, 1))
+
+
+def speculative(pair: Pair, gamma: int) -> float:
+    """Return the speed-up of speculative decoding."""
+    return (
+        speculative_tokens(pair.rate, gamma) * pair.target / (gamma * pair.drafter + pair.target + pair.step)
+    )
+
+
+def best_speculative(pair: Pair) -> float:
+    """Return it at the best gamma, as appendix D.2 does."""
+    return max(speculative(pair, gamma) for gamma in range(1, 33))
+
+
+def pearl(pair: Pair, gamma: int = 0) -> float:
+    """Return the speed-up of PEARL; gamma 0 is round(c)."""
+    gamma = gamma or pair.window
+    return pearl_tokens(pair.rate, gamma) * pair.target / together(pair, gamma)
+
+
+def without_post_verify(pair: Pair) -> float:
+    """Return the speed-up without post-verify.
+
+    A pre-verify step adds a token; with probability a the other gamma - 1 are verified alone.
+    """
+    gamma, rate = pair.window, pair.rate
+    tokens = 1 + rate * speculative_tokens(rate, gamma - 1)
+    return tokens * pair.target / (together(pair, gamma) + rate * (pair.target + pair.step))
+
+
+def without_pre_verify(pair: Pair) -> float:
+    """Return the speed-up without pre-verify.
+
+    A chunk is drafted alone after each rejection. Then each step verifies a chunk and drafts the
+    next; with probability a^gamma another such step follows.
+    """
+    gamma, rate = pair.window, pair.rate
+    steps = 1 / (1 - rate**gamma)
+    tokens = steps * speculative_tokens(rate, gamma - 1)
+    return tokens * pair.target / (steps * together(pair, gamma) + gamma * pair.drafter)
+
+
+def assisted(pair: Pair) -> float:
+    """Return the speed-up of assisted generation: 2 drafts more when all are accepted, else 1 less.
+
+    The draft length is a Markov chain; its stationary shares are found by repeated steps.
+    """
+    shares = [0.0] * (_LONGEST + 1)
+    shares[5] = 1.0
+    for _ in range(2000):
+        after = [0.0] * (_LONGEST + 1)
+        for length, share in enumerate(shares):
+            if share:
+                all_right = pair.rate**length
+                after[min(_LONGEST, length + 2)] += share * all_right
+                after[max(1, length - 1)] += share * (1 - all_right)
+        shares = [(old + new) / 2 for old, new in zip(shares, after, strict=True)]
+    tokens = sum(s * speculative_tokens(pair.rate, n) for n, s in enumerate(shares) if s)
+    time = sum(s * (n * pair.drafter + pair.target + pair.step) for n, s in enumerate(shares) if s)
+    return tokens * pair.target / time
+
+
+def together(pair: Pair, gamma: int) -> float:
+    """Return the milliseconds of a step that drafts and verifies at once."""
+    return max(gamma * pair.drafter, pair.target) + pair.step
+
+
+def best_gamma(name: str) -> int:
+    """Return the best gamma of Table 14."""
+    table = _DATA["Table 14"]
+    return table["gamma"][name][table["speed"][name].index(max(table["speed"][name]))]
+
+
+def at_printed_gamma(pair: Pair, name: str) -> float:
+    """Return speculative decoding's speed-up at the best gamma, of Table 14 if it has the pair."""
+    if name in _DATA["Table 14"]["gamma"]:
+        return speculative(pair, best_gamma(name))
+    return best_speculative(pair)
+
+
+def pipeline(name: str) -> float:
+    """Return the speed that PEARL keeps when its drafter shares the target's GPUs (appendix G)."""
+    times, pair = latency(name), pair_of(name)
+    move = times.move_us("drafter", ceil(pair.window / 2)) / 1e3
+    return together(pair, pair.window) / (max(pair.window * pair.drafter + move, pair.target) + pair.step)

@@ -1,0 +1,139 @@
+"""Rows of the comparison with the papers, and the published numbers in `assets/papers`.
+
+A kind says how a number of ours is computed. `exact`: arithmetic that must give the printed digits.
+`closed form`: a formula with the paper's own inputs. `simulated`: a run or a drawn sample in
+virtual time. `measured`: wall time of this machine. `published only`: no number of ours.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+FOLDER = Path(__file__).resolve().parents[2] / "assets" / "papers"
+"""Folder of the published numbers."""
+
+Kind = Literal["exact", "closed form", "simulated", "measured", "published only"]
+WITHIN = 0.15
+"""A prediction hits if it differs from the published number by at most this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published number and ours."""
+
+    row: str
+    published: float | None
+    ours: float | None
+    kind: Kind
+    assumption: str = ""
+    """What the number of ours assumes; behind a missed one, the reason follows."""
+    reason: str = ""
+    """Why the prediction may miss, kept only if it does."""
+    fitted: bool = False
+    """A parameter was fitted to this row, so that the row proves nothing."""
+    paper: str = ""
+    item: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours over published, less 1; the plain difference if the published number is 0."""
+        if self.published is None or self.ours is None:
+            return None
+        return self.ours / self.published - 1 if self.published else self.ours
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the row judges a prediction."""
+        return (
+            self.difference is not None and not self.fitted and self.kind not in ("exact", "published only")
+        )
+
+    @property
+    def hit(self) -> bool:
+        """Whether ours differs by at most `WITHIN`."""
+        return self.difference is not None and abs(self.difference) <= WITHIN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        missed = self.predicted and not self.hit
+        return {
+            "paper": self.paper,
+            "item": self.item,
+            "row": self.row,
+            "published": self.published,
+            "ours": None if self.ours is None else _rounded(self.ours),
+            "difference": None if self.difference is None else _rounded(self.difference),
+            "kind": self.kind,
+            "assumption": f"{self.assumption} Missed: {self.reason}" if missed else self.assumption,
+            "fitted": self.fitted,
+        }
+
+
+Item = Callable[[], Iterable[Row]]
+"""Computes the rows of one table or figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A paper's key and items; title and inconsistencies are in its TOML file."""
+
+    key: str
+    items: Mapping[str, Item]
+
+    @property
+    def title(self) -> str:
+        """Title and year."""
+        return str(numbers(self.key)["title"])
+
+    @property
+    def inconsistencies(self) -> Sequence[str]:
+        """Numbers of the paper that contradict each other, a sentence each."""
+        return numbers(self.key)["inconsistencies"]
+
+    def rows(self) -> Iterator[Row]:
+        """Compute all rows, in the order of the items."""
+        for item, compute in self.items.items():
+            for row in compute():
+                yield replace(row, paper=self.key, item=item)
+
+
+@cache
+def numbers(key: str) -> dict[str, Any]:
+    """Return the published numbers of a paper."""
+    return tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
+
+
+def cells(table: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str, float]]:
+    """Yield (row, column, number) of a table; by default of all its rows. Empty cells are nan."""
+    for name in names or [name for name, value in table.items() if _is_row(name, value)]:
+        for column, number in zip(table["columns"], table[name], strict=True):
+            if not math.isnan(number):
+                yield name, str(column), number
+
+
+def published_only(table: Mapping[str, Any], why: str, *names: str) -> Iterator[Row]:
+    """Yield rows without a number of ours."""
+    for name, column, number in cells(table, *names):
+        yield Row(f"{name}, {column}", number, None, "published only", why)
+
+
+def bisect(function: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Return where an increasing function has a value; a bound if the value is outside."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < wanted else (low, middle)
+    return low
+
+
+def _is_row(name: str, value: object) -> bool:
+    return isinstance(value, list) and name != "columns"
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.6g}")
