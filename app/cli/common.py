@@ -191,6 +191,16 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs (auto)",
     )
+    parser.add_argument(
+        "--tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="split the target's heads and columns over N devices, local-process only (1)",
+    )
+    parser.add_argument(
+        "--drafter-tp", type=int, default=1, metavar="M", help="the same for the drafter, over M devices (1)"
+    )
 
 
 def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
@@ -231,6 +241,8 @@ def open_cluster(args: argparse.Namespace) -> Any:
             device=args.device,
             forward=args.forward,
             dtype=args.dtype,
+            tp=args.tp,
+            drafter_tp=args.drafter_tp,
             head=args.head,
             progress=bar.show,
         )

@@ -11,6 +11,7 @@ from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
+from engine.pairs.layers import is_layer_drafter
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
@@ -33,6 +34,8 @@ def place(
     threads: int,
     forward: str = "eager",
     dtype: str = "auto",
+    tp: int = 1,
+    drafter_tp: int = 1,
 ) -> Placement:
     """Start the workers of a runtime and load the pair on them (arguments as for `engine.open`)."""
     if runtime not in RUNTIMES:
@@ -54,14 +57,44 @@ def place(
             f"forward {forward} and dtype {dtype} are for local devices; the runtime virtual takes "
             "eager and auto only"
         )
+    if max(tp, drafter_tp) > 1 and runtime != "local-process":
+        raise UsageError(
+            f"tp is {tp} and drafter_tp is {drafter_tp}, but models are split by tensors over processes: "
+            f"use the runtime local-process instead of {runtime}, or leave both at 1"
+        )
+    if max(tp, drafter_tp) > 1 and forward != "eager":
+        raise UsageError(
+            f"tp is {tp} and drafter_tp is {drafter_tp}, but a model split by tensors has eager forwards "
+            f"only; leave forward {forward} out, or leave both at 1"
+        )
     if profile is not None:
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
-    site = LocalDevices(pair, runtime, devices_of(device), threads, forward == "static", dtype)
+    devices = devices_of(device)
+    _check_tp(pair, len(devices), tp, drafter_tp)
+    site = LocalDevices(pair, runtime, devices, threads, forward == "static", dtype, tp, drafter_tp)
     base = Layout(Separate(drafters=int(pair.drafter_path is not None)))
-    details = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype}
+    split = {"tp": tp, "drafter_tp": drafter_tp} if max(tp, drafter_tp) > 1 else {}
+    details = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype} | split
     return Placement(runtime, site, base, details=details)
+
+
+def _check_tp(pair: Pair, devices: int, tp: int, drafter_tp: int) -> None:
+    """Check that this machine can split the models by tensors.
+
+    Raises:
+        UsageError: It has too few devices, or the drafter cannot be split.
+    """
+    check_range("tp", tp, 1, devices)
+    check_range("drafter_tp", drafter_tp, 1, devices)
+    if drafter_tp > 1 and pair.drafter_path is None:
+        raise UsageError(f"drafter_tp is {drafter_tp}, but there is no drafter; name one with --drafter")
+    if drafter_tp > 1 and any(map(is_layer_drafter, pair.drafter_paths)):
+        raise UsageError(
+            f"drafter_tp is {drafter_tp}, but the drafter is made of layers of the target and is not split; "
+            "leave drafter_tp at 1"
+        )
 
 
 def _virtual(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from engine.model.attention import Attention
     from engine.model.language import Steps
     from engine.model.shape import ModelShape
+    from engine.model.shard import Ranks, Shard
     from engine.model.slots import Rows
     from engine.model.stage import StageIO
 
@@ -56,6 +57,8 @@ class Decoder:
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
         drafts: Whether the model serves drafts only, and may be rounded (see `Linear`).
+        shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
+        ranks: The ranks of such a model; all of them run every forward.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class Decoder:
         make_inputs: MakeInputs | None = None,
         mask_tokens: int = 0,
         drafts: bool = False,
+        shard: Shard | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         span = range(shape.layers) if span is None else span
         self.is_first = span.start == 0
@@ -81,11 +86,14 @@ class Decoder:
         self.vocab_size = shape.vocab
         self.context = shape.context
         self.make_inputs, self._lowest_id = make_inputs, -mask_tokens
+        self._ranks = ranks
         self.layers = [Layer.of(shape, i, take, drafts=drafts) for i in span]
         self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
         self.embedding = self._load_embedding(take) if embedding is None else embedding
+        if shard is not None and ranks is not None:
+            head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take) if head is None else head
         self._exact = Fuzzy(layer_groups(len(span), 1))
         # The rotation of queries includes the factor 1 / sqrt(head_dim).
@@ -138,6 +146,7 @@ class Decoder:
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         wanted = self._check(rows, want, hidden)
+        before = self._communicated()
         segments = rows.segments()
         lengths = [(slot, cache.length(slot)) for slot, _, _ in segments]
         try:
@@ -157,11 +166,23 @@ class Decoder:
                 return Output(x.new_empty((len(want), 0)), states, cells)
             if wanted is not None:
                 x = x.index_select(0, wanted)
-            return Output(self.head(self.norm(x)).float(), states, cells)
+            logits = self.head(self.norm(x)).float()
+            return Output(logits, states, cells, self._communicated() - before)
         except BaseException:
             for slot, length in lengths:  # some of the new keys and values are not written
                 cache.truncate(slot, length)
             raise
+
+    def _communicated(self) -> int:
+        """Return the nanoseconds of all communication so far; 0 for a model on one device."""
+        return self._ranks.spent if self._ranks is not None else 0
+
+    def _add_to(self, x: Tensor, linear: Linear, inputs: Tensor) -> None:
+        """Add a linear layer's output to x, (T, D), in place, summed over the ranks."""
+        if self._ranks is None:
+            linear.add_to(x, inputs)
+        else:
+            x.add_(self._ranks.add(linear(inputs)))
 
     def _rotation(
         self,
@@ -250,7 +271,8 @@ class Decoder:
 
         def attention_output(i: int) -> Tensor:
             attend(i)
-            return self.layers[i].out(buffers.attended)
+            output = self.layers[i].out(buffers.attended)
+            return output if self._ranks is None else self._ranks.add(output)
 
         for group in fuzzy.groups:
             if stopped():
@@ -262,9 +284,9 @@ class Decoder:
                     x.add_(outputs[i - group.start])
                 else:
                     attend(i)
-                    layer.out.add_to(x, buffers.attended)
+                    self._add_to(x, layer.out, buffers.attended)
                 layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
-                layer.down.add_to(x, functional.silu(buffers.gate).mul_(buffers.up))
+                self._add_to(x, layer.down, functional.silu(buffers.gate).mul_(buffers.up))
                 if i + 1 in hidden:
                     states[i + 1] = x.clone()
         if -1 in hidden:

@@ -29,6 +29,8 @@ class Output(NamedTuple):
     """Layer -> state (T, D): 0 the embeddings, i after i layers, -1 the final normed state."""
     cells: int = 0
     """Query-key cells that attention computed in one layer and one head, masked ones included."""
+    communicated: int = 0
+    """Nanoseconds of communication between the ranks of a model that is split by tensors."""
 
 
 class Steps(Protocol):
