@@ -145,6 +145,7 @@ window.SpecScopeApp = (() => {
       try {
         do {
           again = false;
+          await painted();
           await draw(value());
         } while (again);
       } catch (error) {
@@ -165,6 +166,12 @@ window.SpecScopeApp = (() => {
   }
 
   const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+  /** The next frame is shown: the status of a turn does not wait for its timeline. A hidden page has no frames. */
+  const painted = () => new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 100);
+  });
 
   /** Bring the results into view. */
   function arrive() {

@@ -71,6 +71,8 @@ BARS = {
     "viewer_pan_fps_100000": Bar(at_least=57),
     "viewer_zoom_fps_100000": Bar(at_least=57),
     "viewer_live_fps": Bar(at_least=30),
+    "page_stop_ms": Bar(at_most=200),
+    "page_share": Bar(at_most=1.3),
 }
 """Bars by figure; the other figures explain these."""
 
