@@ -92,7 +92,7 @@ window.SpecScopeApp = (() => {
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
       else {
-        const source = { window: (query) => ask(`window?${query}`), whole: () => fetchModel(value().runs, true) };
+        const source = { window: (query) => ask(`window?${query}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
         view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];
