@@ -147,6 +147,10 @@ def build_router(service: Service) -> APIRouter:
     ) -> Response:
         return _answer(lambda: windows.window(run, low, high, margin, bins, rows=rows))
 
+    @router.get("/aligned")
+    def aligned(runs: str, low: float, high: float, sequence: int = 0) -> Response:
+        return _answer(lambda: windows.aligned(runs, sequence, low, high))
+
     @router.get("/live")
     def live(run: str, cursor: int = 0) -> Response:
         found = service.find(run)

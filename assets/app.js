@@ -92,7 +92,7 @@ window.SpecScopeApp = (() => {
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
       else {
-        const source = { window: (query) => ask(`window?${query}`), whole: () => fetchModel(value().runs, true) };
+        const source = { window: (query) => ask(`window?${query}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
         view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];
@@ -145,6 +145,7 @@ window.SpecScopeApp = (() => {
       try {
         do {
           again = false;
+          await painted();
           await draw(value());
         } while (again);
       } catch (error) {
@@ -165,6 +166,12 @@ window.SpecScopeApp = (() => {
   }
 
   const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+  /** The next frame is shown: the status of a turn does not wait for its timeline. A hidden page has no frames. */
+  const painted = () => new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 100);
+  });
 
   /** Bring the results into view. */
   function arrive() {

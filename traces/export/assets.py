@@ -29,6 +29,7 @@ SCRIPTS = (
     "pins.js",
     "gantt.js",
     "insets.js",
+    "alignedpart.js",
     "aligned.js",
     "poolwords.js",
     "pool.js",
