@@ -63,6 +63,7 @@ METHODS = {
     "hydra": ("hydra", {"tree": SMALL, "heads": 4}),
     "medusa": ("medusa", {"tree": SMALL, "heads": 4}),
     "parallelspec_medusa": ("parallelspec_medusa", {"tree": SMALL, "masks": 2}),
+    "parallelspec_medusa-mask": ("parallelspec_medusa", {"tree": SMALL, "masks": 2, "first": "mask"}),
     "parallelspec_eagle": ("parallelspec_eagle", {"tree": TWO, "masks": 2}),
     "parallelspec_eagle-greedy": ("parallelspec_eagle", {"tree": SMALL, "masks": 2, "drafts": "greedy"}),
     "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
