@@ -41,6 +41,7 @@ METHODS = {
     "lookahead-2": ("lookahead", {"level": 2, "window": 4, "guesses": 4}),
     "lookahead-3": ("lookahead", {"level": 3, "window": 3, "guesses": 2}),
     "ouroboros": ("ouroboros", {"gamma": 1, "level": 2, "window": 3, "guesses": 3, "phrases": 2}),
+    "ouroboros-reference": ("ouroboros", {"gamma": 2, "level": 2, "window": 2, "reference": "0123012"}),
     "ouroboros-2": ("ouroboros", {"gamma": 2, "level": 3, "window": 2, "guesses": 2, "phrases": 3}),
     "tree-1x3": ("tree", {"width": 1, "depth": 3}),
     "tree-2x1": ("tree", {"width": 2, "depth": 1}),
