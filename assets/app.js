@@ -280,21 +280,7 @@ window.SpecScopeApp = (() => {
   /** Draw the figures of a component in the page's colours, and again when its value or the theme changes. */
   function charts(element, watch) {
     const refresh = async () => {
-      const nodes = [...element.querySelectorAll("[data-figure]")];
-      if (!nodes.length) return;
-      const { react } = await plotly();
-      const dark = document.body.classList.contains("dark");
-      for (const node of nodes.filter((one) => one.isConnected)) {
-        const { data, layout } = JSON.parse(node.dataset.figure);
-        const style = getComputedStyle(node);
-        const lines = style.getPropertyValue("--app-line");
-        const axis = { gridcolor: lines, zerolinecolor: lines, linecolor: lines };
-        for (const trace of data) if (dark) trace.line.color = trace.meta.dark;
-        for (const shape of layout.shapes ?? []) shape.line = { color: style.getPropertyValue("--app-edge"), width: 1, dash: "dot" };
-        Object.assign(layout, { paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { family: style.fontFamily, size: 12, color: style.getPropertyValue("--app-ink") } });
-        Object.assign(layout, { xaxis: { ...layout.xaxis, ...axis }, yaxis: { ...layout.yaxis, ...axis }, hoverlabel: { bgcolor: style.getPropertyValue("--app-raised") } });
-        react(node, data, layout, { displayModeBar: false, responsive: true });
-      }
+      if (element.querySelector("[data-figure]")) SpecScopeCharts.draw(element, await plotly());
     };
     watch("value", refresh);
     new MutationObserver(refresh).observe(document.body, { attributes: true, attributeFilter: ["class"] });

@@ -8,7 +8,8 @@ import gradio as gr
 import pytest
 
 from app import pairs
-from app.render.lab import heat_map, result, spread_chart
+from app.render.lab import heat_map, spread_chart
+from app.render.lab import page as file_of
 from app.tabs import lab
 from app.tabs.lab import HERE, Lab
 from app.tabs.lab_runs import MODELS_ROW
@@ -240,6 +241,8 @@ def test_a_sweep_over_one_field_has_no_values_of_a_second_one(page):
 
 
 def test_a_file_has_no_links(unlinked):
-    page = result(plan(1), [cell(1, 1.2)], [], links=False)
-    assert "href" not in page
-    assert "run a b" in page
+    file = file_of(plan(1), [cell(1, 1.2)], [])
+    assert "href" not in file
+    assert "run a b" in file
+    assert "data-figure" not in file
+    assert len(file) < 200_000, "a file without a chart has no plotly.js"

@@ -72,6 +72,12 @@ def report_template() -> str:
 
 
 @cache
+def page_asset(name: str) -> str:
+    """Return a script or a style sheet of the playground's page."""
+    return (FOLDER.parent / name).read_text(encoding="utf-8")
+
+
+@cache
 def plotly_script() -> str:
     """Return plotly.js as plotly.py ships it; it defines window.Plotly."""
     from plotly.offline import get_plotlyjs
