@@ -109,7 +109,7 @@ def assisted(pair: Pair) -> float:
     """
     shares = [0.0] * (_LONGEST + 1)
     shares[5] = 1.0
-    for _ in range(400):
+    for _ in range(1000):
         after = [0.0] * (_LONGEST + 1)
         for length, share in enumerate(shares):
             if share:
