@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError, shown
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
     from app.service import Service
     from traces.store import Store
-    from traces.view.part import BinsView
     from traces.windows import Extent
 
 LONG = 1000
@@ -28,8 +26,6 @@ MOST_SPANS = 1200
 MOST_BINS = 2000
 FURTHEST = 1e12
 """Largest time of a window in ms: 30 years."""
-KEPT = 16
-"""Windows of whole runs that are kept in memory: zooming out asks for them again and again."""
 
 
 def long_runs(store: Store | None, ids: Sequence[str]) -> list[Extent] | None:
@@ -49,8 +45,6 @@ class Windows:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._lock = threading.Lock()
-        self._wholes: dict[tuple[int, int], BinsView] = {}
 
     def document(self, names: str) -> dict[str, Any] | None:
         """Return the first document of runs that are too long to open whole; None for other runs.
@@ -105,23 +99,7 @@ class Windows:
         for window in windows if rows else []:
             if (found := store.part(run, size, *window, MOST_SPANS)) is not None:
                 return packed_run(part_sections(found, size))
-        return {"bins": self._bins(run, size, start, end, bins)}
-
-    def _bins(self, run: str, size: Extent, low: int, high: int, number: int) -> BinsView:
-        whole = low <= size.start and high >= size.end
-        key = size.key, number
-        with self._lock:
-            if whole and (kept := self._wholes.get(key)) is not None:
-                return kept
-        assert self._service.store is not None, "its caller has checked this"
-        found = self._service.store.bins(run, size, low, high, number)
-        view = bins_view(found, size)
-        if whole:
-            with self._lock:
-                self._wholes[key] = view
-                while len(self._wholes) > KEPT:
-                    del self._wholes[next(iter(self._wholes))]
-        return view
+        return {"bins": bins_view(store.bins(run, size, start, end, bins), size)}
 
     def _size(self, name: str) -> Extent | None:
         store = self._service.store

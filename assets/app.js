@@ -284,7 +284,7 @@ window.SpecScopeApp = (() => {
         const axis = { gridcolor: lines, zerolinecolor: lines, linecolor: lines };
         for (const trace of data) if (dark) trace.line.color = trace.meta.dark;
         for (const shape of layout.shapes ?? []) shape.line = { color: style.getPropertyValue("--app-edge"), width: 1, dash: "dot" };
-        Object.assign(layout, { paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { family: style.fontFamily, size: 12, color: style.color } });
+        Object.assign(layout, { paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { family: style.fontFamily, size: 12, color: style.getPropertyValue("--app-ink") } });
         Object.assign(layout, { xaxis: { ...layout.xaxis, ...axis }, yaxis: { ...layout.yaxis, ...axis }, hoverlabel: { bgcolor: style.getPropertyValue("--app-raised") } });
         react(node, data, layout, { displayModeBar: false, responsive: true });
       }

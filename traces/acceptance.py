@@ -24,6 +24,7 @@ USED_BY = {
     "tokens_per_target_forward": "Spec-Bench: mean accepted tokens",
     "run_length": "PEARL, table 7: mean accepted tokens",
     "per_position": "Model Optimizer: marginal rates",
+    "per_level": "EAGLE: n-α; Sequoia; this project's planner",
     "conditional": "Model Optimizer: conditional rates",
 }
 """Where each definition is used, by key of the figure."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
+from sqlalchemy.schema import CreateIndex
 
 from engine.errors import StoreError, StoreMissing, StoreOutdated, UsageError, shown
-from traces.schema import APPLICATION_ID, REVISION, dump
+from traces.schema import APPLICATION_ID, REVISION, Base, dump
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -237,7 +238,10 @@ def _prepare(engine: Engine, path: Path) -> None:
 
             migrations.upgrade(connection)
             connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.commit()
+        # an index changes no meaning: a file of this revision may have been made without it
+        for index in (index for table in Base.metadata.tables.values() for index in table.indexes):
+            connection.execute(CreateIndex(index, if_not_exists=True))
+        connection.commit()
     with engine.connect() as connection:
         _write_ahead(connection)
 

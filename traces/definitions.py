@@ -29,13 +29,16 @@ DEFINITIONS: dict[str, str] = {
         "was kept in their place, or the text ended."
     ),
     "acceptance_rate": (
-        "Accepted / drafted, discarded tokens included. Of trees the views show accepted per round "
-        "instead: of a tree's nodes at most one path can be accepted."
+        "Accepted / drafted, discarded tokens included. Of a tree's nodes at most one path can be accepted, so "
+        "the views show a tree's accepted tokens per round beside it."
     ),
-    "acceptance_rate_tested": "Accepted / (accepted + rejected): of the tested tokens only.",
+    "acceptance_rate_tested": (
+        "Accepted / tested, where tested is accepted + rejected: discarded tokens are left out."
+    ),
     "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
     "tokens_per_target_forward": (
-        "Tokens / target forwards, the target's own tokens included; 1 for autoregressive decoding."
+        "Tokens / target forwards. The target's own token of each round is included (the + 1), so it is 1 for "
+        "autoregressive decoding."
     ),
     "mean_accepted_length": (
         "Accepted draft tokens per round that verifies a draft, without the target's own token."
@@ -44,14 +47,18 @@ DEFINITIONS: dict[str, str] = {
         "EMS-SD's average acceptance length: tokens per verification, the target's own included."
     ),
     "least_acceptance_length": (
-        "The smallest acceptance length of a sequence: the batch ends with that sequence."
+        "EMS-SD's minimum average acceptance length (its section 4.4): of each batch the smallest acceptance "
+        "length of a sequence, the mean over the batches. A batch lasts as long as its slowest sequence."
     ),
     "padding_ratio": (
-        "EMS-SD's average padding ratio (its figure 4): per round, the tokens that each "
-        "sequence gained fewer than the one that gained most, summed / tokens gained. The "
-        "vanilla method pads KV caches by that."
+        "EMS-SD's average padding ratio (its figure 4): a sequence's padding / its tokens, the mean over the "
+        "sequences. The padding of a round: the tokens that a sequence gained fewer than the one that gained most; "
+        "none for a sequence that ends with the round. The vanilla method pads KV caches by that."
     ),
-    "padding_share": "The same padding / (padding + tokens gained).",
+    "padding_share": (
+        "Padding / (padding + tokens), both summed over all sequences: the share of padding in the KV rows that "
+        "the vanilla method adds."
+    ),
     "attention_cells": (
         "Query-key cells that target forwards computed while decoding, in one layer and one "
         "head, padding included."
@@ -62,6 +69,10 @@ DEFINITIONS: dict[str, str] = {
     "per_position": (
         "Acceptance by place in the draft: conditional is accepted / tested, unconditional is "
         "accepted / drafted."
+    ),
+    "per_level": (
+        "Acceptance by level of the draft: rounds that accepted a token of the level / rounds that reached the "
+        "level, with all levels above accepted. Of chains the conditional rate by place; of trees siblings count once."
     ),
     "draft_seconds_per_100_tokens": (
         "Seconds of drafter forwards per 100 output tokens; a forward shared by several devices counts once."

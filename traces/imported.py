@@ -52,6 +52,7 @@ _STEPS = (
     "acceptance_length",
     "least_acceptance_length",
     "per_position",
+    "per_level",
 )
 _ORDER = ("run_length", "dsi_acceptance", "least_acceptance_length")
 FIGURES: dict[str, tuple[str, ...]] = {
@@ -60,7 +61,13 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "origin of each token": _PER_TOKEN,
     "accepted and rejected drafts": (*_STEPS, *_ORDER, "wasted_device_seconds", "preempted_device_seconds"),
     "order of the steps": _ORDER,
-    "draft length of each step": ("rejected", "discarded", "acceptance_rate_tested", "per_position"),
+    "draft length of each step": (
+        "rejected",
+        "discarded",
+        "acceptance_rate_tested",
+        "per_position",
+        "per_level",
+    ),
     "forwards of the drafter": ("draft_forwards", "c", "draft_seconds_per_100_tokens"),
     "rows cached before each forward": ("attention_cells",),
     "prompt": (),

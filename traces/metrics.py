@@ -8,13 +8,13 @@ prefill of all models.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from engine.trace.events import OTHERS
 from traces import padding, spans, waiting
 from traces.imported import origin
+from traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from engine.trace.events import Decision, Span
     from engine.trace.trace import Trace
     from traces.imported import Counts
-
-_FATES = frozenset({"accepted", "rejected", "discarded"})
-"""Outcomes of draft tokens; the other outcomes are of the target's own tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Acceptance at one place of the draft; place 1 is right after the committed prefix."""
-
-    slot: int
-    drafted: int | None
-    tested: int
-    accepted: int | None
-    conditional: float | None
-    """accepted / tested: the rate if all tokens before it were accepted."""
-    unconditional: float
-    """accepted / drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +54,7 @@ class Metrics:
     attention_cells: int | None
     run_length: float | None
     per_position: tuple[Slot, ...]
+    per_level: tuple[Level, ...]
     draft_seconds_per_100_tokens: float | None
     verify_seconds_per_100_tokens: float | None
     c: float | None
@@ -99,7 +83,13 @@ def measure(trace: Trace, timeline: waiting.Timeline | None = None) -> Metrics:
         return metrics
     if imported.counts is not None:
         metrics = replace(metrics, **_of_counts(imported.counts))
-    empty: dict[str, Any] = {"waiting": {}, "occupancy": {}, "measured_occupancy": {}, "per_position": ()}
+    empty: dict[str, Any] = {
+        "waiting": {},
+        "occupancy": {},
+        "measured_occupancy": {},
+        "per_position": (),
+        "per_level": (),
+    }
     names = imported.figures & {f.name for f in fields(Metrics)}
     if not imported.timed:
         names |= {"waiting"}
@@ -121,18 +111,9 @@ def _of_counts(counts: Counts) -> dict[str, Any]:
         "acceptance_rate_tested": _ratio(accepted, tested or 0),
         "mean_accepted_length": _ratio(accepted, steps),
         "acceptance_length": _ratio(accepted + steps, steps),
-        "per_position": () if gamma is None else _places(counts.histogram, gamma),
+        "per_position": () if gamma is None else slots_of(counts.histogram, gamma),
+        "per_level": () if gamma is None else levels_of(counts.histogram, gamma),
     }
-
-
-def _places(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
-    """Return acceptance at each place of drafts of one length, from `Counts.histogram`."""
-    reached = [sum(histogram[slot:]) for slot in range(gamma + 1)]
-    return tuple(
-        Slot(slot, reached[0], tested, accepted, _ratio(accepted, tested), accepted / reached[0])
-        for slot, (tested, accepted) in enumerate(pairwise(reached), 1)
-        if reached[0]
-    )
 
 
 def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
@@ -141,7 +122,7 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
     forwards = spans.forwards(trace)
     drafts = [s for s in forwards if spans.side(s) == "drafter"]
     verifies = [s for s in forwards if spans.side(s) == "target"]
-    fates = [d.outcome for d in trace.decisions if d.outcome in _FATES]
+    fates = [d.outcome for d in trace.decisions if d.outcome in FATES]
     accepted, rejected = fates.count("accepted"), fates.count("rejected")
     tokens = len(trace.commits)
     whole = trace.footer.time if trace.footer else end
@@ -149,7 +130,8 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
     run_length = _mean(_runs(trace.decisions))
     judging = [r.accepted for r in trace.rounds if r.drafted]
     several = len(trace.header.prompts) > 1
-    padded = sum(sum(counts) for counts in padding.shortfalls(trace).values())
+    padded = sum(sum(counts.values()) for counts in padding.shortfalls(trace).values())
+    lengths = padding.acceptance_lengths(trace)
     return Metrics(
         tokens=tokens,
         seconds=whole / 1e9,
@@ -171,12 +153,13 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         tokens_per_target_forward=_ratio(tokens, len(verifies)),
         mean_accepted_length=_mean(judging),
         acceptance_length=_mean([r.emitted for r in trace.rounds]),
-        least_acceptance_length=min(padding.acceptance_lengths(trace).values(), default=None),
-        padding_ratio=_ratio(padded, tokens) if several else None,
+        least_acceptance_length=_mean([min(lengths[s] for s in batch) for batch in padding.batches(trace)]),
+        padding_ratio=_mean(list(padding.padding_ratios(trace).values())) if several else None,
         padding_share=_ratio(padded, padded + tokens) if several else None,
         attention_cells=sum(s.cells for s in verifies),
         run_length=run_length,
-        per_position=_per_position(trace.decisions),
+        per_position=per_position(trace.decisions),
+        per_level=per_level(trace.decisions),
         draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, tokens),
         verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, tokens),
         c=_ratio(_median(verifies), _median(drafts)) or None,
@@ -260,25 +243,6 @@ def _runs(decisions: Iterable[Decision]) -> list[int]:
         elif d.outcome == "corrected":
             runs.append(open_runs.pop(d.sequence, 0))
     return runs + list(open_runs.values())
-
-
-def _per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
-    rounds: dict[tuple[int, int], list[Decision]] = {}
-    for d in decisions:
-        rounds.setdefault((d.sequence, d.step), []).append(d)
-    counts: dict[int, list[int]] = {}
-    for judged in rounds.values():
-        first = min(d.position for d in judged)
-        for d in judged:
-            if d.outcome in _FATES:
-                count = counts.setdefault(d.position - first + 1, [0, 0, 0])
-                count[0] += 1
-                count[1] += d.outcome != "discarded"
-                count[2] += d.outcome == "accepted"
-    return tuple(
-        Slot(slot, drafted, tested, accepted, _ratio(accepted, tested), accepted / drafted)
-        for slot, (drafted, tested, accepted) in sorted(counts.items())
-    )
 
 
 def _mutual(trace: Trace, waits: Sequence[waiting.Wait], window: int) -> dict[str, float | None]:

@@ -1,7 +1,8 @@
-"""The padding of a batch after each verification. Source: EMS-SD, section 3.1.
+"""The padding of a batch after each verification, and the lengths that its sequences gain.
 
-The sequences of a batch gain different numbers of tokens per verification. The vanilla method pads
-the KV cache of each sequence to the one that gained most.
+Source: EMS-SD, section 3.1 and appendix B. The sequences of a batch gain different numbers of
+tokens per verification. The vanilla method pads the KV cache of each sequence to the one that
+gained most. A sequence that ends with the round has no later forward, so it is not padded.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.trace.events import Round
     from engine.trace.trace import Trace
 
@@ -22,10 +25,26 @@ def rounds_by_step(trace: Trace) -> dict[int, list[Round]]:
     return steps
 
 
-def shortfalls(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """Return {step: most tokens gained - tokens gained, for each sequence}."""
-    emitted = {step: [r.emitted for r in rounds] for step, rounds in rounds_by_step(trace).items()}
-    return {step: tuple(max(counts) - n for n in counts) for step, counts in emitted.items()}
+def shortfalls(trace: Trace) -> dict[int, dict[int, int]]:
+    """Return {step: {sequence: most tokens gained - its tokens}} of the sequences that go on."""
+    last = {sequence: end for sequence, (_, end) in steps_of(trace).items()}
+    return {
+        step: {
+            r.sequence: max(r.emitted for r in rounds) - r.emitted for r in rounds if step < last[r.sequence]
+        }
+        for step, rounds in rounds_by_step(trace).items()
+    }
+
+
+def padding_ratios(trace: Trace) -> dict[int, float]:
+    """Return each sequence's padding / its tokens; 0 if it was never padded."""
+    padding, tokens = dict[int, int](), dict[int, int]()
+    for r in trace.rounds:
+        tokens[r.sequence] = tokens.get(r.sequence, 0) + r.emitted
+    for counts in shortfalls(trace).values():
+        for sequence, count in counts.items():
+            padding[sequence] = padding.get(sequence, 0) + count
+    return {sequence: padding.get(sequence, 0) / n for sequence, n in tokens.items() if n}
 
 
 def acceptance_lengths(trace: Trace) -> dict[int, float]:
@@ -34,3 +53,44 @@ def acceptance_lengths(trace: Trace) -> dict[int, float]:
     for r in trace.rounds:
         emitted.setdefault(r.sequence, []).append(r.emitted)
     return {sequence: fmean(counts) for sequence, counts in emitted.items()}
+
+
+def batches(trace: Trace) -> list[list[int]]:
+    """Return the sequences of each batch: those whose rounds overlap, directly or through others.
+
+    With dynamic batching all sequences usually are one batch.
+    """
+    found, end = list[list[int]](), 0
+    for sequence, (first, last) in sorted(steps_of(trace).items(), key=lambda s: (s[1][0], s[0])):
+        if not found or first > end:
+            found.append([])
+        found[-1].append(sequence)
+        end = max(end, last)
+    return found
+
+
+def finished(trace: Trace, steps: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
+    """Return by step the sequences that ended before it, without a later one in their place.
+
+    Args:
+        trace: The run, or a part of it.
+        steps: The first and the last step of each sequence in the run.
+    """
+    starts = sorted({first for first, _ in steps.values()})
+    return {
+        step: [
+            sequence
+            for sequence, (_, last) in steps.items()
+            if last < step and not any(last < start <= step for start in starts)
+        ]
+        for step in sorted({r.step for r in trace.rounds})
+    }
+
+
+def steps_of(trace: Trace) -> dict[int, tuple[int, int]]:
+    """Return the first and the last step of each sequence."""
+    steps = dict[int, tuple[int, int]]()
+    for r in sorted(trace.rounds, key=lambda r: r.step):
+        first, _ = steps.get(r.sequence, (r.step, r.step))
+        steps[r.sequence] = first, r.step
+    return steps

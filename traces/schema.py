@@ -195,7 +195,11 @@ class Round(_Row, table=True):
 class Decision(_Row, table=True):
     """The fate of one token."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    __table_args__ = (
+        Index(None, "run", "step"),
+        Index(None, "run", "draft_span"),
+        {"sqlite_with_rowid": False},
+    )
     step: int
     sequence: int
     node: int
@@ -216,7 +220,7 @@ class Decision(_Row, table=True):
 class Token(_Row, table=True):
     """One token of the output: `events.Commit` (COMMIT is a word of SQL)."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    __table_args__ = (Index(None, "run", "time"), {"sqlite_with_rowid": False})
     step: int
     sequence: int
     position: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete
 
 from engine.errors import StoreError, UsageError
-from traces import database, queries, windows
+from traces import bins, database, queries, windows
 from traces.database import default_path
 from traces.queries import Summary
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 
     from engine.trace.events import Header
     from engine.trace.trace import Trace
-    from traces.windows import Bins, Extent, Part
+    from traces.bins import Bins, Columns
+    from traces.windows import Extent, Part
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
+KEPT = 8
+"""Runs whose columns are kept in memory, each with about 2 MB per 100,000 spans."""
 
 
 class Store:
@@ -44,6 +48,8 @@ class Store:
         self.path = Path(path) if path is not None else default_path()
         self._engine = database.open_engine(self.path, readonly=readonly)
         self._extents: dict[int, Extent] = {}
+        self._columns: dict[tuple[int, tuple[int, ...]], Columns] = {}
+        self._lock = threading.Lock()
         self._writer = None if readonly else Writer(self._engine, self.path)
 
     def __enter__(self) -> Store:
@@ -171,7 +177,7 @@ class Store:
             StoreError: The database cannot be read.
         """
         with self._reading() as connection:
-            if windows.count(connection, size, low, high) > most:
+            if not windows.is_few(connection, size, low, high, most):
                 return None
             return queries.part(connection, run_id, size, low, high)
 
@@ -181,8 +187,15 @@ class Store:
         Raises:
             StoreError: The database cannot be read.
         """
-        with self._reading() as connection, queries.undamaged(run_id):
-            return windows.bins(connection, size, low, high, number)
+        known = self._columns.get((size.key, size.rows))
+        if known is None:
+            with self._reading() as connection, queries.undamaged(run_id):
+                known = bins.columns(connection, size.key, size.devices)
+            with self._lock:
+                self._columns[size.key, size.rows] = known
+                while len(self._columns) > KEPT:
+                    del self._columns[next(iter(self._columns))]
+        return bins.bins(known, size, low, high, number)
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first.

@@ -1,22 +1,24 @@
-"""Parts of a stored run for a window of time: its rows, or shares of bins where it has too many.
+"""Parts of a stored run: the rows of a window of time. `traces.bins` has windows of too many rows.
 
 All times are nanoseconds since the run's start.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import Integer, case, func, literal_column, or_, select, type_coerce
+from sqlalchemy import case, func, select, true
 
 from engine.trace.events import Commit, Decision, Document, Occupancy, Piece, Round, Span
 from engine.trace.events import Part as PartRow
 from engine.trace.trace import Trace
 from traces import schema
+from traces.around import Around
 from traces.schema import RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from sqlalchemy import ColumnElement, Connection
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
 _SPAN, _TOKEN, _ROUND = schema.ROWS[Span], schema.ROWS[Commit], schema.ROWS[Round]
 _DECISION = schema.ROWS[Decision]
-_CODES = 64
-"""More than there are codes of a kind or an outcome."""
 _PREFILL = (_SPAN.c.kind == "prefill") & (_SPAN.c.step == 0)
 
 
@@ -34,6 +34,8 @@ class Extent(NamedTuple):
 
     key: int
     """Of the run's row; a key is never used again."""
+    rows: tuple[int, ...]
+    """Number of the last span, token and round: a run with other numbers has more rows."""
     spans: int
     tokens: int
     start: int
@@ -45,6 +47,8 @@ class Extent(NamedTuple):
     longest: int
     """Length of the longest span other than a prefill before decoding."""
     devices: tuple[str, ...]
+    """The devices of the header."""
+    working: tuple[str, ...]
     """The devices that did more than prefill."""
 
 
@@ -54,35 +58,7 @@ class Part(NamedTuple):
     trace: Trace
     low: int
     high: int
-    first: int
-    """Number of commits before the first one of the part."""
-    before: dict[int, int]
-    """Time of the last commit before the part, by sequence."""
-
-
-class Work(NamedTuple):
-    """The work of one kind on a device."""
-
-    device: str
-    kind: str
-    cancelled: bool
-    busy: list[int]
-    """Nanoseconds in each bin."""
-
-
-class Bins(NamedTuple):
-    """A window in bins of equal width."""
-
-    low: int
-    width: int
-    spans: list[int]
-    """Spans that start in each bin."""
-    work: list[Work]
-    tokens: list[int]
-    """Committed tokens of each bin."""
-    drafted: list[int]
-    """Drafted tokens of the rounds in each bin."""
-    accepted: list[int]
+    around: Around
 
 
 def extent(connection: Connection, run_id: str, known: dict[int, Extent]) -> Extent | None:
@@ -91,17 +67,24 @@ def extent(connection: Connection, run_id: str, known: dict[int, Extent]) -> Ext
     Args:
         connection: A read transaction.
         run_id: The run.
-        known: The sizes found before, by key; a run that has ended never changes.
+        known: The sizes found before, by key. A run with more rows than then is measured again: its
+            last rows may be stored after its footer.
     """
-    row = connection.execute(select(RUN.c.id, RUN.c.status).where(RUN.c.run_id == run_id)).first()
+    columns = (RUN.c.id, RUN.c.status, RUN.c.devices)
+    row = connection.execute(select(*columns).where(RUN.c.run_id == run_id)).first()
     if row is None or row.status is None:
         return None
-    if row.id not in known:
-        known[row.id] = _measured(connection, row.id)
+    lasts = (
+        select(func.max(table.c.number)).where(table.c.run == row.id).scalar_subquery()
+        for table in (_SPAN, _TOKEN, _ROUND)
+    )
+    rows = tuple(last or 0 for last in connection.execute(select(*lasts)).one())
+    if row.id not in known or known[row.id].rows != rows:
+        known[row.id] = _measured(connection, row.id, rows, tuple(d["name"] for d in row.devices))
     return known[row.id]
 
 
-def _measured(connection: Connection, key: int) -> Extent:
+def _measured(connection: Connection, key: int, rows: tuple[int, ...], devices: tuple[str, ...]) -> Extent:
     own, length = _SPAN.c.run == key, _SPAN.c.end - _SPAN.c.start
     spans, start, end, begin, longest = connection.execute(
         select(
@@ -115,9 +98,11 @@ def _measured(connection: Connection, key: int) -> Extent:
     tokens, last = connection.execute(
         select(func.count(), func.max(_TOKEN.c.time)).where(_TOKEN.c.run == key)
     ).one()
-    names = connection.scalars(select(_SPAN.c.device).distinct().where(own, _SPAN.c.kind != "prefill"))
+    working = select(_SPAN.c.device).distinct().where(own, _SPAN.c.kind != "prefill")
+    # the limit ends the search as soon as all devices are found
+    names = tuple(connection.scalars(working.limit(len(devices))))
     ends = max(end or 0, last or 0)
-    return Extent(key, spans, tokens, start or 0, begin or 0, ends, longest or 0, tuple(names))
+    return Extent(key, rows, spans, tokens, start or 0, begin or 0, ends, longest or 0, devices, names)
 
 
 def time_of(connection: Connection, size: Extent, number: int) -> int:
@@ -127,9 +112,10 @@ def time_of(connection: Connection, size: Extent, number: int) -> int:
     return size.end if found is None else found
 
 
-def count(connection: Connection, size: Extent, low: int, high: int) -> int:
-    """Return the number of spans that `part` would read."""
-    return connection.scalar(select(func.count()).where(_near(size, low, high))) or 0
+def is_few(connection: Connection, size: Extent, low: int, high: int, most: int) -> bool:
+    """Return whether `part` would read at most this many spans of a window."""
+    near = select(_SPAN.c.start).where(_SPAN.c.run == size.key, _near(size, low, high)).limit(most + 1)
+    return (connection.scalar(select(func.count()).select_from(near.subquery())) or 0) <= most
 
 
 def part(
@@ -146,28 +132,52 @@ def part(
         footer: Its footer.
     """
     trace = Trace(header, footer=footer)
-    before_decoding = (_SPAN.c.run == size.key) & (_SPAN.c.start < size.begin) & _PREFILL
-    _read(connection, size, trace, Span, or_(_near(size, low, high), before_decoding))
+    near = _near(size, low, high)
+    _read(connection, size, trace, Span, [near, (_SPAN.c.start < size.begin) & _PREFILL])
     trace.spans.sort(key=lambda s: s.id)
     working = [s for s in trace.spans if not (s.kind == "prefill" and s.step == 0)]
     first = connection.scalar(_least_token(size, _TOKEN.c.time >= low)) or 1
-    _read(connection, size, trace, Commit, _TOKEN.c.time.between(low, high))
+    _read(connection, size, trace, Commit, [_TOKEN.c.time.between(low, high)])
     steps = [row.step for row in (*working, *trace.commits)]
-    least, most = min(steps, default=0), max(steps, default=-1)
     ids = [s.id for s in working]
-    drafted = _DECISION.c.draft_span.between(min(ids, default=0), max(ids, default=-1))
-    _read(connection, size, trace, Decision, or_(_DECISION.c.step.between(least, most), drafted))
+    own_steps = min(steps, default=0), max(steps, default=-1)
+    own_spans = min(ids, default=0), max(ids, default=-1)
+    columns = _DECISION.c
+    decided = [columns.step.between(*own_steps), columns.draft_span.between(*own_spans)]
+    _read(connection, size, trace, Decision, decided)
     for kind in schema.ROWS:
+        columns = schema.ROWS[kind].c
         if kind in (Piece, Document, Occupancy):
-            _read(connection, size, trace, kind)
+            _read(connection, size, trace, kind, [true()])
         elif kind is PartRow:
-            own = schema.ROWS[kind].c.span
-            _read(connection, size, trace, kind, own.between(min(ids, default=0), max(ids, default=-1)))
+            _read(connection, size, trace, kind, [columns.span.between(*own_spans)])
         elif kind not in (Span, Commit, Decision):
-            _read(connection, size, trace, kind, schema.ROWS[kind].c.step.between(least, most))
-    before = select(_TOKEN.c.sequence, func.max(_TOKEN.c.time)).group_by(_TOKEN.c.sequence)
-    earlier = connection.execute(before.where(_TOKEN.c.run == size.key, _TOKEN.c.number < first)).all()
-    return Part(trace, low, high, first - 1, {row[0]: row[1] for row in earlier})
+            _read(connection, size, trace, kind, [columns.step.between(*own_steps)])
+    return Part(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
+
+
+def _around(
+    connection: Connection, size: Extent, low: int, high: int, number: int, step: int, header: Header
+) -> Around:
+    """Return what the run has before the commit of a number and the rounds of a step."""
+    last = select(_TOKEN.c.sequence, func.max(_TOKEN.c.time)).group_by(_TOKEN.c.sequence)
+    commits = connection.execute(last.where(_TOKEN.c.run == size.key, _TOKEN.c.number < number)).all()
+    emitted = select(_ROUND.c.sequence, func.sum(_ROUND.c.emitted)).group_by(_ROUND.c.sequence)
+    rounds = connection.execute(emitted.where(_ROUND.c.run == size.key, _ROUND.c.step < step)).all()
+    since, until = _range(size, low, high)
+    steps = select(_ROUND.c.sequence, func.min(_ROUND.c.step), func.max(_ROUND.c.step))
+    fed = header.config.get("feed_finished")
+    ends = (
+        connection.execute(steps.where(_ROUND.c.run == size.key).group_by(_ROUND.c.sequence)) if fed else ()
+    )
+    return Around(
+        number - 1,
+        {row[0]: row[1] for row in commits},
+        {row[0]: row[1] for row in rounds},
+        {row[0]: (row[1], row[2]) for row in ends},
+        since if since > size.start else None,
+        until if until < size.end else None,
+    )
 
 
 def _least_token(size: Extent, where: ColumnElement[bool]) -> Any:
@@ -176,72 +186,26 @@ def _least_token(size: Extent, where: ColumnElement[bool]) -> Any:
 
 def _near(size: Extent, low: int, high: int) -> ColumnElement[bool]:
     """Return the spans that touch the window, and their neighbours: a wait depends on these."""
-    near = _SPAN.c.start.between(low - 2 * size.longest, high + size.longest)
-    return (_SPAN.c.run == size.key) & near
+    return _SPAN.c.start.between(*_range(size, low, high))
+
+
+def _range(size: Extent, low: int, high: int) -> tuple[int, int]:
+    """Return the starts of the first and the last span that are read for a window."""
+    return low - 2 * size.longest, high + size.longest
 
 
 def _read(
-    connection: Connection, size: Extent, trace: Trace, kind: type[Any], *where: ColumnElement[bool]
+    connection: Connection, size: Extent, trace: Trace, kind: type[Any], either: Sequence[ColumnElement[bool]]
 ) -> None:
-    table = schema.ROWS[kind]
-    columns = [table.c[name] for name in schema.FIELDS[kind]]
-    rows = select(*columns).where(table.c.run == size.key, *where).order_by(table.c.number)
-    for values in connection.execute(rows).all():
-        trace.add(kind(*values))
+    """Add the rows of a kind for which one of the conditions holds, in the order recorded.
 
-
-def bins(connection: Connection, size: Extent, low: int, high: int, number: int) -> Bins:
-    """Return a window as bins: the work on each device, and the fate of its drafts.
-
-    A span is counted in the bin in which it starts; time beyond that bin is carried into the next.
-
-    Args:
-        connection: A read transaction.
-        size: Of the run.
-        low: Start of the window.
-        high: Its end.
-        number: How many bins.
+    Each condition is a query without an order: so SQLite uses its index, and reads no other rows.
     """
-    width = max(1, -(-(high - low) // number))
-    start, codes = _SPAN.c.start, [type_coerce(_SPAN.c[name], Integer) for name in ("kind", "outcome")]
-    place = ((func.max(start, low) - low) // width).label("place")
-    time = func.sum(func.min(_SPAN.c.end, high) - func.max(start, low))
-    # one number is sorted faster than four columns
-    look = literal_column("place") * _CODES**2 + codes[0] * _CODES + codes[1]
-    near = (start + 0).between(low - size.longest, high)  # + 0: a scan is faster than the index
-    spans = connection.execute(
-        select(_SPAN.c.device, _SPAN.c.kind, _SPAN.c.outcome, place, func.count(), time)
-        .where(_SPAN.c.run == size.key, near, _SPAN.c.end > low)
-        .group_by(look, _SPAN.c.device)
-    ).all()
-    counts = [0] * number
-    work: dict[tuple[str, str, str], list[int]] = {}
-    for device, kind, outcome, i, n, busy in spans:
-        counts[min(i, number - 1)] += n
-        work.setdefault((device, kind, outcome), [0] * number)[min(i, number - 1)] += busy
-    rows = [Work(d, k, o == "cancelled", list(_carried(v, width))) for (d, k, o), v in sorted(work.items())]
-    tokens = _counted(connection, size, low, high, number, width)
-    return Bins(low, width, counts, rows, *tokens)
-
-
-def _carried(busy: Iterable[int], width: int) -> Iterable[int]:
-    over = 0
-    for time in busy:
-        yield min(width, time + over)
-        over = max(0, time + over - width)
-
-
-def _counted(
-    connection: Connection, size: Extent, low: int, high: int, number: int, width: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the tokens, the drafted tokens and the accepted ones of each bin."""
-    columns = [[0] * number for _ in range(3)]
-    sums = ((_TOKEN, (func.count(),)), (_ROUND, (func.sum(_ROUND.c.drafted), func.sum(_ROUND.c.accepted))))
-    for table, values in sums:
-        place = ((table.c.time - low) // width).label("place")
-        own = table.c.run == size.key, table.c.time.between(low, high)
-        targets = columns[:1] if table is _TOKEN else columns[1:]
-        for i, *found in connection.execute(select(place, *values).where(*own).group_by("place")).all():
-            for column, value in zip(targets, found, strict=True):
-                column[min(i, number - 1)] += value
-    return columns[0], columns[1], columns[2]
+    table = schema.ROWS[kind]
+    columns = [table.c[name] for name in ("number", *schema.FIELDS[kind])]
+    rows: list[Any] = []
+    for i, condition in enumerate(either):
+        where = [table.c.run == size.key, condition, *(~other for other in either[:i])]
+        rows += connection.execute(select(*columns).where(*where)).all()
+    for row in sorted(rows, key=itemgetter(0)):
+        trace.add(kind(*row[1:]))

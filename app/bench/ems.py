@@ -1,4 +1,4 @@
-"""EMS-SD against the vanilla method that pads batches, as in Tables 2 and 4 of its paper."""
+"""EMS-SD over batched plain decoding and over the padding vanilla method (its Tables 2 and 4)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "both": {"unpad_inputs": True, "unpad_kv": True},
 }
 """Settings by variant; a variant's name lists the unpadded parts."""
+PLAIN = "plain"
+"""The base without drafts: batched greedy decoding, the denominator of the paper's tables."""
 SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "samples.json"
 
 
@@ -44,7 +46,7 @@ def measure(workers: Cluster, plan: Plan, step: Callable[[], None]) -> dict[str,
         contestants = {
             f"{name} {size}": partial(_decode, workers, plan, prompts, traces, base, name, size)
             for size in plan.batches
-            for name in (VARIANTS if size > 1 else ("both",))
+            for name in (PLAIN, *(VARIANTS if size > 1 else ("both",)))
         }
         race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, step)
         figures[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
@@ -61,7 +63,8 @@ def _decode(
     size: int,
     _: Sequence[int],
 ) -> list[int]:
-    config: dict[str, Any] = {"base": base, "batch": size, **VARIANTS[name]}
+    variant = {"base": PLAIN} if name == PLAIN else {"base": base, **VARIANTS[name]}
+    config: dict[str, Any] = {"batch": size, **variant}
     trace = workers.run("ems", *prompts, config=config, limits=Limits(plan.batch_tokens))
     traces[f"{name} {size}"] = trace
     return [token for i in range(len(prompts)) for token in trace.token_ids(i)]
@@ -78,18 +81,19 @@ def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Fi
 
 
 def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return a batch size's row: speeds of its variants, acceptance length, padding."""
+    """Return a batch size's row: speeds, without drafts too, acceptance length, padding."""
     from traces.metrics import measure as metrics
 
     alone = race.speed(f"both {smallest}")
     row: dict[str, Any] = {}
-    for name in VARIANTS:
+    for name in (PLAIN, *VARIANTS):
         if (key := f"{name} {size}") in traces:
             speed = race.speed(key)
             vanilla = race.speed(f"vanilla {size}") if f"vanilla {size}" in traces else speed
             row[name] = {
                 "tokens_per_second": round(speed, 1),
                 f"over_batch_{smallest}": round(speed / alone, 3),
+                "over_plain": round(speed / race.speed(f"{PLAIN} {size}"), 3),
                 "over_vanilla": round(speed / vanilla, 3),
                 "attention_cells": metrics(traces[key]).attention_cells,
             }

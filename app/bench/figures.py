@@ -71,6 +71,10 @@ BARS = {
     "viewer_pan_fps_100000": Bar(at_least=57),
     "viewer_zoom_fps_100000": Bar(at_least=57),
     "viewer_live_fps": Bar(at_least=30),
+    "decode_over_floor_7B": Bar(at_most=1.8),
+    "decode_over_floor_16_rows_7B": Bar(at_most=1.8),
+    "colocated_gain": Bar(at_least=1.2),
+    "orchestration": Bar(at_most=0.05),
 }
 """Bars by figure; the other figures explain these."""
 

@@ -1,7 +1,7 @@
 """Measure speed, tracing and memory on the bundled pair, and compare with transformers.
 
 With --pair or --target, measure all methods of that pair over autoregressive decoding. With
---viewer, measure the viewer in a browser.
+--viewer, measure the viewer in a browser; with --cuda, forwards on a GPU.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--viewer",
         action="store_true",
         help="measure the viewer only, in headless Chromium: opening, panning, zooming and live growth",
+    )
+    parser.add_argument(
+        "--cuda",
+        action="store_true",
+        help="measure forwards only, over the time of reading the weights: static, eager and transformers'",
     )
     parser.add_argument(
         "--pair",
@@ -101,12 +106,14 @@ def run(args: argparse.Namespace) -> int:
     facts = dict[str, Any]()
     if args.viewer:
         measured = _viewer(args.quick)
+    elif args.cuda:
+        measured, facts = _cuda(args.quick)
     elif args.pair or args.target:
         measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
     else:
         with _progress() as note:
             measured = soak.measure(RUNS, CLIENTS, note) if args.soak else suite.measure(chosen, note)
-    bars = figures.judged(measured)
+    bars = figures.judged(measured) if facts.get("on_gpu", True) else {}
     result = {key: figure.to_dict() for key, figure in measured.items()} | {
         "bars": bars,
         "quick": args.quick,
@@ -123,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
-    parts = [f"--{name}" for name in ("placements", "heads", "soak", "viewer") if getattr(args, name)]
+    parts = [f"--{name}" for name in ("placements", "heads", "soak", "viewer", "cuda") if getattr(args, name)]
     if len(parts) > 1:
         raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
     models = args.pair or args.target
@@ -193,6 +200,13 @@ def _viewer(quick: bool) -> dict[str, Figure]:
         return viewer.measure(viewer.SIZES, 1 if quick else 2, note)
 
 
+def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
+    from app.bench import cuda
+
+    with _progress() as note:
+        return cuda.measure(5 if quick else 20, note)
+
+
 def _placements(args: argparse.Namespace, plan: Plan) -> int:
     from app.bench import placements
 
@@ -229,7 +243,9 @@ def _print(result: Mapping[str, Any], bars: Mapping[str, Mapping[str, Any]]) -> 
     from app.bench.figures import BARS
 
     print(
-        f"{result.get('pair', 'bundled')} pair · CPU fp32 · {result['environment']['processor']} · {result['seconds']:.0f} s"
+        result["device"]
+        if "device" in result
+        else f"{result.get('pair', 'bundled')} pair · CPU fp32 · {result['environment']['processor']} · {result['seconds']:.0f} s"
     )
     print(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
     for key, figure in result.items():

@@ -179,6 +179,28 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate (pair)",
     )
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
+    parser.add_argument(
+        "--forward",
+        default="eager",
+        metavar="NAME",
+        help="eager, or static for forwards of fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="NAME",
+        help="of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs (auto)",
+    )
+    parser.add_argument(
+        "--tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="split the target's heads and columns over N devices, local-process only (1)",
+    )
+    parser.add_argument(
+        "--drafter-tp", type=int, default=1, metavar="M", help="the same for the drafter, over M devices (1)"
+    )
 
 
 def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
@@ -217,6 +239,10 @@ def open_cluster(args: argparse.Namespace) -> Any:
             profile_pair=args.profile_pair,
             tokens=args.tokens,
             device=args.device,
+            forward=args.forward,
+            dtype=args.dtype,
+            tp=args.tp,
+            drafter_tp=args.drafter_tp,
             head=args.head,
             progress=bar.show,
         )

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import statistics
 import uuid
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import psutil
@@ -258,20 +259,23 @@ def _compared(groups: dict[str, list[Trace]]) -> dict[str, dict[str, Any]]:
 def _figures(runs: list[Trace]) -> dict[str, Any]:
     from traces.comparable import batch_size
     from traces.metrics import measure
+    from traces.places import per_level_of
     from traces.view.branches import has_trees
 
     mine = [measure(t).to_dict() for t in runs]
     forwards = sum(m["target_forwards"] for m in mine)
     tokens = sum(m["tokens"] for m in mine)
-    drafted = sum(m["drafted"] for m in mine)
+    drafted, accepted = sum(m["drafted"] for m in mine), sum(m["accepted"] for m in mine)
     judging = [r.accepted for t in runs for r in t.rounds if r.drafted]
     return {
         "tokens_per_second": _speed(mine, "tokens_per_second"),
         "tokens_per_second_per_sequence": _speed(mine, "tokens_per_second_per_sequence"),
         "batch": max(map(batch_size, runs)),
         "tokens_per_target_forward": _ratio(tokens, forwards),
-        "acceptance_rate": _ratio(sum(m["accepted"] for m in mine), drafted),
+        "acceptance_rate": _ratio(accepted, drafted),
+        "acceptance_rate_tested": _ratio(accepted, accepted + sum(m["rejected"] for m in mine)),
         "accepted_per_round": _ratio(sum(judging), len(judging)),
+        "per_level": [asdict(level) for level in per_level_of(runs)],
         "trees": any(has_trees(t.decisions) for t in runs),
         "tokens": tokens,
         "target_forwards": forwards,
@@ -302,24 +306,23 @@ def _print(result: dict[str, Any]) -> None:
     for row in result["skipped"]:
         category = f" ({row['category']})" if row["category"] else ""
         print(f"skipped: line {row['line']}{category}: {row['reason']}")
-    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{'accepted':>12}  output")
+    accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
+    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{accepted}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         same += "" if m["lossless"] else " (lossy)"
         cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
-        cells += [_cell(m["tokens_per_target_forward"], ".2f", 13), _accepted(m)]
+        cells += [_cell(m["tokens_per_target_forward"], ".2f", 13)]
+        cells += [_cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
+        cells += [_cell(m["accepted_per_round"], ".2f", 13)]
         print(f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}")
     for key, reason in result["left_out"].items():
         print(f"{key:20}left out: {reason}")
+    print(
+        "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
+    )
     first = " ".join(m["runs"][0] for m in result["methods"].values())
     print(f"side by side: specscope report {first} -o report.html")
-
-
-def _accepted(figures: dict[str, Any]) -> str:
-    """Return the cell of the acceptance: tokens per round for trees, else the acceptance rate."""
-    if figures["trees"]:
-        return _cell(figures["accepted_per_round"], ".2f", 12, "/round")
-    return _cell(figures["acceptance_rate"], ".0%", 12)
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:

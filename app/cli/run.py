@@ -127,6 +127,8 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "drafter_path": header.drafter_path,
         "metrics": measure(trace).to_dict(),
         "runtime": header.runtime,
+        "tp": header.environment.get("tp", 1),
+        "drafter_tp": header.environment.get("drafter_tp", 1),
         "profile": header.profile or None,
         "status": trace.status,
         "sampling": header.sampling,

@@ -30,7 +30,7 @@ CURVES: tuple[tuple[str, str, Callable[[float, int, float], float]], ...] = (
 
 def acceptance_table(traces: Sequence[Trace], names: Sequence[str]) -> str:
     """Return all definitions of acceptance with a column per run."""
-    head = ["", *names, "used by", "definition"]
+    head = ["figure", *names, "used by", "definition"]
     lines = [
         [text(d.label), *(f"<b>{text(value)}</b>" for value in d.values), text(d.used_by), text(d.definition)]
         for d in acceptance(traces)
@@ -76,7 +76,7 @@ def _legend(
 
 def what_if_result(result: WhatIf) -> str:
     """Return the figures of a replay beside the recorded ones."""
-    head = ["", "recorded", "what-if", "plain decoding"]
+    head = ["figure", "recorded", "what-if", "plain decoding"]
     lines = [
         [text(row.label), text(row.recorded), f"<b>{text(row.replay)}</b>", text(row.plain)]
         for row in rows(result)

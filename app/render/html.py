@@ -51,11 +51,16 @@ def lossy(header: Header) -> str:
     return "" if header.lossless else badge("lossy", "warn", LOSSY)
 
 
+def scrolling(label: str) -> str:
+    """Return the opening tag of a box that scrolls sideways, also by keyboard."""
+    return f'<div class="app-scroll" tabindex="0" role="group" aria-label="{text(label)}">'
+
+
 def table(head: list[str], rows: list[list[str]], label: str) -> str:
     """Return a table of HTML cells, without a heading row if all headings are empty."""
     top = "".join(f'<th scope="col">{text(h)}</th>' for h in head) if any(head) else ""
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (
-        f'<div class="app-scroll"><table class="app-table" aria-label="{text(label)}">'
+        f'{scrolling(label)}<table class="app-table" aria-label="{text(label)}">'
         f"{top and f'<thead><tr>{top}</tr></thead>'}<tbody>{body}</tbody></table></div>"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.render import charts
-from app.render.html import badge, text
+from app.render.html import badge, scrolling, text
 from app.routes import run_address
 from engine.methods import METHODS
 from traces.lab.sweep import best
@@ -80,10 +80,11 @@ def heat_map(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point] = (), *
         + "</tr>"
         for row in rows
     )
-    names = [text(one.title) for one in (plan.rows, plan.columns) if one]
+    names = [one.title for one in (plan.rows, plan.columns) if one]
+    label = f"Speed-up by {' and '.join(names[::-1])}"
     return (
-        f'<div class="app-scroll"><table class="app-heat" aria-label="Speed-up by {" and ".join(names[::-1])}">'
-        f'<thead><tr><th scope="col">{" / ".join(names)}</th>{head}</tr></thead>'
+        f'{scrolling(label)}<table class="app-heat" aria-label="{text(label)}">'
+        f'<thead><tr><th scope="col">{text(" / ".join(names))}</th>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{_listed(points, ''.join(marks.values()))}"
     )
 

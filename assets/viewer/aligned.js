@@ -40,7 +40,7 @@ class Aligned {
     this.plot = el("div", { class: "ss-aligned-plot", tabindex: "0", role: "group",
       "aria-label": "Tokens of all runs by position. The arrow keys move, Enter pins the card. The table below has the same data." }, this.svg);
     this.status = el("p", { class: "ss-say", role: "status" });
-    this.body = el("div", { class: "ss-wide" });
+    this.body = el("div", { class: "ss-wide", ...scrolls("Token by token as a table") });
     this.fold = el("details", { class: "ss-fold" }, el("summary", {}, "Token by token as a table"), this.body);
     this.parts = [alignedLegend(), el("div", { class: "ss-aligned-body" }, this.names, this.plot), this.status, this.fold];
     this.card = el("section", { class: "ss-card ss-aligned", "aria-label": "Token by token", hidden: true },

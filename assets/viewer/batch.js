@@ -8,9 +8,9 @@ const chosenSequence = (run) => (run.sequences.includes(run.chosen) ? run.chosen
 
 const ofChosen = (run, rows) => (run.sequences.length > 1 ? rows.filter((row) => row.sequence === chosenSequence(run)) : rows);
 
-/** The fold with one sequence's text; its head shows the prompt and the number of tokens. */
+/** The fold with one sequence's text, its last child; its head shows the prompt and the number of tokens. */
 function sequenceFold(run, sequence, open) {
-  return el("details", { class: "ss-sequence ss-fold", "data-sequence": sequence, open }, el("summary", {}));
+  return el("details", { class: "ss-sequence ss-fold", "data-sequence": sequence, open }, el("summary", {}), el("div", {}));
 }
 
 function sequenceHead(run, sequence) {

@@ -16,6 +16,9 @@ function setProps(node, props) {
   }
 }
 
+/** Properties of a box that scrolls: the keyboard reaches it, and a screen reader names it. */
+const scrolls = (label) => ({ tabindex: "0", role: "group", "aria-label": label });
+
 /** An icon: one path in a box of 16 x 16. */
 function icon(path) {
   const ns = "http://www.w3.org/2000/svg";

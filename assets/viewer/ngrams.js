@@ -91,7 +91,7 @@ function windowTable(run, { window }) {
   if (!window.length) return el("div", {}, el("h4", {}, "Look-ahead window"), el("p", { class: "ss-hint" }, "No columns are left: the output ends here."));
   const name = (level) => (level === window.length - 1 ? "predicted" : `level ${level + 1}`);
   return el("div", { class: "ss-grams-window" }, el("h4", {}, "Look-ahead window"),
-    el("div", { class: "ss-wide", tabindex: "0", role: "group", "aria-label": "Look-ahead window" }, el("table", {},
+    el("div", { class: "ss-wide", ...scrolls("Look-ahead window") }, el("table", {},
       el("caption", { class: "ss-sr" }, `Look-ahead window, ${window.length} levels and ${window[0].length} columns`),
       el("tbody", {}, window.map((row, level) => el("tr", {}, el("th", { scope: "row" }, name(level)),
         row.map((id) => el("td", {}, gramToken(run, id)))))))));
@@ -113,5 +113,5 @@ function gainedList(run, { gained }) {
 }
 
 function gramList(title, none, items) {
-  return el("div", {}, el("h4", {}, title), items.length ? el("ul", { tabindex: "0", role: "group", "aria-label": title }, items) : el("p", { class: "ss-hint" }, none));
+  return el("div", {}, el("h4", {}, title), items.length ? el("ul", { tabindex: "0", "aria-label": title }, items) : el("p", { class: "ss-hint" }, none));
 }

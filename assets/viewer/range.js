@@ -63,7 +63,7 @@ class RangePanel {
         button("CSV", "Save these figures as a file", () => this.save(rows)),
         button("close", "Close ( Esc )", () => this.viewer.select(null))),
       missing ? el("p", { class: "ss-note" }, "The range holds more than the loaded part: zoom in, or wait until the whole run is loaded.")
-      : el("div", { class: "ss-scroll" }, table("Figures of the range", RANGE_HEAD,
+      : el("div", { class: "ss-scroll", ...scrolls("Figures of the range") }, table("Figures of the range", RANGE_HEAD,
         rows.map((row) => row.map((value, i) => (i < 3 ? value : i === 3 ? number(value, 0) : ms(value)))))));
   }
 

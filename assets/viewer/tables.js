@@ -27,7 +27,7 @@ function figureTables(model) {
       (f.key === "speedup" && isBest(run, model.runs) ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
   const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "definition"],
     model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
-  return [el("div", { class: "ss-scroll" }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide" }, all))];
+  return [el("div", { class: "ss-scroll", ...scrolls("Figures of all runs") }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide", ...scrolls("All figures with their definitions") }, all))];
 }
 
 /** Whether a run is the fastest of those with the same baseline, by more than the spread of their passes. */
@@ -42,7 +42,7 @@ function isBest(run, runs) {
 
 /** The timeline as tables, made when the fold is first opened. */
 function timelineTable(model) {
-  const body = el("div", { class: "ss-wide" });
+  const body = el("div", { class: "ss-wide", ...scrolls("The timeline as a table") });
   const fold = el("details", { class: "ss-fold" }, el("summary", {}, "The timeline as a table"), body);
   fold.addEventListener("toggle", () => {
     if (fold.open) body.replaceChildren(...model.runs.flatMap(runTables));

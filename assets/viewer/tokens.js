@@ -107,6 +107,7 @@ class Pane {
     this.count = 0;
     this.ghosts = 0;
     this.text.replaceChildren();
+    for (const name of ["role", "aria-label"]) this.text.removeAttribute(name);
   }
 
   say(run) {
@@ -147,14 +148,20 @@ class Pane {
     return node;
   }
 
-  /** The element with one sequence's text. */
+  /** The element with the pages of one sequence. */
   home(sequence) {
+    const part = this.partOf(sequence);
+    return part.tagName === "DETAILS" ? part.lastChild : part;
+  }
+
+  /** The element of one sequence: a fold if the run has several. */
+  partOf(sequence) {
     const known = this.text.querySelector(`[data-sequence="${Number(sequence)}"]`);
     if (known) return known;
     const several = this.run.sequences.length > 1;
-    const home = several ? sequenceFold(this.run, sequence, sequence === chosenSequence(this.run)) : el("div", { class: "ss-sequence", "data-sequence": sequence });
-    this.text.append(home);
-    return home;
+    const part = several ? sequenceFold(this.run, sequence, sequence === chosenSequence(this.run)) : el("div", { class: "ss-sequence", "data-sequence": sequence });
+    this.text.append(part);
+    return part;
   }
 
   /** Put lost drafts in front of the token at which their branch left the text. */
@@ -173,8 +180,13 @@ class Pane {
 
   label() {
     const some = this.rows.size > 0;
-    setProps(this.text, some ? { role: "listbox", "aria-label": `Tokens of ${runName(this.run)}; arrow keys move` } : {});
-    for (const home of this.text.children) home.setAttribute("role", "presentation");
+    const list = (name) => ({ role: "listbox", "aria-label": `Tokens of ${name}; arrow keys move` });
+    const folds = this.text.querySelectorAll(":scope > details");
+    for (const fold of folds) setProps(fold.lastChild, list(`${runName(this.run)}, sequence ${Number(fold.dataset.sequence) + 1}`));
+    if (some && !folds.length) {
+      setProps(this.text, list(runName(this.run)));
+      this.text.firstChild.setAttribute("role", "presentation");
+    }
     if (some && !this.text.querySelector('[tabindex="0"]')) this.text.querySelector(".ss-token")?.setAttribute("tabindex", "0");
   }
 
@@ -241,8 +253,8 @@ class Pane {
 
   /** Scroll the text to a token. */
   reveal(row) {
-    const fold = this.home(row.sequence);
-    if (fold.tagName === "DETAILS") fold.open = true;
+    const part = this.partOf(row.sequence);
+    if (part.tagName === "DETAILS") part.open = true;
     const [frame, box] = [this.text, this.nodeOf(row)].map((node) => node?.getBoundingClientRect());
     if (box && (box.top < frame.top || box.bottom > frame.bottom)) this.text.scrollTop += box.top - frame.top - frame.height / 2;
   }

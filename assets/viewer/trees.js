@@ -40,7 +40,7 @@ class TreeInset {
     this.bus = bus;
     this.leaves = [];
     this.status = el("span", { class: "ss-hint" });
-    this.body = el("div", { class: "ss-tree-body", role: "group", "aria-label": "Tree of a round" });
+    this.body = el("div", { class: "ss-tree-body" });
     this.mask = el("div", { class: "ss-tree-mask" });
     const holder = el("div", {}, el("div", {}, this.body, el("details", {}, el("summary", {}, "Attention mask"), this.mask)));
     this.root = el("section", { class: "ss-tree", hidden: true },
@@ -61,7 +61,10 @@ class TreeInset {
     this.run = run;
     this.shown = undefined;
     this.root.hidden = !run.trees.length;
-    if (run.trees.length) this.body.setAttribute("tabindex", "0");
+    if (run.trees.length) {
+      setProps(this.body, scrolls("Tree of a round"));
+      setProps(this.mask, scrolls("Attention mask"));
+    }
     this.body.style.height = `${Math.max(0, ...run.trees.map(({ nodes }) => treeLayout(nodes).height)) + 12}px`;
     this.show(before && treeOf(run, before));
   }

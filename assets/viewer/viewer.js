@@ -149,7 +149,7 @@ class Viewer {
     this.followed.set(run.id, sequence);
     run.chosen = sequence;
     const pane = this.panes[this.model.runs.indexOf(run)];
-    pane.home(sequence).open = true;
+    pane.partOf(sequence).open = true;
     pane.sources.update(run);
     pane.follow();
     this.gantt.update(this.model);

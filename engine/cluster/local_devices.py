@@ -18,6 +18,12 @@ from engine.workers.transports.process import ProcessWorker, Setup
 from engine.workers.transports.thread import ThreadWorker
 from engine.workers.worker import Worker
 
+DTYPES: dict[str, torch.dtype | None] = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+
 
 @dataclass(frozen=True)
 class LocalDevices:
@@ -27,6 +33,14 @@ class LocalDevices:
     runtime: str
     devices: tuple[Device, ...]
     threads: int
+    static: bool = False
+    """Whether forwards of few rows have fixed shapes (`engine.model.static`)."""
+    dtype: str = "auto"
+    """Of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs."""
+    tp: int = 1
+    """Devices that split each target by tensors."""
+    drafter_tp: int = 1
+    """Devices that split each drafter by tensors."""
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets the next ones.
@@ -34,6 +48,11 @@ class LocalDevices:
         Without a drafter the first target gets the second device, if there is one.
         """
         match layout.arrangement:
+            case Colocated() | LayerParallel() | Pipelined() if max(self.tp, self.drafter_tp) > 1:
+                raise UsageError(
+                    "tp and drafter_tp do not go together with a co-located, pipelined or layer-parallel "
+                    "placement: leave them at 1, or choose another placement"
+                )
             case Colocated():
                 device = self.devices[min(1, len(self.devices) - 1)]
                 drafter = Assignment(f"{device.name}/drafter", (device,))
@@ -50,19 +69,37 @@ class LocalDevices:
         return [Assignment(device.name, (device,)) for device in self.devices]
 
     def _separate(self, targets: int, drafters: int) -> dict[str, list[Assignment]]:
-        devices, needed = len(self.devices), targets + drafters
-        if devices == 1 and targets == 1 and drafters <= 1:  # they share it, each with its own track
-            models = ("drafter", "target") if drafters else ("target",)
-            tracks = {m: replace(self.devices[0], name=f"{self.devices[0].name}/{m}") for m in models}
-            return {model: [Assignment(track.name, (track,))] for model, track in tracks.items()}
-        if needed > devices:
+        tp, drafter_tp, devices = self.tp, self.drafter_tp, self.devices
+        needed = targets * tp + drafters * drafter_tp
+        if targets == 1 and drafters <= 1 and tp + drafter_tp > len(devices):
+            return self._shared(drafters)
+        if needed > len(devices):
             raise UsageError(
                 f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices; this machine "
-                f"has {devices} ({self.devices[0].label} to {self.devices[-1].label}): ask for fewer, "
+                f"has {len(devices)} ({devices[0].label} to {devices[-1].label}): ask for fewer, "
                 "or use a virtual profile"
             )
-        assignments, first = self._single(), max(min(1, devices - 1), drafters)
-        return {"drafter": assignments[:drafters], "target": assignments[first : first + targets]}
+        first = max(drafter_tp, drafters * drafter_tp)
+        if first + targets * tp > len(devices):
+            first = len(devices) - targets * tp
+        return {
+            "drafter": [_ranks(devices, i * drafter_tp, drafter_tp) for i in range(drafters)],
+            "target": [_ranks(devices, first + i * tp, tp) for i in range(targets)],
+        }
+
+    def _shared(self, drafters: int) -> dict[str, list[Assignment]]:
+        """Give the drafter the first devices, the target the last; shared ones have two tracks."""
+        count, tracks = len(self.devices), dict[str, tuple[Device, ...]]()
+        spans = {"drafter": range(self.drafter_tp), "target": range(count - self.tp, count)}
+        both = set(spans["drafter"]) & set(spans["target"])
+        for model, span in spans.items():
+            devices = (self.devices[i] for i in span)
+            tracks[model] = tuple(
+                replace(device, name=f"{device.name}/{model}") if i in both else device
+                for i, device in zip(span, devices, strict=True)
+            )
+        models = ("drafter", "target") if drafters else ("target",)
+        return {m: [_ranks(tracks[m], 0, len(tracks[m]))] for m in models}
 
     def _layer_parallel(self, ranks: int) -> dict[str, list[Assignment]]:
         """Draft on the first devices together; the target runs on the second one in turn."""
@@ -80,16 +117,16 @@ class LocalDevices:
         }
 
     def servers(self, drafters: int) -> int:
-        """Return the devices that drafters leave free."""
-        return len(self.devices) - drafters
+        """Return the target servers that fit on the devices that drafters leave free."""
+        return (len(self.devices) - drafters * self.drafter_tp) // self.tp
 
     def drafters(self) -> int:
         """Return the number of the pair's drafters."""
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
-        """Return the number of devices."""
-        return len(self.devices)
+        """Return the number of devices; 1 if models are split by tensors."""
+        return len(self.devices) if max(self.tp, self.drafter_tp) == 1 else 1
 
     def depth(self) -> int:
         """Return 0: times are measured."""
@@ -111,7 +148,16 @@ class LocalDevices:
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         """Return a function that loads a model of the pair on the assigned device."""
-        return loader_of(self.pair, model, assignment.devices[0])
+        return loader_of(self.pair, model, assignment.devices[0], static=self.static, dtype=self.dtype)
+
+
+def _ranks(devices: tuple[Device, ...], first: int, count: int) -> Assignment:
+    """Return the assignment of a model to `count` devices, from index `first`."""
+    members = tuple(Assignment(device.name, (device,)) for device in devices[first : first + count])
+    if count == 1:
+        return members[0]
+    name = f"{members[0].name}..{members[-1].name}/ranks"
+    return Assignment(name, devices[first : first + count], members, sharded=True)
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
@@ -132,15 +178,25 @@ def devices_of(device: str) -> tuple[Device, ...]:
     return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
 
 
-def loader_of(pair: Pair, model: str, device: Device) -> Loader:
-    """Return a function that loads a model of a pair on a device of this machine."""
+def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False, dtype: str = "auto") -> Loader:
+    """Return a function that loads a model of a pair on a device of this machine.
+
+    Args:
+        pair: The pair.
+        model: The worker's name for the model.
+        device: The device.
+        static: As for `engine.pairs.load.load`.
+        dtype: As for `LocalDevices`.
+    """
     path = pair.models[model]
     on_gpu = device.kind == "cuda"
+    chosen = DTYPES[dtype] or (torch.bfloat16 if on_gpu else torch.float32)
     return partial(
         load,
         str(path),
         device=device.name.split("/")[0] if on_gpu else "cpu",
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        dtype=chosen,
         name=model,
         target=str(pair.target_path),
+        static=static,
     )

@@ -40,6 +40,10 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     tokens: str | Trace | Source = "pair",
     device: str = "auto",
     threads: int = 1,
+    forward: str = "eager",
+    dtype: str = "auto",
+    tp: int = 1,
+    drafter_tp: int = 1,
     head: Places = None,
     progress: Report | None = None,
     cancel: threading.Event | None = None,
@@ -60,6 +64,13 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             commas, for several drafters), a recorded Trace, or a Source of scripted models.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
+        forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs
+            (`engine.model.static`); not run on a GPU yet.
+        dtype: Of the weights: `float32`, `bfloat16`, or `auto` for bfloat16 on GPUs and float32 on
+            CPUs.
+        tp: Devices that split the target by tensors, with `local-process`: each holds a part of
+            every layer (`engine.model.shard`).
+        drafter_tp: The same for the drafter.
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
@@ -91,6 +102,10 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             tokens=tokens,
             device=device,
             threads=threads,
+            forward=forward,
+            dtype=dtype,
+            tp=tp,
+            drafter_tp=drafter_tp,
         ),
         tuple(map(Path, _several(head))),
         plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),

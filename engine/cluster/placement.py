@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.cluster.site import Assignment, Site
 from engine.errors import UsageError
@@ -19,7 +19,11 @@ from engine.workers.jobs import Connect, Facts, Load, Reply
 from engine.workers.slab import Slab
 from engine.workers.transports.group import GroupWorker
 from engine.workers.transports.pipeline import PipelineWorker
+from engine.workers.transports.shards import ShardsWorker
 from engine.workers.worker import Worker
+
+Group: TypeAlias = GroupWorker | PipelineWorker | ShardsWorker
+"""Several workers that work as one."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,7 @@ class RunWorkers:
     @property
     def members(self) -> tuple[Worker, ...]:
         """Every single worker once, members of groups instead of the groups."""
-        members = (
-            worker.members if isinstance(worker, GroupWorker | PipelineWorker) else (worker,)
-            for worker in self.distinct
-        )
+        members = (worker.members if isinstance(worker, Group) else (worker,) for worker in self.distinct)
         return tuple(dict.fromkeys(member for group in members for member in group))
 
 
@@ -70,7 +71,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
-        self._groups: dict[str, GroupWorker | PipelineWorker] = {}
+        self._groups: dict[str, Group] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._slabs: dict[str, Slab] = {}
         self._connected: set[str] = set()
@@ -139,9 +140,9 @@ class Placement:
                 if member.name not in self._workers:
                     self._workers[member.name] = self.site.start_worker(member)
         drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
-        self._load(assigned, drafters, head)
-        self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         workers = {model: tuple(map(self._worker, each)) for model, each in assigned.items()}
+        self._load(assigned, drafters, head)  # after the groups, whose ranks load parts of a model
+        self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
@@ -154,7 +155,7 @@ class Placement:
             return self._workers[name]
         if name not in self._groups:
             members = [self._workers[member.name] for member in assignment.group]
-            self._groups[name] = PipelineWorker(members) if assignment.split else GroupWorker(name, members)
+            self._groups[name] = _group(assignment, members)
         return self._groups[name]
 
     def _load(
@@ -169,14 +170,16 @@ class Placement:
                 continue
             for member, stage in zip(assignment.members, assignment.stages, strict=True):
                 loader = self.site.loader(model, member)
-                if stage is None:
+                if assignment.sharded:
+                    jobs.append((Load(model, loader, group=assignment.name), member))
+                elif stage is None:
                     jobs.append((Load(model, loader), member))
                 else:
                     jobs.append((Load(stage.of(model), partial(loader, stage=stage[:2])), member))
         self._load_all(jobs)
         if head is not None:  # after the target, which it belongs to
             load = Load(_head_name(head), partial(load_head, str(head.path)), beside="target")
-            self._load_all([(load, assignment) for assignment in assigned["drafter"]])
+            self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
 
     def _load_all(self, jobs: Sequence[tuple[Load, Assignment]]) -> None:
         """Load the models that are not loaded yet, on all workers at once."""
@@ -224,6 +227,13 @@ class Placement:
             worker.close()
 
 
+def _group(assignment: Assignment, members: Sequence[Worker]) -> Group:
+    """Return the worker that several workers are together."""
+    if assignment.sharded:
+        return ShardsWorker(assignment.name, members)
+    return PipelineWorker(members) if assignment.split else GroupWorker(assignment.name, members)
+
+
 def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
     """Return each drafting worker's name for its model; in a pipeline both names are the same."""
     if head is not None:
@@ -246,8 +256,9 @@ def _labelled_devices(
     for model, assignment in sorted(_models_on(assigned, drafters), key=lambda item: item[0]):
         role = "drafter" if model in drafters else model
         number = model.partition("drafter-")[2]
-        for device in assignment.devices_of(role):
-            names.setdefault(device, {}).setdefault(role, f"{role} {number}".strip())
+        for rank, device in enumerate(assignment.devices_of(role)):
+            part = f"rank {rank} of {len(assignment.group)}" if assignment.sharded else ""
+            names.setdefault(device, {}).setdefault(role, " ".join(filter(None, (role, number, part))))
     return tuple(
         replace(device, role="+".join(roles), label=f"{device.label} · {' and '.join(roles.values())}")
         for device, roles in sorted(names.items(), key=lambda item: _natural_key(item[0].name))

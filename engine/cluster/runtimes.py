@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-from engine.cluster.local_devices import LocalDevices, devices_of
+from engine.cluster.local_devices import DTYPES, LocalDevices, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.profile_devices import ProfileDevices
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
+from engine.pairs.layers import is_layer_drafter
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
@@ -19,6 +20,7 @@ from engine.types import check_range
 from engine.workers.transports.virtual import VirtualLoop
 
 RUNTIMES = ("local-process", "local-thread", "virtual")
+FORWARDS = ("eager", "static")
 
 
 def place(
@@ -30,6 +32,10 @@ def place(
     tokens: str | Trace | Source,
     device: str,
     threads: int,
+    forward: str = "eager",
+    dtype: str = "auto",
+    tp: int = 1,
+    drafter_tp: int = 1,
 ) -> Placement:
     """Start the workers of a runtime and load the pair on them (arguments as for `engine.open`)."""
     if runtime not in RUNTIMES:
@@ -42,13 +48,53 @@ def place(
         )
         raise UsageError(f"the runtime {runtime} {need}")
     check_range("threads", threads, 1, os.cpu_count() or 1)
+    if forward not in FORWARDS:
+        raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
+    if dtype not in DTYPES:
+        raise UsageError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    if profile is not None and (forward, dtype) != ("eager", "auto"):
+        raise UsageError(
+            f"forward {forward} and dtype {dtype} are for local devices; the runtime virtual takes "
+            "eager and auto only"
+        )
+    if max(tp, drafter_tp) > 1 and runtime != "local-process":
+        raise UsageError(
+            f"tp is {tp} and drafter_tp is {drafter_tp}, but models are split by tensors over processes: "
+            f"use the runtime local-process instead of {runtime}, or leave both at 1"
+        )
+    if max(tp, drafter_tp) > 1 and forward != "eager":
+        raise UsageError(
+            f"tp is {tp} and drafter_tp is {drafter_tp}, but a model split by tensors has eager forwards "
+            f"only; leave forward {forward} out, or leave both at 1"
+        )
     if profile is not None:
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
-    site = LocalDevices(pair, runtime, devices_of(device), threads)
+    devices = devices_of(device)
+    _check_tp(pair, len(devices), tp, drafter_tp)
+    site = LocalDevices(pair, runtime, devices, threads, forward == "static", dtype, tp, drafter_tp)
     base = Layout(Separate(drafters=int(pair.drafter_path is not None)))
-    return Placement(runtime, site, base, details={"host": processor(), "threads": threads})
+    split = {"tp": tp, "drafter_tp": drafter_tp} if max(tp, drafter_tp) > 1 else {}
+    details = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype} | split
+    return Placement(runtime, site, base, details=details)
+
+
+def _check_tp(pair: Pair, devices: int, tp: int, drafter_tp: int) -> None:
+    """Check that this machine can split the models by tensors.
+
+    Raises:
+        UsageError: It has too few devices, or the drafter cannot be split.
+    """
+    check_range("tp", tp, 1, devices)
+    check_range("drafter_tp", drafter_tp, 1, devices)
+    if drafter_tp > 1 and pair.drafter_path is None:
+        raise UsageError(f"drafter_tp is {drafter_tp}, but there is no drafter; name one with --drafter")
+    if drafter_tp > 1 and any(map(is_layer_drafter, pair.drafter_paths)):
+        raise UsageError(
+            f"drafter_tp is {drafter_tp}, but the drafter is made of layers of the target and is not split; "
+            "leave drafter_tp at 1"
+        )
 
 
 def _virtual(

@@ -13,7 +13,8 @@ from engine.workers.jobs import Stage
 from engine.workers.worker import Worker
 
 Loader = Callable[..., LanguageModel]
-"""Loads a model; the keyword argument `stage` = (number, count) loads one stage of it."""
+"""Loads a model. The keyword argument `stage` = (number, count) loads one stage of it, and `ranks`
+the part of one rank."""
 
 
 class Assignment(NamedTuple):
@@ -28,6 +29,8 @@ class Assignment(NamedTuple):
     """(model, count): a model that keeps only the first `count` devices busy."""
     split: bool = False
     """Whether each worker of the group holds one stage of the model instead of all its layers."""
+    sharded: bool = False
+    """Whether each worker of the group holds a part of every layer."""
 
     @property
     def members(self) -> tuple[Assignment, ...]:

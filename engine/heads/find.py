@@ -12,6 +12,7 @@ from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
 from engine.model.decoder import Decoder
 from engine.model.memoized import MemoizedModel
+from engine.model.static import StaticSteps
 
 if TYPE_CHECKING:
     from engine.heads.config import HeadConfig
@@ -86,7 +87,7 @@ class Heads:
 
 
 def load_head(path: str, target: LanguageModel) -> Head:
-    """Load the head of a directory beside its target.
+    """Load the head of a directory beside its target; both are static, or none is.
 
     Raises:
         ModelError: Its config or its weights are missing or broken.
@@ -99,4 +100,7 @@ def load_head(path: str, target: LanguageModel) -> Head:
             "a drafting head reads the target's hidden states, which drawn or recorded tokens do not have; leave tokens at pair"
         )
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
-    return KINDS[config.kind].load(config, tensors.pop, target)
+    head = KINDS[config.kind].load(config, tensors.pop, target)
+    if target.steps is not None and head.layer is not None:
+        head.layer.decoder.steps = StaticSteps(head.layer.decoder)
+    return head

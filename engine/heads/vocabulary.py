@@ -19,6 +19,7 @@ from engine.heads.config import HeadConfig, TensorShapes
 from engine.heads.drafting import Columns, Take
 from engine.heads.published import Published
 from engine.model.decoder import Decoder
+from engine.model.shard import SplitHead
 from engine.model.weights import Linear
 from engine.pairs.checkpoint import Checkpoint
 
@@ -43,10 +44,10 @@ def offsets(ids: Tensor) -> Tensor:
     return ids - torch.arange(len(ids), device=ids.device)
 
 
-def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linear, Columns]:
+def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linear | SplitHead, Columns]:
     """Return the target's LM head, or the rows of it that a head drafts from, and its columns."""
     lm_head = target.head
-    assert isinstance(lm_head, Linear), "a target has its own LM head"
+    assert isinstance(lm_head, Linear | SplitHead), "a target has its own LM head"
     if not config.draft_vocab:
         return lm_head, Columns()
     tokens = target_ids(take("d2t")).sort().values

@@ -5,8 +5,8 @@ Lossless: a sequence has the same text as in a run without others. Each round dr
 sequence and verifies all drafts in one target forward. Sequences accept different numbers of
 tokens; with LLMA their drafts also differ in length. `unpad_inputs` and `unpad_kv` decide whether
 these differences are padded; with both off this is the paper's vanilla method. Finished sequences
-leave the batch. Beyond the paper: dynamic batching (its limitation 1) and a token tree for each
-sequence (its limitation 4).
+leave the batch, or are fed until it ends, as in the authors' vanilla program. Beyond the paper:
+dynamic batching (its limitation 1) and a token tree for each sequence (its limitation 4).
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Config:
     )
     dynamic: bool = setting(
         False, "Dynamic batching: a waiting prompt takes the place of a finished one at once."
+    )
+    feed_finished: bool = setting(
+        False, "Feed sequences that ended until their batch ends, as the authors' vanilla method does."
     )
     match: int = setting(2, "llma: tokens that must match, at least.", low=1, high=16)
     copy: int = setting(7, "llma: tokens copied before each verification, at most.", low=1, high=32)
@@ -120,7 +123,7 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1), "plain": 
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft for all, verify all in one forward, commit, until no sequence is left."""
-    batch = Batch(run, cfg.batch, dynamic=cfg.dynamic)
+    batch = Batch(run, cfg.batch, dynamic=cfg.dynamic, feed_finished=cfg.feed_finished)
     propose = BASES[cfg.base].propose(batch, cfg)
     while batch.active:
         drafts = await propose()

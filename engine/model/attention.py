@@ -5,7 +5,7 @@ If slots are padded to one length (`Slots.pad`), attention reads the padding, to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,6 +31,23 @@ class CacheView(NamedTuple):
     """(count, N): 0 for visible rows, minus infinity for others; None if no mask is needed."""
     causal: bool
     """Whether row i sees exactly rows 0 to i."""
+
+
+class Attention(Protocol):
+    """Attention of the new rows of one or several slots, in one forward."""
+
+    def run(self, layer: int, window: int | None) -> None:
+        """Move the buffered keys and values to the cache; write the output to `buffers.attended`.
+
+        Args:
+            layer: Index of the layer, from 0.
+            window: Positions that a row sees, its own included; None for all.
+        """
+        ...
+
+    def cells(self, window: int | None) -> int:
+        """Return the query-key cells that a layer computes in one head, masked ones included."""
+        ...
 
 
 class SlotAttention:
@@ -84,16 +101,11 @@ class SlotAttention:
         return max(0, self.start + 1 - window) if window is not None and self.causal else 0
 
     def cells(self, window: int | None) -> int:
-        """Return the query-key cells that a layer computes in one head, masked ones included."""
+        """Return the query-key cells of the slot; see `Attention.cells`."""
         return self.count * (self.rows_read - self._first_read(window))
 
     def run(self, layer: int, window: int | None) -> None:
-        """Move the buffered keys and values to the cache; write the output to `buffers.attended`.
-
-        Args:
-            layer: Index of the layer, from 0.
-            window: Positions that a row sees, its own included; None for all.
-        """
+        """Run the attention of the slot; see `Attention.run`."""
         self._new_kv[layer].copy_(self._buffered_kv)
         view = self._views.get(window)
         if view is None:

@@ -39,9 +39,11 @@ class Cache(Slots):
     ) -> None:
         super().__init__(slots, capacity, shape.context)
         self.shape = shape
-        size = (shape.layers, slots, 2 * shape.kv_heads, capacity, shape.head_dim)
+        size = (shape.layers, slots, 2 * shape.kv_heads, capacity + 1, shape.head_dim)
         self.tensor = zeros(size, dtype, device)
-        """Keys, then values: (layers, slots, 2 x kv_heads, capacity, head_dim)."""
+        """Keys, then values: (layers, slots, 2 x kv_heads, capacity + 1, head_dim).
+
+        The last row holds no token: unused rows of static steps write to it."""
         self.features: Tensor | None = None
         """Hidden states kept by `store_features`, (slots, capacity, k D), or None."""
         self._buffers: dict[int, Buffers] = {}

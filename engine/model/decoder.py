@@ -22,7 +22,7 @@ from engine.model.attention import SlotAttention
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output, never
-from engine.model.padded_attention import PaddedAttention, attention_parts
+from engine.model.padded_attention import attention_parts
 from engine.model.shape import EMBEDDING
 from engine.model.weights import Layer, Linear, Norm, identity
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from engine.model.attention import Attention
+    from engine.model.language import Steps
     from engine.model.shape import ModelShape
+    from engine.model.shard import Ranks, Shard
     from engine.model.slots import Rows
     from engine.model.stage import StageIO
 
@@ -54,6 +57,8 @@ class Decoder:
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
         drafts: Whether the model serves drafts only, and may be rounded (see `Linear`).
+        shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
+        ranks: The ranks of such a model; all of them run every forward.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Decoder:
         make_inputs: MakeInputs | None = None,
         mask_tokens: int = 0,
         drafts: bool = False,
+        shard: Shard | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         span = range(shape.layers) if span is None else span
         self.is_first = span.start == 0
@@ -78,19 +85,26 @@ class Decoder:
         self.name = name
         self.vocab_size = shape.vocab
         self.context = shape.context
-        self._make_inputs, self._lowest_id = make_inputs, -mask_tokens
+        self.make_inputs, self._lowest_id = make_inputs, -mask_tokens
+        self._ranks = ranks
         self.layers = [Layer.of(shape, i, take, drafts=drafts) for i in span]
         self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
         self.embedding = self._load_embedding(take) if embedding is None else embedding
+        if shard is not None and ranks is not None:
+            head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take) if head is None else head
         self._exact = Fuzzy(layer_groups(len(span), 1))
         # The rotation of queries includes the factor 1 / sqrt(head_dim).
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
         scales[: shape.heads] /= math.sqrt(shape.head_dim)
-        self._scales = scales.to(self.device)
-        self._rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
+        self.scales = scales.to(self.device)
+        """Factors of the rotation of each head, (heads + kv_heads, 1)."""
+        self.rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
+        """Rotation of each position, (P, 1, head_dim / 2) complex."""
+        self.steps: Steps | None = None
+        """Runs forwards of few rows in fixed shapes, if set."""
 
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
         """Return the embeddings, (V, D), for the first stage and for a tied head; else (0, D)."""
@@ -109,9 +123,9 @@ class Decoder:
     def new_cache(self, slots: int, capacity: int) -> Cache:
         """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
         positions = min(capacity, self.context)
-        if positions > len(self._rotations):
+        if positions > len(self.rotations):
             angles = torch.outer(torch.arange(positions).float(), torch.tensor(self.shape.frequencies))
-            self._rotations = torch.polar(torch.ones_like(angles), angles)[:, None].to(self.device)
+            self.rotations = torch.polar(torch.ones_like(angles), angles)[:, None].to(self.device)
         return Cache(self.shape, slots, capacity, self.dtype, self.device)
 
     @property
@@ -132,51 +146,70 @@ class Decoder:
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         wanted = self._check(rows, want, hidden)
+        before = self._communicated()
         segments = rows.segments()
         lengths = [(slot, cache.length(slot)) for slot, _, _ in segments]
         try:
             indices = cache.append(rows)
+            if self.steps is not None and fuzzy is None and stage_io is None:
+                output = self.steps.run(cache, rows, indices, want, hidden)
+                if output is not None:
+                    return output
             buffers = cache.buffers(len(rows))
             parts = list(attention_parts(cache, buffers, segments))
             rotation = self._rotation(cache, rows, indices, parts)
             x, attention_input = self._inputs(rows, stage_io)
-            states = self._run(
-                x, attention_input, rotation, buffers, parts, hidden, fuzzy or self._exact, stopped
-            )
+            states = self.run_layers(x, attention_input, rotation, buffers, parts, hidden, fuzzy, stopped)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.is_last:
                 _required(stage_io).send(x)
                 return Output(x.new_empty((len(want), 0)), states, cells)
             if wanted is not None:
                 x = x.index_select(0, wanted)
-            return Output(self.head(self.norm(x)).float(), states, cells)
+            logits = self.head(self.norm(x)).float()
+            return Output(logits, states, cells, self._communicated() - before)
         except BaseException:
             for slot, length in lengths:  # some of the new keys and values are not written
                 cache.truncate(slot, length)
             raise
+
+    def _communicated(self) -> int:
+        """Return the nanoseconds of all communication so far; 0 for a model on one device."""
+        return self._ranks.spent if self._ranks is not None else 0
+
+    def _add_to(self, x: Tensor, linear: Linear, inputs: Tensor) -> None:
+        """Add a linear layer's output to x, (T, D), in place, summed over the ranks."""
+        if self._ranks is None:
+            linear.add_to(x, inputs)
+        else:
+            x.add_(self._ranks.add(linear(inputs)))
 
     def _rotation(
         self,
         cache: Cache,
         rows: Rows,
         indices: np.ndarray,
-        parts: Sequence[SlotAttention | PaddedAttention],
+        parts: Sequence[Attention],
     ) -> Tensor:
         """Return the scaled rotation of each row, (T, heads + kv_heads, head_dim / 2) complex."""
         if len(parts) == 1 and isinstance(parts[0], SlotAttention) and parts[0].chained:
-            rotations = self._rotations[parts[0].start : parts[0].stop]
+            rotations = self.rotations[parts[0].start : parts[0].stop]
         else:
             positions = torch.from_numpy(cache.positions[rows.slots, indices])
-            rotations = self._rotations[positions.to(self.device)]
-        return rotations * self._scales
+            rotations = self.rotations[positions.to(self.device)]
+        return rotations * self.scales
 
     def _inputs(self, rows: Rows, stage_io: StageIO | None) -> tuple[Tensor, Tensor | None]:
         """Return the first layer's residual input (T, D) and its attention input, if separate."""
         if not self.is_first:
             return _required(stage_io).receive(len(rows), self.layers[0].mlp_norm.weight), None
-        ids = rows.tokens if self._make_inputs is None else np.maximum(rows.tokens, 0)
+        return self.inputs_of(rows)
+
+    def inputs_of(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Return the first layer's inputs in a whole model; see `MakeInputs`."""
+        ids = rows.tokens if self.make_inputs is None else np.maximum(rows.tokens, 0)
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
-        return (x, None) if self._make_inputs is None else self._make_inputs(rows, x)
+        return (x, None) if self.make_inputs is None else self.make_inputs(rows, x)
 
     def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
         """Check a forward's arguments.
@@ -197,18 +230,30 @@ class Decoder:
             raise UsageError(f"hidden layers are {hidden}; they must be -1 to {self.shape.layers}")
         return None if wanted == list(range(len(ids))) else torch.from_numpy(want).to(self.device)
 
-    def _run(
+    def run_layers(
         self,
         x: Tensor,
         attention_input: Tensor | None,
         rotation: Tensor,
         buffers: Buffers,
-        parts: Sequence[SlotAttention | PaddedAttention],
+        parts: Sequence[Attention],
         hidden: tuple[int, ...],
-        fuzzy: Fuzzy,
-        stopped: Callable[[], bool],
+        fuzzy: Fuzzy | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> dict[int, Tensor]:
-        """Run the layers on x, (T, D), in place; return the states of the layers in `hidden`."""
+        """Run the layers on x, (T, D), in place; return the states of the layers in `hidden`.
+
+        Args:
+            x: Residual input, (T, D).
+            attention_input: The first layer's attention input, if it is not the normed x.
+            rotation: Scaled rotation of each row, (T, heads + kv_heads, head_dim / 2) complex.
+            buffers: Buffers of T rows.
+            parts: Attention of all slots.
+            hidden: See `Output.hidden`.
+            fuzzy: Groups of layers; default: an exact forward.
+            stopped: See `LanguageModel.forward`.
+        """
+        fuzzy = fuzzy or self._exact
         states = {0: x.clone()} if 0 in hidden else {}
 
         def attend(i: int) -> None:
@@ -226,7 +271,8 @@ class Decoder:
 
         def attention_output(i: int) -> Tensor:
             attend(i)
-            return self.layers[i].out(buffers.attended)
+            output = self.layers[i].out(buffers.attended)
+            return output if self._ranks is None else self._ranks.add(output)
 
         for group in fuzzy.groups:
             if stopped():
@@ -238,9 +284,9 @@ class Decoder:
                     x.add_(outputs[i - group.start])
                 else:
                     attend(i)
-                    layer.out.add_to(x, buffers.attended)
+                    self._add_to(x, layer.out, buffers.attended)
                 layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
-                layer.down.add_to(x, functional.silu(buffers.gate).mul_(buffers.up))
+                self._add_to(x, layer.down, functional.silu(buffers.gate).mul_(buffers.up))
                 if i + 1 in hidden:
                     states[i + 1] = x.clone()
         if -1 in hidden:

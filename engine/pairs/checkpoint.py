@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from engine.model.shard import Part
+
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I64", "I32")
@@ -120,18 +122,37 @@ class Checkpoint:
                 f"{available / 1e9:.1f} GB"
             )
 
-    def take(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def take(self, key: str, device: torch.device, dtype: torch.dtype, part: Part | None = None) -> Tensor:
         """Return a copy of one tensor; the embeddings may be memory that processes share.
 
         They are the file's own memory, mapped anew so that no other tensor of the file remains in
         memory, if a CPU uses them as stored in the cache folder: its files are never rewritten.
+
+        Args:
+            key: The tensor's name.
+            device: Device of the copy.
+            dtype: Dtype of the copy.
+            part: The rows or columns to read, without what lies beyond the tensor's end; default:
+                the whole tensor.
         """
+        if part is not None:
+            return self._take_part(key, part).to(device, dtype, copy=True)
         path = self._paths[key]
         tensor = (_open(path) if key == EMBEDDING else self._shards[path]).get_tensor(key)
         if key in self._scaled:
             scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
             return dequantised(tensor, scale).to(device, dtype)
         return tensor.to(device, dtype, copy=key != EMBEDDING or cache_folder() not in path.parents)
+
+    def _take_part(self, key: str, part: Part) -> Tensor:
+        """Return a part of a tensor as stored, or in float32 if that is int8."""
+        stored = self._slice(key)
+        size = stored.get_shape()[part.dim]
+        cut = (slice(None),) * part.dim + (slice(min(part.start, size), min(part.stop, size)),)
+        tensor = stored[cut]
+        if key not in self._scaled:
+            return tensor
+        return dequantised(tensor, self._slice(key + SUFFIX)[cut[0]])
 
     def _slice(self, key: str) -> Any:
         return self._shards[self._paths[key]].get_slice(key)

@@ -8,7 +8,9 @@ import torch
 
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
+from engine.model.shard import Ranks, Shard
 from engine.model.stage import layer_stages
+from engine.model.static import StaticSteps
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.layers import is_layer_drafter, load_drafter
@@ -22,6 +24,9 @@ def load(
     name: str = "target",
     stage: tuple[int, int] = (0, 1),
     target: str | Path | None = None,
+    ranks: Ranks | None = None,
+    *,
+    static: bool = False,
 ) -> Decoder:
     """Return the decoder of a model.
 
@@ -35,6 +40,8 @@ def load(
         stage: Number of this stage and number of all stages of a model split by layers; only the
             layers of this stage are read.
         target: The target of a drafter made of its layers; other models ignore it.
+        ranks: The ranks of a model split by tensors; only this rank's part of it is read.
+        static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
 
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or unsupported.
@@ -43,10 +50,41 @@ def load(
     """
     directory = resolve(model)
     if target is not None and is_layer_drafter(directory):
-        return load_drafter(directory, resolve(target), device, dtype, name)
+        decoder = load_drafter(directory, resolve(target), device, dtype, name)
+    else:
+        decoder = _load(directory, device, dtype, name, stage, ranks)
+    if static:
+        decoder.steps = StaticSteps(decoder)
+    return decoder
+
+
+def _load(
+    directory: Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    name: str,
+    stage: tuple[int, int],
+    ranks: Ranks | None,
+) -> Decoder:
+    """Return the decoder of a directory's own weights."""
     shape = ModelShape.of(read_config(directory), directory / "config.json")
-    checkpoint = Checkpoint(directory)
+    checkpoint, place = Checkpoint(directory), torch.device(device)
     checkpoint.check(shape.tensors())
-    checkpoint.check_memory(shape.tensors(), device, dtype)
+    if ranks is not None:
+        return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name)
+    checkpoint.check_memory(shape.tensors(), place, dtype)
     span = layer_stages(shape.layers, stage[1])[stage[0]]
-    return Decoder(shape, lambda key: checkpoint.take(key, torch.device(device), dtype), name, span)
+    return Decoder(shape, lambda key: checkpoint.take(key, place, dtype), name, span)
+
+
+def _load_shard(
+    checkpoint: Checkpoint, shard: Shard, ranks: Ranks, device: torch.device, dtype: torch.dtype, name: str
+) -> Decoder:
+    """Return one rank's decoder; only its part of each tensor is read."""
+    shape = shard.shape
+    checkpoint.check_memory(shape.tensors(), device, dtype)
+
+    def take(key: str) -> torch.Tensor:
+        return shard.take(key, lambda key, part: checkpoint.take(key, device, dtype, part))
+
+    return Decoder(shape, take, name, shard=shard, ranks=ranks)

@@ -20,12 +20,15 @@ class Batch:
         size: Sequences decoded at once; at least 1.
         dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section
             4.4 and limitation 1); otherwise a whole batch ends before the next one begins.
+        feed_finished: Whether the target's forwards have a row for each sequence that ended, until
+            others take the places. Its result is dropped.
     """
 
-    def __init__(self, run: Run, size: int, *, dynamic: bool = False) -> None:
+    def __init__(self, run: Run, size: int, *, dynamic: bool = False, feed_finished: bool = False) -> None:
         self._run = run
         self._size = size
         self._dynamic = dynamic
+        self._feed_finished = feed_finished
         self._active = list(run.sequences[:size])
         self._waiting = list(run.sequences[size:])
         self._ended: list[int] = []
@@ -54,7 +57,10 @@ class Batch:
 
     async def verify(self, drafts: Sequence[Draft]) -> list[Verdict]:
         """Judge one draft for each sequence, all in one target forward."""
-        return await self._run.target.verify_each(self.xs, drafts)
+        finished = [self._run.sequences[number].x for number in self._ended] if self._feed_finished else []
+        empty = [Draft.empty() for _ in finished]
+        verdicts = await self._run.target.verify_each([*self.xs, *finished], [*drafts, *empty])
+        return verdicts[: len(drafts)]
 
     def commit(self, verdicts: Sequence[Verdict]) -> None:
         """Commit a round; sequences that end with it leave."""

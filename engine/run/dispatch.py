@@ -200,7 +200,12 @@ class Dispatcher:
             origin = (work.role, work.step, work.sequence)
             size = (stamp.rows, stamp.context, outcome, stamp.cells)
             rank = 0 if stamp.alone else stamp.lane
-            self._emit(Span(number, device, kind, start, end, *origin, *size, rank))
+            alone = end - stamp.communicated
+            self._emit(Span(number, device, kind, start, alone, *origin, *size, rank))
+            if stamp.communicated:  # the sum of many short exchanges, drawn after the computation
+                (other,) = self.span_ids(1)
+                rows = (stamp.rows, stamp.context, outcome)
+                self._emit(Span(other, device, "communicate", alone, end, *origin, *rows))
             for part in stamp.parts:
                 at = part.later(-self._origin)
                 self._emit(Part(number, at.kind, at.layer, at.start, at.end))

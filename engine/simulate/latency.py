@@ -16,6 +16,9 @@ from engine.types import check_range
 if TYPE_CHECKING:
     from engine.heads.drafting import Work
 
+FITTED_SIZE = 4
+"""Layer-parallel size of a profile's `fuzzy_ms`, EasySpec's default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -33,6 +36,9 @@ class Latency:
     """Microseconds to send a draft to the target, or its verdict back."""
     start_us: int | None = None
     """Microseconds until the first KV row of a move arrives; None without a source."""
+    verify_us: float = 0.0
+    """Microseconds that a target forward with more than one row per sequence takes longer than its
+    roofline; 0 without a source."""
 
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         """Return the microseconds of one forward; the formula is in `roofline.py`.
@@ -46,8 +52,54 @@ class Latency:
         Raises:
             UsageError: An argument is out of range, or the pair has no such model.
         """
-        shape = self._shape(model, rows, context, batch)
-        return round(shape.forward_us(self.hardware, rows, context, batch))
+        return round(self._forward_us(model, self._shape(model, rows, context, batch), rows, context, batch))
+
+    def fitted(self, verify_ms: float | None, fuzzy_ms: float | None) -> Latency:
+        """Return these times with a published verification or fuzzy forward.
+
+        Args:
+            verify_ms: A target forward over the rows of a draft; replaces the roofline's one row by
+                this time, for any number of rows above 1.
+            fuzzy_ms: A one-row fuzzy forward of the drafter, layer-parallel size 4; determines
+                attention's share of a layer's launches.
+
+        Raises:
+            UsageError: A time is impossible for the one-row speeds; the message begins with its
+                key.
+        """
+        fitted = self
+        if verify_ms is not None:
+            extra = 1e3 * verify_ms - 1e6 / self.target.speed
+            if extra < 0:
+                raise UsageError(
+                    f"verify_ms is {verify_ms:g}; one row takes {1e3 / self.target.speed:.4g}, so it must be at least that"
+                )
+            fitted = replace(fitted, verify_us=extra)
+        if fuzzy_ms is not None:
+            if self.drafter is None:
+                raise UsageError(f"fuzzy_ms is {fuzzy_ms:g}; the pair has no drafter: leave it out")
+            share = self._attention_launches(self.drafter, 1e3 * fuzzy_ms)
+            if not 0 <= share <= 1:
+                raise UsageError(
+                    f"fuzzy_ms is {fuzzy_ms:g}; attention would have {100 * share:.0f} % of a layer's launches, it must "
+                    "have 0 to 100 %"
+                )
+            fitted = replace(fitted, drafter=replace(self.drafter, attention_launches=share))
+        return fitted
+
+    def _attention_launches(self, shape: Model, fuzzy_us: float) -> float:
+        """Return attention's share of launches that gives a one-row fuzzy forward this time."""
+        groups = [len(g) for g in layer_groups(shape.layers, FITTED_SIZE) if len(g) > 1]
+        gathers = sum(self._gather_us(shape, 1, layers - 1) for layers in groups)
+        whole = shape.forward_us(self.hardware, 1, 0)
+        attention = (whole + gathers - fuzzy_us) / sum(layers - 1 for layers in groups)
+        streamed = replace(shape, attention_launches=0.0).attention_us(self.hardware, 1, 0)
+        return (attention - streamed) / shape.launch_us(self.hardware)
+
+    def _forward_us(self, model: str, shape: Model, rows: int, context: int, batch: int) -> float:
+        """Return the microseconds of an ordinary forward; arguments as for a call."""
+        several = rows > batch and model.partition("-")[0] == "target"
+        return shape.forward_us(self.hardware, rows, context, batch) + (self.verify_us if several else 0.0)
 
     def parallel(
         self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
@@ -73,7 +125,7 @@ class Latency:
         """
         shape = self._shape(model, rows, context, batch)
         groups = layer_groups(shape.layers, size)
-        whole = shape.forward_us(self.hardware, rows, context, batch)
+        whole = self._forward_us(model, shape, rows, context, batch)
         if size == 1 or devices == 1:
             return round(whole)
         attention = shape.attention_us(self.hardware, rows, context, batch)
@@ -144,7 +196,7 @@ class Latency:
             batch: Sequences.
         """
         shape = replace(self._shape(model, rows, context, batch), gpus=count)
-        whole = shape.forward_us(self.hardware, rows, context, batch)
+        whole = self._forward_us(model, shape, rows, context, batch)
         layers = layer_stages(shape.layers, count)[number]
         return round(whole * layers.stop / shape.layers) - round(whole * layers.start / shape.layers)
 

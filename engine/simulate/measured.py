@@ -11,7 +11,7 @@ from __future__ import annotations
 import reprlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
 from typing import Any
@@ -36,7 +36,7 @@ class Grid:
     """Cached rows per sequence."""
     batches: Axis
     """Sequences."""
-    times: Mapping[tuple[float, float, float], float]
+    times: Mapping[tuple[float, float, float], float] = field(hash=False)
     """Microseconds by (rows, context, batch)."""
 
     @classmethod

@@ -44,6 +44,14 @@ class Pair:
     """The target's tokens per second in this pair; by default the model's."""
     drafter_gpus: int | None = None
     drafter_speed: float | None = None
+    fuzzy_ms: float | None = None
+    """Milliseconds of the drafter's one-row fuzzy forward at layer-parallel size 4; by default a
+    share of its operators is attention."""
+    verify_ms: float | None = None
+    """Milliseconds to forward the few rows of a draft on the target; by default the roofline's."""
+    communicate_ms: float | None = None
+    """As in `[step]`, which is the default."""
+    sample_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +287,14 @@ def _latency(
     drafter = (
         resolve("drafter", pair.drafter, pair.drafter_gpus, pair.drafter_speed) if pair.drafter else None
     )
+    times = {name: getattr(pair, name) for name in ("sample_ms", "communicate_ms")}
+    sample, communicate = (getattr(step, name) if ms is None else ms for name, ms in times.items())
     move = None if step.move_ms is None else round(1e3 * step.move_ms)
-    return Latency(
-        key, target, drafter, hardware, round(1e3 * step.sample_ms), round(1e3 * step.communicate_ms), move
-    )
+    latency = Latency(key, target, drafter, hardware, round(1e3 * sample), round(1e3 * communicate), move)
+    try:
+        return latency.fitted(pair.verify_ms, pair.fuzzy_ms)
+    except UsageError as error:
+        raise UsageError(f"pairs.{key}.{error}") from None
 
 
 def _check_places(places: list[_Place], pairs: Mapping[str, Pair], latencies: Mapping[str, Latency]) -> None:

@@ -39,6 +39,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "communicate_ms": _TIME,
     "sample_ms": _TIME,
     "move_ms": _TIME,
+    "verify_ms": _TIME,
+    "fuzzy_ms": _TIME,
 }
 """(least, largest) value of each number by its key; they keep all derived times finite."""
 

@@ -121,6 +121,8 @@ class Model:
     """One of SPLITS."""
     measured: Grid | None = None
     """Times on a grid; they replace the roofline."""
+    attention_launches: float = ATTENTION_LAUNCHES
+    """Attention's share of a layer's launches."""
 
     @property
     def attention_weights(self) -> int:
@@ -191,7 +193,7 @@ class Model:
         Raises:
             UsageError: The model has measured times of whole forwards only.
         """
-        launches = ATTENTION_LAUNCHES * self._launch_known(hardware)
+        launches = self.attention_launches * self._launch_known(hardware)
         busy = self._matrices_us(hardware, self.attention_weights, 1, rows, context, batch)
         cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer / self.layers
         return launches + busy + cache

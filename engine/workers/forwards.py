@@ -231,7 +231,17 @@ class Forwards:
             torch.cuda.current_stream(out.logits.device).synchronize()
         end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()
         stamps.append(
-            Stamp(kind, start, end, len(rows), context, cells=out.cells, batch=len(blocks), parts=times)
+            Stamp(
+                kind,
+                start,
+                end,
+                len(rows),
+                context,
+                cells=out.cells,
+                batch=len(blocks),
+                parts=times,
+                communicated=out.communicated,
+            )
         )
         if len(blocks) == 1:
             return [out.logits]

@@ -23,6 +23,7 @@ from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.model.fuzzy import SingleDevice
 from engine.model.language import LanguageModel, never
+from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.workers.exchange import Exchange
@@ -40,6 +41,7 @@ from engine.workers.jobs import (
     Job,
     Join,
     Judge,
+    Link,
     Load,
     Measure,
     Prefill,
@@ -51,6 +53,7 @@ from engine.workers.jobs import (
 )
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
+from engine.workers.ranks import ProcessRanks
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
 
@@ -92,6 +95,9 @@ class Host:
         self._name = name
         self._slabs: dict[str, np.ndarray] = {}
         self._exchanges: dict[str, Exchange] = {}
+        self._groups: dict[str, Ranks] = {}
+        self._ranks: dict[str, Ranks] = {}
+        """The ranks of each model that is split by tensors, and of the heads beside it."""
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
         self._sampling = Sampling()
         self._vocab_size = 0
@@ -107,6 +113,12 @@ class Host:
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
         """Execute one job; `stopped` is checked between forwards, in a prefill between layers."""
         stamps: list[Stamp] = []
+        ranks = self._ranks.get(getattr(job, "model", ""))
+        agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
+
+        def stops(late: bool = False) -> bool:
+            return agree(late or stopped())  # all ranks stop at the same place
+
         if isinstance(job, Prefill | Propose | Grow | Score):
             self.forwards.record_lengths(job.prefixes)
         match job:
@@ -116,20 +128,23 @@ class Host:
                 value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
             case Join():
                 value = self._join(job)
+            case Link():
+                self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
+                value = None
             case Begin():
                 value = self._begin(job)
             case Retire():
                 value = self.forwards.retire(job.sequence)
             case Prefill():
-                value = self._prefill(job, stamps, stopped)
+                value = self._prefill(job, stamps, stops)
             case Propose():
-                value = self._propose(job, stamps, stopped)
+                value = self._propose(job, stamps, stops)
             case Export():
                 value = export_rows(self.forwards, job, stamps)
             case Import():
                 value = import_rows(self.forwards, job, stamps)
             case Grow():
-                value = grow(self.forwards, job, self._drafting(job), stamps, stopped)
+                value = grow(self.forwards, job, self._drafting(job), stamps, stops)
             case Score():
                 value = self._score(job, stamps)
             case Judge():
@@ -138,7 +153,7 @@ class Host:
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
-                value = measure(self.forwards.models[job.model], job, stopped)
+                value = measure(self.forwards.models[job.model], job, stops)
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
@@ -147,8 +162,15 @@ class Host:
             head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
             if head.layer is not None:
                 models[job.model] = head.layer.decoder
+            if job.beside in self._ranks:
+                self._ranks[job.model] = self._ranks[job.beside]
         elif not job.beside and job.model not in models:
-            models[job.model] = cast("Callable[[], LanguageModel]", job.loader)()
+            load = cast("Callable[..., LanguageModel]", job.loader)
+            if job.group:
+                ranks = self._ranks[job.model] = self._groups[job.group]
+                models[job.model] = load(ranks=ranks)
+            else:
+                models[job.model] = load()
         model = models.get(job.model) or models[job.beside]
         _return_freed_memory()
         return Facts(model.vocab_size, model.context, model.depth)
@@ -195,7 +217,7 @@ class Host:
     ) -> tuple[tuple[Grown, ...], ...]:
         sampled = job.sampled and not self._sampling.greedy
         prefixes = list(job.prefixes)
-        draws = [self._draws(p.sequence) for p in prefixes]
+        draws, write = [self._draws(p.sequence) for p in prefixes], self._writer(job.model)
         ids: list[list[int]] = [[] for _ in prefixes]
         logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
         ended = set[int]()
@@ -211,7 +233,7 @@ class Host:
                     row, position=len(prefix), sampling=self._sampling, draws=draws[i], sampled=sampled
                 )
                 if q is not None:
-                    self._write(job.rows[i][step], q)
+                    write(job.rows[i][step], q)
                 ids[i].append(token)
                 logits[i].append(row)
                 if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
@@ -222,10 +244,16 @@ class Host:
 
     def _drafting(self, job: Grow) -> Drafting:
         partners = self._exchanges[job.group] if job.group else SingleDevice()
-        write = (
-            self._write if partners.rank == 0 else _discard
-        )  # all draft the same; judges read the leader's q
+        write = self._writer(job.model) if partners.rank == 0 else _discard
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
+
+    def _writer(self, model: str) -> Callable[[int, torch.Tensor], None]:
+        """Return a function that writes a row of q.
+
+        All workers of a group draft the same; judges read the leader's q.
+        """
+        ranks = self._ranks.get(model)
+        return self._write if ranks is None or ranks.rank == 0 else _discard
 
     def _proposed(self, ids: list[int], logits: list[torch.Tensor], rows: Sequence[int]) -> tuple[Grown, ...]:
         """Return a drafted chain; `rows` are the slab rows of its q, none unless it was sampled."""

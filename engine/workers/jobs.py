@@ -26,10 +26,12 @@ class Load:
     """Load a model that is not loaded yet. Value: its `Facts`."""
 
     model: str
-    loader: Callable[[], LanguageModel] | Callable[[LanguageModel], Head]
+    loader: Callable[..., LanguageModel] | Callable[[LanguageModel], Head]
     """Must pickle for worker processes."""
     beside: str = ""
     """For a drafting head: the loaded target it belongs to, passed to the loader."""
+    group: str = ""
+    """For a model split by tensors: the group of its ranks, passed to the loader as `ranks`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,21 @@ class Join:
     """This worker's number in the group; 0 is the leader."""
     ways: int
     """Workers of the group."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Form a process group with the other ranks of a model that is split by tensors."""
+
+    group: str
+    path: str
+    """The shared memory through which the ranks find each other."""
+    rank: int
+    """This worker's number in the group; 0 is the leader."""
+    ways: int
+    """Workers of the group."""
+    backend: str
+    """`gloo` or `nccl`."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +244,7 @@ Job: TypeAlias = (
     Load
     | Connect
     | Join
+    | Link
     | Begin
     | Retire
     | Prefill
@@ -286,6 +304,8 @@ class Stamp(NamedTuple):
     """Work of a drafting head's forward."""
     parts: tuple[PartTime, ...] = ()
     """Of a fuzzy forward: times of its attention layers and exchanges."""
+    communicated: int = 0
+    """Nanoseconds of its communication with the other ranks of a model split by tensors."""
     alone: bool = False
     """Whether this device alone ran the job, in any lane."""
 

@@ -288,7 +288,9 @@ def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
     assert len(figure.values) == len(steps) == 1
     table = figure.detail["batches"]
     assert set(table["1"]) & set(ems.VARIANTS) == {"both"}
-    assert set(ems.VARIANTS) < set(table["2"])
+    assert {ems.PLAIN, *ems.VARIANTS} < set(table["2"])
+    assert table["2"]["plain"]["over_plain"] == 1
+    assert table["2"]["both"]["over_plain"] > 0
     assert table["1"]["both"]["over_batch_1"] == table["2"]["vanilla"]["over_vanilla"] == 1
     assert table["2"]["both"]["attention_cells"] == table["1"]["both"]["attention_cells"]
     assert table["2"]["vanilla"]["attention_cells"] > table["2"]["both"]["attention_cells"]

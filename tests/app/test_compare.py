@@ -109,7 +109,11 @@ def test_a_batch_is_compared_with_the_same_batch_decoded_plainly_and_has_two_nam
     assert rows["ems plain"].split()[3] == "1.00×"
     assert rows["ems"].split()[2] == f"{batch['speedup']:.2f}×"
     assert re.search(r"throughput of up to 2 sequences; [\d.]+ tokens/s per sequence", rows["ems"])
-    assert rows["tree"].split()[4] == f"{tree['accepted_per_round']:.2f}/round"
+    names = ("acceptance_rate", "acceptance_rate_tested")
+    assert rows["tree"].split()[4:6] == [f"{100 * tree[name]:.0f}%" for name in names]
+    assert rows["tree"].split()[6] == f"{tree['accepted_per_round']:.2f}"
+    assert rows["method"].split()[3:7] == ["tok/forward", "acc/drafted", "acc/tested", "acc/round"]
+    assert tree["per_level"][0]["rate"] > tree["acceptance_rate"]
 
 
 def test_prompts_that_are_too_long_are_skipped_and_listed(capsys, db, tmp_path):

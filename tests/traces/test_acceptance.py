@@ -19,8 +19,10 @@ def test_every_run_has_a_text_for_every_definition():
     assert all(len(row.values) == 2 and row.used_by and row.definition for row in found)
     metrics = measure(traces[0])
     values = {row.label: row.values[0] for row in found}
-    assert values["acceptance"] == f"{100 * metrics.acceptance_rate:.0f} %"
+    assert values["accepted / drafted"] == f"{100 * metrics.acceptance_rate:.0f} %"
+    assert values["accepted / tested"] == f"{100 * metrics.acceptance_rate_tested:.0f} %"
     assert values["tokens per verification"] == f"{metrics.acceptance_length:.2f}"
+    assert values["acceptance by level"].startswith(f"1: {100 * metrics.per_level[0].rate:.0f} %")
     first = metrics.per_position[0]
     assert values["conditional, by place"].startswith(f"1: {100 * first.conditional:.0f} %")
     assert found[0].definition == DEFINITIONS["acceptance_rate"]

@@ -201,8 +201,15 @@ def test_a_sequence_that_waits_for_a_place_is_timed_from_its_own_prefill():
 def test_the_acceptance_of_trees_is_a_number_of_tokens_per_round():
     runs = view_model([sample_trace("tree"), sample_trace("pearl")])["runs"]
     tree, chain = (run["figures"]["acceptance_rate"] for run in runs)
-    assert tree == f"{runs[0]['metrics']['mean_accepted_length']:.2f} per round"
+    metrics = runs[0]["metrics"]
+    share, length = metrics["acceptance_rate"], metrics["mean_accepted_length"]
+    assert tree == f"{100 * share:.0f} % of nodes, {length:.2f} per round"
     assert re.fullmatch(r"\d+ %", chain)
+
+
+def test_both_definitions_of_acceptance_have_their_names_in_the_short_table():
+    main = [row["label"] for row in view_model([sample_trace("tree")])["figures"] if row["main"]]
+    assert {"accepted / drafted", "accepted / tested", "tokens / forward, own included"} <= set(main)
 
 
 def test_the_badge_of_a_virtual_run_has_the_modelled_pair():

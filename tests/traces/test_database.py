@@ -257,3 +257,19 @@ def test_a_read_only_database_is_read_and_not_written():
     finally:
         folder.chmod(0o755)
         shutil.rmtree(folder)
+
+
+def test_a_file_without_the_newest_indexes_gets_them_when_it_is_opened(path):
+    with Store(path) as store:
+        store.insert(sample_trace("pearl"))
+    wanted = structure(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP INDEX ix_decision_run_step")
+        connection.execute("DROP INDEX ix_token_run_time")
+    assert structure(path) != wanted
+    with Store(path, readonly=True) as store:
+        assert store.load("sample-pearl").status == "done"
+    assert structure(path) != wanted, "a file that is only read is not changed"
+    with Store(path):
+        pass
+    assert structure(path) == wanted

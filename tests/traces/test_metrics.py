@@ -10,7 +10,8 @@ from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
 from traces.definitions import DEFINITIONS
-from traces.metrics import Metrics, Slot, measure, speedup
+from traces.metrics import Metrics, measure, speedup
+from traces.places import Level, Slot
 
 MS = 1_000_000
 
@@ -82,6 +83,7 @@ def test_every_metric_by_hand():
         Slot(2, 2, 2, 1, 0.5, 0.5),
         Slot(4, 1, 0, 0, None, 0.0),
     )
+    assert m.per_level == (Level(1, 2, 2, 1.0), Level(2, 2, 1, 0.5))
     # Decoding lasts from 10 to 45 ms: 10 ms of drafts, 20 of verification, 5 between rounds.
     assert m.occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
     assert m.waiting == pytest.approx(
@@ -94,6 +96,46 @@ def test_every_metric_by_hand():
             "target_waits": 10 / 35,
         }
     )
+
+
+def test_a_level_of_a_tree_counts_its_siblings_once():
+    """Three rounds of two siblings and two nodes of level 2, which is below one of them only.
+
+    The first accepts a path of two tokens, the second nothing, the third a leaf of level 1.
+    """
+    trace = Trace(hand_made().header)
+    fates = (
+        (1, 3, 2, ("rejected", "accepted", "rejected", "accepted")),
+        (2, 6, 0, ("rejected", "rejected", "discarded", "discarded")),
+        (3, 7, 1, ("accepted", "discarded", "discarded", "discarded")),
+    )
+    for step, position, own, outcomes in fates:
+        for node, outcome in enumerate(outcomes):
+            place = position + node // 2
+            trace.add(Decision(step, 0, node, -1, place, 9, None, None, None, "", outcome, 2, 4))
+        trace.add(Decision(step, 0, -1, -1, position + own, 9, None, None, None, "", "bonus", -1, 4))
+    m = measure(trace)
+    assert m.per_level == (Level(1, 3, 2, 2 / 3), Level(2, 2, 1, 0.5))
+    assert m.acceptance_rate == 3 / 12
+    assert m.acceptance_rate_tested == 3 / 7
+
+
+@pytest.mark.parametrize("kind", ["speculative", "tree"])
+def test_the_levels_of_a_chain_are_its_places_and_those_of_a_tree_are_higher(kind):
+    m = measure(sample_trace(kind, tokens=60))
+    places = {s.slot: s.conditional for s in m.per_position if s.conditional is not None}
+    levels = {row.level: row.rate for row in m.per_level}
+    assert levels.keys() == places.keys()
+    if kind == "tree":
+        assert levels[1] > places[1], "siblings count once"
+    else:
+        assert levels == places
+    # the expected length of a path: each level needs all levels above it
+    reached, length = 1.0, 0.0
+    for row in m.per_level:
+        reached *= row.rate
+        length += reached
+    assert length == pytest.approx(m.mean_accepted_length, rel=0.1)
 
 
 def test_measured_occupancy_is_the_mean_of_the_samples_while_decoding():

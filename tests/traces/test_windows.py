@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
+from engine.errors import StoreError
 from tests.traces.samples import sample_trace
 from traces.store import Store
 from traces.view.document import view_model
@@ -91,7 +94,7 @@ def test_bins_count_every_span_and_token_and_all_work(store, kind):
     assert sum(bins.spans) == len(trace.spans)
     assert sum(bins.tokens) == len(trace.commits)
     assert sum(bins.drafted) == sum(r.drafted for r in trace.rounds)
-    for device in size.devices:
+    for device in size.working:
         busy = sum(s.end - s.start for s in trace.spans if s.device == device)
         found = sum(sum(row.busy) for row in bins.work if row.device == device)
         assert abs(found - busy) < 2 * bins.width, "work beyond the last bin is cut"
@@ -121,3 +124,36 @@ def test_a_run_without_an_end_and_an_unknown_one_have_no_windows(store):
 
 def test_the_header_of_a_run_is_read_without_its_rows(store):
     assert store.header("tree") == store.load("tree").header
+
+
+def test_rows_after_the_footer_change_the_size_and_the_bins_of_a_run(tmp_path):
+    trace = sample_trace("pearl")
+    header = replace(trace.header, run_id="late")
+    *rows, late = trace.spans
+    with Store(tmp_path / "traces.db") as opened, opened.record(header) as recorder:
+        for row in rows:
+            recorder.add(row)
+        opened.insert()  # waits until the rows are stored
+        assert opened.extent("late") is None, "the run has no end yet"
+        recorder.add(trace.footer)
+        opened.insert()
+        before = opened.extent("late")
+        assert sum(opened.bins("late", before, before.start, before.end, 9).spans) == len(rows)
+        recorder.add(late)
+        opened.insert()
+        after = opened.extent("late")
+        assert (before.spans, after.spans) == (len(rows), len(rows) + 1)
+        assert sum(opened.bins("late", after, after.start, after.end, 9).spans) == len(rows) + 1
+
+
+def test_a_damaged_time_is_an_error_that_names_the_run(tmp_path):
+    path = tmp_path / "traces.db"
+    trace = sample_trace("pearl")
+    with Store(path) as opened:
+        opened.insert(trace)
+        size = opened.extent("sample-pearl")
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE span SET end = 'x1y' WHERE number = 3")
+            connection.commit()
+        with pytest.raises(StoreError, match="run sample-pearl is damaged"):
+            opened.bins("sample-pearl", size, size.start, size.end, 9)

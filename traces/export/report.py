@@ -88,21 +88,22 @@ def _summary(traces: Sequence[Trace], model: Document) -> str:
     rows = [[_name(run), *(run["figures"][f["key"]] for f in main), _output(run)] for run in runs]
     parts = [
         _prompts(runs[0]),
-        "<h2>Figures</h2>",
-        _table(["method", *(f["label"] for f in main), "output"], rows),
+        _figures("Figures", ["method", *(f["label"] for f in main), "output"], rows),
         *(_section(trace, run) for trace, run in zip(traces, runs, strict=True)),
-        "<h2>Acceptance by definition</h2>",
-        _table(
+        _figures(
+            "Acceptance by definition",
             ["figure", *map(_name, runs), "used by", "definition"],
             [[d.label, *d.values, d.used_by, d.definition] for d in acceptance(traces)],
+            "report-figures",
         ),
-        "<h2>All figures</h2>",
-        _table(
+        _figures(
+            "All figures",
             ["figure", *map(_name, runs), "definition"],
             [
                 [f["label"], *(r["figures"][f["key"]] for r in runs), f["definition"]]
                 for f in model["figures"]
             ],
+            "report-figures",
         ),
     ]
     return "\n".join(parts)
@@ -207,6 +208,12 @@ def _without_folders(value: Any) -> Any:
 
 def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+
+
+def _figures(title: str, head: Iterable[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
+    """Return a heading and a table, which scrolls sideways in a narrow window, also by keyboard."""
+    scrolls = f'class="ss-scroll" tabindex="0" role="group" aria-label="{title}"'
+    return f"<h2>{title}</h2><div {scrolls}>{_table(head, rows, kind)}</div>"
 
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.around import WHOLE, Around
 from traces.imported import origin
 from traces.view.clock import decoding_clock
 from traces.view.packings import packings
@@ -23,10 +24,21 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.view.packings import PackingView
 
-STATES: tuple[str, ...] = ("valid", "new", "calibrated", "fuzzy", "lost", "lost-fuzzy", "padded", "unknown")
+STATES: tuple[str, ...] = (
+    "earlier",
+    "valid",
+    "new",
+    "calibrated",
+    "fuzzy",
+    "lost",
+    "lost-fuzzy",
+    "padded",
+    "unknown",
+)
 """The states of rows, in the order shown.
 
-`valid`: cached before the step; `new`: written in it; `calibrated`: written by an exact forward
+`earlier`: cached before the spans of a part of a run, by forwards that are not known; `valid`:
+cached before the step; `new`: written in it; `calibrated`: written by an exact forward
 before a fuzzy draft; `fuzzy`: written by a fuzzy forward; `lost`, `lost-fuzzy`: rolled back after
 the step or in it; `padded`: rows that the vanilla method adds to a batch; `unknown`: rows whose
 origin or fate the trace does not have."""
@@ -49,29 +61,41 @@ class CacheView(TypedDict):
     """By state of `STATES`, the rows in each step; states that no step has are left out."""
 
 
-def caches(trace: Trace) -> list[CacheView]:
+def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
     """Return the caches whose rows the trace determines; none for imported runs.
 
     A model without a forward that found cached rows is left out, as is the drafter of a batch:
-    its spans have the rows of all sequences together.
+    its spans have the rows of all sequences together. Of a part, steps that reach beyond its spans
+    are left out.
+
+    Args:
+        trace: The run, or a part of it.
+        around: What the run has around the part.
     """
     if origin(trace.header):
         return []
     if len(trace.header.prompts) > 1:
-        return _batch(trace)
+        return _batch(trace, around)
     fuzzy = {part.span for part in trace.parts}
     slots: dict[tuple[str, str], list[Span]] = {}
     for span in trace.spans:
-        if span.kind in _FORWARDS and span.rank == 0:
+        known = around.since is None or span.start >= around.since
+        if known and span.kind in _FORWARDS and span.rank == 0:
             slots.setdefault((span.model, span.device), []).append(span)
     labels, clock = {d.name: d.label for d in trace.header.devices}, decoding_clock(trace)
     found: list[CacheView] = []
     for (model, device), spans in sorted(slots.items(), key=lambda slot: slot[0][0] != "target"):
         if any(span.context for span in spans):
             spans.sort(key=lambda s: (s.start, s.id))
-            rows = list(_steps(spans, fuzzy))
-            times = [clock(group[0].start) for group in _groups(spans)]
-            found.append(_view(labels[device], model, 0, times, rows))
+            groups = _groups(spans)
+            if around.since is not None:
+                del groups[0]  # some of its spans may be missing
+            rows = list(_steps(groups, fuzzy, "unknown" if around.since is None else "earlier"))
+            if around.until is not None:
+                del rows[-1:]
+            times = [clock(group[0].start) for group in groups[: len(rows)]]
+            if rows:
+                found.append(_view(labels[device], model, 0, times, rows))
     return found
 
 
@@ -79,9 +103,17 @@ def _groups(spans: Iterable[Span]) -> list[list[Span]]:
     return [list(group) for _, group in groupby(spans, key=lambda span: span.step)]
 
 
-def _steps(spans: list[Span], fuzzy: set[int]) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield (step, rows by state) of one cache; `fuzzy` are the ids of fuzzy forwards."""
-    groups, base = _groups(spans), _Rows()
+def _steps(groups: list[list[Span]], fuzzy: set[int], first: str) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield (step, rows by state) of one cache.
+
+    Args:
+        groups: Its forwards, by step.
+        fuzzy: Ids of fuzzy forwards.
+        first: Provenance of the rows that the first forward found.
+    """
+    base = _Rows()
+    if groups:
+        base.add(first, groups[0][0].context)
     for group, following in zip(groups, [*groups[1:], None], strict=True):
         base.cut(group[0].context)
         base.fill(group[0].context)
@@ -113,7 +145,7 @@ class _Rows:
     """Cached rows in the order written, by provenance.
 
     A provenance is `new`, `calibrated`, `fuzzy` or `unknown`; before the step, `valid` in place of
-    the first two.
+    the first two, or `earlier`.
     """
 
     def __init__(self) -> None:
@@ -149,9 +181,9 @@ class _Rows:
             self.add("unknown", length - self.length)
 
 
-def _batch(trace: Trace) -> list[CacheView]:
+def _batch(trace: Trace, around: Around) -> list[CacheView]:
     """Return the target's cache for each sequence of a batch, from the shares of its forwards."""
-    shared = packings(trace)
+    shared = packings(trace, around)
     device = {span.id: span.device for span in trace.spans}
     labels = {d.name: d.label for d in trace.header.devices}
     found: list[CacheView] = []
@@ -159,6 +191,8 @@ def _batch(trace: Trace) -> list[CacheView]:
         own = [p for p in shared if any(share["sequence"] == sequence for share in p["shares"])]
         if own:
             rows = list(_shares(own, sequence))
+            if around.until is not None:
+                del own[-1], rows[-1]
             label = labels[device[own[0]["span"]]]
             found.append(_view(label, "target", sequence, [p["t"] for p in own], rows))
     return found

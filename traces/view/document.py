@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.methods import METHODS
+from traces.around import WHOLE, Around
 from traces.comparable import Comparison, batch_size, comparisons, drafts
 from traces.imported import is_timed, origin
 from traces.load import other_load
@@ -229,7 +230,11 @@ def heading(trace: Trace, redact_prompt: bool) -> Heading:
 
 
 def sections(
-    trace: Trace, known: Timeline, redact_prompt: bool, devices: Sequence[Device] | None = None
+    trace: Trace,
+    known: Timeline,
+    redact_prompt: bool,
+    devices: Sequence[Device] | None = None,
+    around: Around = WHOLE,
 ) -> Sections:
     """Return what the viewer draws of a run.
 
@@ -238,6 +243,7 @@ def sections(
         known: Its waits and its band.
         redact_prompt: See `view_model`.
         devices: The devices that get a track; `working_devices(trace)` unless given.
+        around: What the run has around the rows of the trace.
     """
     tokens, lost, judged, copied = list(committed(trace)), list(ghosts(trace)), rounds(trace), copies(trace)
     grams = [] if redact_prompt else ngrams(trace)
@@ -260,10 +266,10 @@ def sections(
         "rounds": judged,
         "copies": copied,
         "ngrams": grams,
-        "caches": caches(trace),
+        "caches": caches(trace, around),
         "layers": layers(trace),
-        "packings": packings(trace),
-        "pool": server_pool(trace),
+        "packings": packings(trace, around),
+        "pool": server_pool(trace, around),
         "trees": trees(trace),
         "sources": [] if redact_prompt else sources(trace),
     }

@@ -19,7 +19,7 @@ class Figure(NamedTuple):
     key: str
     label: str
     form: str
-    """`count`, `share`, `times`, `places`, `devices`, or the number of decimals."""
+    """`count`, `share`, `times`, `places`, `levels`, `devices`, or the number of decimals."""
     main: bool = False
     """Whether it is in the short table."""
 
@@ -37,8 +37,9 @@ FIGURES = (
     Figure("tokens_per_second", "tokens/s", "1", main=True),
     Figure("tokens_per_second_per_sequence", "tokens/s per sequence", "1"),
     Figure("speedup", "speed-up", "times", main=True),
-    Figure("acceptance_rate", "acceptance", "share", main=True),
-    Figure("tokens_per_target_forward", "tokens / forward", "2", main=True),
+    Figure("acceptance_rate", "accepted / drafted", "share", main=True),
+    Figure("acceptance_rate_tested", "accepted / tested", "share", main=True),
+    Figure("tokens_per_target_forward", "tokens / forward, own included", "2", main=True),
     Figure("target_forwards", "target forwards", "count", main=True),
     Figure("c", "drafter speed, c", "2", main=True),
     Figure("both", "both busy", "share", main=True),
@@ -53,7 +54,6 @@ FIGURES = (
     Figure("accepted", "accepted", "count"),
     Figure("rejected", "rejected", "count"),
     Figure("discarded", "discarded", "count"),
-    Figure("acceptance_rate_tested", "acceptance of tested", "share"),
     Figure("dsi_acceptance", "acceptance (DSI)", "share"),
     Figure("mean_accepted_length", "accepted per round", "2"),
     Figure("acceptance_length", "tokens per verification", "2"),
@@ -62,7 +62,8 @@ FIGURES = (
     Figure("padding_share", "padding share", "share"),
     Figure("attention_cells", "query-key cells", "count"),
     Figure("run_length", "run length", "2"),
-    Figure("per_position", "acceptance by place", "places"),
+    Figure("per_position", "accepted / drafted by place", "places"),
+    Figure("per_level", "acceptance by level", "levels"),
     Figure("draft_seconds_per_100_tokens", "draft seconds / 100 tokens", "3"),
     Figure("verify_seconds_per_100_tokens", "verify seconds / 100 tokens", "3"),
     Figure("target_waits", "target waits for drafter", "share"),
@@ -134,12 +135,13 @@ def figure_texts(
         speedup: Over the baseline, or the reason why there is none.
         labels: Label of each device; a device without one is left out of the occupancies.
         unknown: Keys of the figures that the file of an imported run leaves open.
-        trees: Whether the run verifies trees: its acceptance is a number of tokens per round.
+        trees: Whether the run verifies trees: accepted tokens per round follow the acceptance rate.
         passes: The speeds of all passes; the run is the median one.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     if trees and metrics.mean_accepted_length is not None:
-        values["acceptance_rate"] = f"{metrics.mean_accepted_length:.2f} per round"
+        share = _text("share", metrics.acceptance_rate)
+        values["acceptance_rate"] = f"{share} of nodes, {metrics.mean_accepted_length:.2f} per round"
     for key, shares in (
         ("occupancy", metrics.occupancy),
         ("measured_occupancy", metrics.measured_occupancy),
@@ -169,6 +171,8 @@ def _text(form: str, value: Any) -> str:
             return f"{value:.2f}×"
         case "places":
             return " · ".join(f"{s['slot']}: {100 * s['unconditional']:.0f} %" for s in value)
+        case "levels":
+            return " · ".join(f"{s['level']}: {100 * s['rate']:.0f} %" for s in value)
         case "devices":
             return " · ".join(f"{name} {_text('share', share)}" for name, share in value.items())
         case _:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.padding import rounds_by_step
+from traces.around import WHOLE, Around
+from traces.padding import finished, rounds_by_step, steps_of
 from traces.view.clock import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from engine.trace.events import Round
+    from engine.trace.events import Span
     from engine.trace.trace import Trace
 
 
@@ -24,7 +25,7 @@ class ShareView(TypedDict):
 
     sequence: int
     rows: int
-    """New rows: its last token and its drafts."""
+    """New rows: its last token and its drafts; none for a sequence that ended and is still fed."""
     cached: int
     """Its cached rows."""
     padded_rows: int
@@ -42,41 +43,52 @@ class PackingView(TypedDict):
     shares: list[ShareView]
 
 
-def packings(trace: Trace) -> list[PackingView]:
-    """Return the forwards that verified several sequences at once."""
+def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
+    """Return the forwards that verified several sequences at once.
+
+    Args:
+        trace: The run, or a part of it.
+        around: What the run has around the part.
+    """
     clock, times = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
     return [
-        {"step": step, "span": rounds[0].span, "t": clock(times[step]), "shares": shares}
-        for step, rounds, shares in _forwards(trace)
+        {"step": step, "span": span, "t": clock(times[step]), "shares": shares}
+        for step, span, shares in _forwards(trace, around)
     ]
 
 
-def _forwards(trace: Trace) -> Iterator[tuple[int, list[Round], list[ShareView]]]:
-    """Yield (step, rounds, shares) of the steps whose rounds share one forward."""
+def _forwards(trace: Trace, around: Around) -> Iterator[tuple[int, int, list[ShareView]]]:
+    """Yield (step, span, shares) of the steps whose sequences share one forward."""
     spans = {s.id: s for s in trace.spans}
-    lengths = [len(ids) for ids in trace.header.prompt_ids]
+    fed = trace.header.config.get("feed_finished")
+    ended = finished(trace, around.steps or steps_of(trace)) if fed else {}
+    lengths = [len(ids) + around.emitted.get(i, 0) for i, ids in enumerate(trace.header.prompt_ids)]
     for step, rounds in sorted(rounds_by_step(trace).items()):
         span = spans.get(rounds[0].span)
-        if len(rounds) > 1 and span is not None and {r.span for r in rounds} == {span.id}:
-            rows = [r.drafted + 1 for r in rounds]
-            cached = [lengths[r.sequence] - 1 for r in rounds]
-            padded_rows, padded_cached = _split(span.rows, rows), _split(span.context, cached)
-            yield (
-                step,
-                rounds,
-                [
-                    {
-                        "sequence": r.sequence,
-                        "rows": rows[i],
-                        "cached": cached[i],
-                        "padded_rows": padded_rows[i],
-                        "padded_cached": padded_cached[i],
-                    }
-                    for i, r in enumerate(rounds)
-                ],
-            )
+        sequences = [r.sequence for r in rounds] + ended.get(step, [])
+        if len(sequences) > 1 and span is not None and {r.span for r in rounds} == {span.id}:
+            rows = [r.drafted + 1 for r in rounds] + [1] * (len(sequences) - len(rounds))
+            cached = [lengths[sequence] - 1 for sequence in sequences]
+            yield step, span.id, _shares(span, sequences, rows, cached, len(rounds))
         for r in rounds:
             lengths[r.sequence] += r.emitted
+
+
+def _shares(
+    span: Span, sequences: Sequence[int], rows: Sequence[int], cached: Sequence[int], active: int
+) -> list[ShareView]:
+    """Return the shares of a forward: of its `active` sequences first, then of those that ended."""
+    padded_rows, padded_cached = _split(span.rows, rows), _split(span.context, cached)
+    return [
+        {
+            "sequence": sequence,
+            "rows": rows[i] if i < active else 0,
+            "cached": cached[i],
+            "padded_rows": padded_rows[i],
+            "padded_cached": padded_cached[i],
+        }
+        for i, sequence in enumerate(sequences)
+    ]
 
 
 def _split(total: int, counts: Sequence[int]) -> Sequence[int]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.trace.events import Device
-    from traces.windows import Bins, Extent, Part
+    from traces.bins import Bins
+    from traces.windows import Extent, Part
 
 PIECEMEAL = ("tokens", "ghosts", "rounds")
 """Sections whose rows have a time, and are cut to the window."""
@@ -84,28 +85,27 @@ def part_sections(part: Part, size: Extent) -> dict[str, Any]:
     trace, clock = part.trace, decoding_clock(part.trace)
     if part.high < size.end:  # after the last span that was read, the waits are not known
         part = part._replace(high=min(part.high, decode_window(trace)[1]))
-    found = sections(trace, _clipped(timeline(trace), part), False, _devices(part, size))
+    found = sections(trace, _clipped(timeline(trace), part), False, _devices(part, size), part.around)
     low, high = clock(part.low), clock(part.high)
     rows = cast("dict[str, Any]", found)
     _count(rows["tokens"], part, clock)
     inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in PIECEMEAL}
-    # the rows cached before a part are not known
-    return {**rows, **inside, "headline": [], "caches": [], "part": {"from": low, "to": high}}
+    return {**rows, **inside, "headline": [], "part": {"from": low, "to": high}}
 
 
 def _count(tokens: list[dict[str, Any]], part: Part, clock: Any) -> None:
     """Number the tokens as in the whole run, and count their gaps from the commits before."""
     firsts: dict[int, float] = {}
     for token in tokens:
-        token["index"] += part.first
+        token["index"] += part.around.commits
         first = firsts.setdefault(token["sequence"], token["t"])
-        if token["t"] == first and token["sequence"] in part.before:
-            token["gap"] = round(token["t"] - clock(part.before[token["sequence"]]), 3)
+        if token["t"] == first and token["sequence"] in part.around.last:
+            token["gap"] = round(token["t"] - clock(part.around.last[token["sequence"]]), 3)
 
 
 def _devices(part: Part, size: Extent) -> list[Device]:
     """Return the devices with a track in the whole run."""
-    return [d for d in part.trace.header.devices if "target" in d.role or d.name in size.devices]
+    return [d for d in part.trace.header.devices if "target" in d.role or d.name in size.working]
 
 
 def _clipped(known: Timeline, part: Part) -> Timeline:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.around import WHOLE, Around
 from traces.spans import SCORING, preempted, side
 from traces.view.clock import decoding_clock
 from traces.view.tracks import span_fates
@@ -58,15 +59,20 @@ class ServersView(TypedDict):
     """(ms, position, fate) of every drafted token."""
 
 
-def server_pool(trace: Trace) -> ServersView | None:
-    """Return the pool of a run on one sequence; None for a single server that preempted nothing."""
+def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
+    """Return the pool of a run on one sequence; None for a single server that preempted nothing.
+
+    Args:
+        trace: The run, or a part of it.
+        around: What the run has around the part.
+    """
     forwards = _forwards(trace)
     servers = [d for d in trace.header.devices if any(s.device == d.name for s in forwards)]
     if len(trace.header.prompts) != 1 or not forwards or (len(servers) < 2 and not preempted(trace)):
         return None
     return {
         "servers": [{"device": d.name, "label": d.label} for d in servers],
-        "forwards": _columns(trace, forwards, servers),
+        "forwards": _columns(trace, forwards, servers, around.commits),
         "drafts": _drafts(trace),
     }
 
@@ -77,12 +83,12 @@ def _forwards(trace: Trace) -> list[Span]:
     return sorted(scoring, key=lambda s: s.id)
 
 
-def _columns(trace: Trace, forwards: list[Span], servers: list[Device]) -> ForwardColumns:
+def _columns(trace: Trace, forwards: list[Span], servers: list[Device], earlier: int) -> ForwardColumns:
     clock, names, prompt = decoding_clock(trace), [d.name for d in servers], len(trace.header.prompt_ids[0])
     emitted = {r.span: 0 for r in trace.rounds}
     for r in trace.rounds:
         emitted[r.span] += r.emitted
-    first, own, last = _positions(trace, forwards, prompt)
+    first, own, last = _positions(trace, forwards, prompt, earlier)
     return {
         "id": [s.id for s in forwards],
         "server": [names.index(s.device) for s in forwards],
@@ -96,15 +102,17 @@ def _columns(trace: Trace, forwards: list[Span], servers: list[Device]) -> Forwa
     }
 
 
-def _positions(trace: Trace, forwards: list[Span], prompt: int) -> tuple[list[int], list[int], list[int]]:
-    """Return the columns `first`, `own` and `last`."""
+def _positions(
+    trace: Trace, forwards: list[Span], prompt: int, earlier: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the columns `first`, `own` and `last`; `earlier` commits are not in the trace."""
     commits = [c.step for c in trace.commits]
     turns = sorted(c.step for c in trace.commits if c.origin != "accepted")
     reached: dict[int, int] = {}
     first, own, last = list[int](), list[int](), list[int]()
     for span in forwards:
         end, turn = span.context + span.rows - prompt, bisect_left(turns, span.step)
-        begin = min(end, max(span.context + 1 - prompt, bisect_left(commits, span.step)))
+        begin = min(end, max(span.context + 1 - prompt, earlier + bisect_left(commits, span.step)))
         first.append(begin)
         own.append(min(end, max(begin, reached.get(turn, begin))))
         last.append(end)

@@ -18,6 +18,7 @@ SHOWN = (
     "tokens_per_second",
     "speedup",
     "acceptance_rate",
+    "acceptance_rate_tested",
     "mean_accepted_length",
     "tokens_per_target_forward",
     "target_forwards",

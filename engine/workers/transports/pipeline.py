@@ -19,6 +19,7 @@ from engine.workers.jobs import (
     Job,
     Join,
     Judge,
+    Link,
     Load,
     Prefill,
     Reply,
@@ -48,7 +49,7 @@ class PipelineWorker:
         """Return the number of stages."""
         return len(self.devices)
 
-    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
+    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
         """Start a job on all members between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
         return lambda: [wait() for wait in waits][-1]

@@ -27,7 +27,7 @@ import numpy as np
 from engine.errors import WorkerDied
 from engine.trace.events import Device
 from engine.types import Prefix
-from engine.workers.jobs import Connect, Drop, Job, Join, Load, Reply
+from engine.workers.jobs import Connect, Drop, Job, Join, Link, Load, Reply
 from engine.workers.transports.forks import Forked, prepare, start_process, worker_environment
 from engine.workers.transports.watchdog import EVERY_S, Owed, Watchdog
 from engine.workers.worker import Ticket
@@ -100,11 +100,12 @@ class ProcessWorker:
         self._connection = Connection(ours.detach())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wire = Wire()
-        self._preparing: list[Load | Connect | Join] = []
+        self._preparing: list[Load | Connect | Join | Link] = []
         self._waiting: dict[int, tuple[asyncio.Future[Reply], Job]] = {}
         self._next = 0
         self._replies = 0
         self._pace = 0.0
+        self._waits = False
         self._dropped: list[Drop] = []
         self._reason = ""
         self._closing = threading.Event()
@@ -141,7 +142,8 @@ class ProcessWorker:
 
     def _owed(self) -> Owed:
         jobs = (*self._preparing, *(job for _, job in list(self._waiting.values())))
-        patient = self.devices[0].kind != "cpu"
+        # A rank of a split model sleeps while another rank has no processor.
+        patient = self._waits or self.devices[0].kind != "cpu"
         return Owed(jobs, self._replies, self._connection.poll(), patient, self._pace)
 
     @property
@@ -149,14 +151,15 @@ class ProcessWorker:
         """Process id of the worker."""
         return self._process.pid
 
-    def prepare(self, job: Load | Connect | Join) -> Callable[[], Reply]:
+    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
         self._next += 1
         self._preparing.append(job)
+        self._waits = self._waits or isinstance(job, Link)
         self._send((self._next, job))
         return partial(self._receive, job)
 
-    def _receive(self, job: Load | Connect | Join) -> Reply:
+    def _receive(self, job: Load | Connect | Join | Link) -> Reply:
         try:
             _, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):

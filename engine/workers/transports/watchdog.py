@@ -5,8 +5,8 @@ A worker that owes a reply is given up in three cases:
 - It is stopped (SIGSTOP) at `STOPPED` checks in a row.
 - All its threads sleep and it uses no processor time at `IDLE` checks in a row: a deadlock, or a
   reply that was never sent. A thread that waits for a processor or a disk does not count as asleep,
-  so a busy machine raises no alarm. A worker that loads a model or waits for a GPU gets `IDLE_LONG`
-  checks.
+  so a busy machine raises no alarm. A worker that loads a model, or waits for a GPU or for another
+  rank, gets `IDLE_LONG` checks.
 - Its jobs take more than `FLOOR` checks, and more than `FACTOR` times as long as the longest of
   them takes at the slowest measured pace. Without a measurement this limit does not apply.
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import psutil
 
-from engine.workers.jobs import Connect, Grow, Job, Join, Load, Measure, Propose, Score
+from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Measure, Propose, Score
 
 EVERY_S = 1.0
 """Seconds between two checks."""
@@ -83,7 +83,7 @@ class Watchdog:
     def _verdict(self, owed: Owed) -> str:
         if self._stopped >= STOPPED:
             return "was stopped by a signal"
-        patient = owed.patient or any(isinstance(job, Load | Connect | Join) for job in owed.jobs)
+        patient = owed.patient or any(isinstance(job, Load | Connect | Join | Link) for job in owed.jobs)
         if self._idle >= (IDLE_LONG if patient else IDLE):
             return f"did nothing for {self._idle} s in the middle of its work"
         limit = max(FLOOR, FACTOR * owed.pace * max(map(rows_of, owed.jobs)))

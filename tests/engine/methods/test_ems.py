@@ -15,6 +15,7 @@ from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
+from traces.view.packings import packings
 
 BASES = ("llma", "speculative")
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
@@ -82,7 +83,8 @@ def test_a_sequence_has_the_same_text_as_alone(cluster, base, sampling):
     if cluster.placement.runtime == "local-thread" and sampling == SAMPLINGS[base == "speculative"]:
         cases += [(2, True, "vanilla"), (4, False, "inputs"), (3, True, "kv"), (1, True, "vanilla")]
     for batch, dynamic, variant in cases:
-        config = {**settings, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
+        fed = {"dynamic": dynamic, "feed_finished": not dynamic}
+        config = {**settings, "batch": batch, **fed, **VARIANTS[variant]}
         trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
         assert trace.status == "done"
         for i, single in enumerate(singles):
@@ -208,6 +210,36 @@ def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
         joined = [s for s in trace.spans if s.kind == "prefill" and s.step > 1 and s.model == "target"]
         assert [s.rows for s in joined] == ([2, 2] if dynamic else [4])
     assert measure(runs[True]).seconds < measure(runs[False]).seconds
+
+
+@pytest.mark.parametrize(
+    ("base", "width", "variant"), [("llma", 1, "vanilla"), ("speculative", 3, "inputs"), ("plain", 1, "both")]
+)
+def test_finished_sequences_are_fed_on_request_and_change_no_text(tiny, tiny_singles, base, width, variant):
+    """Each forward has the rows of the whole batch until the batch ends."""
+    config = {
+        "base": base,
+        "width": width,
+        "match": 1,
+        "batch": 2,
+        "feed_finished": True,
+        **VARIANTS[variant],
+    }
+    fewest = 2
+    for limits, singles in tiny_singles:
+        trace = tiny.run("ems", *TINY, config=config, limits=limits)
+        for i, single in enumerate(singles):
+            assert trace.token_ids(i) == single.token_ids()
+            assert trace.footer.reasons[i] == single.footer.reasons[0]
+        shares = {forward["span"]: forward["shares"] for forward in packings(trace)}
+        for span in verifies(trace):
+            assert sorted(share["sequence"] for share in shares[span.id]) in ([0, 1], [2, 3])
+            assert sum(share["padded_rows"] for share in shares[span.id]) == span.rows
+            assert sum(share["padded_cached"] for share in shares[span.id]) == span.context
+            active = [r.sequence for r in trace.rounds if r.span == span.id]
+            assert [share["sequence"] for share in shares[span.id] if share["rows"]] == active
+            fewest = min(fewest, len(active))
+    assert fewest == 1  # some forwards had a row of a finished sequence
 
 
 def test_virtual_time_counts_the_padding():

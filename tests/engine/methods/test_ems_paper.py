@@ -15,7 +15,7 @@ from engine.run.batch import Batch
 from engine.types import Draft, DraftToken
 from tests.engine.workers.harness import scripted_cluster
 from traces.metrics import measure
-from traces.padding import shortfalls
+from traces.padding import batches, shortfalls
 from traces.view.packings import packings
 
 PREDICTED = [(5, 2), (2, 5)]
@@ -74,7 +74,7 @@ def test_the_example_has_the_padding_of_the_table(example):
     after = [tuple(b - a for a, b in zip(before, now, strict=True)) for before, now in pairwise(kv_padding)]
     assert after == ([(0, 0), (0, 0)] if packing.unpad_kv else [(0, 3), (4, 0)])
     padding = shortfalls(trace)
-    assert [padding[1], padding[2]] == [(0, 3), (4, 0)]
+    assert padding == {1: {0: 0, 1: 3}, 2: {0: 4, 1: 0}, 3: {}}  # nothing is padded after the last step
 
 
 def test_rows_cached_rows_and_cells_of_each_forward(example):
@@ -91,13 +91,30 @@ def test_rows_cached_rows_and_cells_of_each_forward(example):
 
 def test_the_examples_ratios(example):
     _, trace = example
-    trace.rounds[:] = [r for r in trace.rounds if r.step < 3]
-    trace.commits[:] = [c for c in trace.commits if c.step < 3]
     m = measure(trace)
-    assert m.padding_ratio == pytest.approx((3 + 4) / (4 + 1 + 2 + 6))
-    assert m.padding_share == pytest.approx((3 + 4) / (2 * 4 + 2 * 6))
-    assert m.acceptance_length == pytest.approx((4 + 1 + 2 + 6) / 4)
-    assert m.least_acceptance_length == pytest.approx((4 + 2) / 2)
+    assert m.padding_ratio == pytest.approx((4 / (4 + 2 + 1) + 3 / (1 + 6 + 1)) / 2)
+    assert m.padding_share == pytest.approx((3 + 4) / (3 + 4 + 7 + 8))
+    assert m.acceptance_length == pytest.approx((4 + 1 + 2 + 6 + 1 + 1) / 6)
+    assert m.least_acceptance_length == pytest.approx((4 + 2 + 1) / 3)
+
+
+def test_the_padding_ratio_is_the_mean_of_the_samples_and_leaves_ended_ones_out():
+    """The second sample ends with the second step: nobody pads it to the 8 tokens of the first."""
+    trace = _trace([[2, 8], [8, 1], [4]])
+    m = measure(trace)
+    assert m.padding_ratio == pytest.approx((6 / (2 + 8 + 4) + 0 / (8 + 1)) / 2)
+    assert m.padding_share == pytest.approx(6 / (6 + 14 + 9))
+
+
+def test_the_least_acceptance_length_is_a_batchs_and_the_mean_over_the_batches():
+    """Samples 0 and 1, then 2 and 3: the slowest have 2 and 4 tokens per verification."""
+    trace = _trace([[2, 6], [2, 6], [], []])
+    later = _trace([[], [], [5, 4], [7, 4]])
+    trace.header = replace(trace.header, prompts=("",) * 4, prompt_ids=((1,),) * 4)
+    for r in later.rounds:
+        trace.add(replace(r, sequence=r.sequence + 2))
+    assert batches(trace) == [[0, 1], [2, 3]]
+    assert measure(trace).least_acceptance_length == pytest.approx((2 + 4) / 2)
 
 
 def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
@@ -118,7 +135,7 @@ def _trace(lengths: list[list[int]]):
     from engine.trace.events import Commit, Header, Round
     from engine.trace.trace import Trace
 
-    n = len(lengths[0])
+    n = max(len(counts) for counts in lengths)
     ids = ((1,),) * n
     trace = Trace(
         Header("run", "", "ems", "EMS-SD", {}, ("",) * n, ids, {}, {}, "virtual", "flat", (), "", "")

@@ -16,6 +16,8 @@ from engine.simulate.profile import Profile, profiles
 from engine.simulate.roofline import Hardware, Model
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
+ROOFLINE = [(name, pair) for name, pair in ALL if name != "A100-OPT"]
+"""Pairs with published speeds; `test_parallel.py` has the points of EMS-SD's grid."""
 PEARL = [(name, pair) for name, pair in ALL if name.startswith("pearl-")]
 # c = T(target) / T(drafter), from Table 10 by hand
 C = {
@@ -45,7 +47,7 @@ def models(latency: Latency) -> list[str]:
     return ["target", "drafter"] if latency.drafter else ["target"]
 
 
-@pytest.mark.parametrize(("name", "pair"), ALL)
+@pytest.mark.parametrize(("name", "pair"), ROOFLINE)
 def test_one_row_takes_the_published_time(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
     assert latency("target", 1, 0) == round(1e6 / latency.target.speed)
@@ -105,15 +107,18 @@ def test_more_work_never_takes_less_time(name: str, pair: str):
         by_batch = [latency(model, 2048, 0, batch) for batch in (64, 8, 2, 1)]
         for times in (by_rows, by_context, by_batch):
             assert all(a <= b for a, b in pairwise(times))
-            assert times[0] < times[-1]
+        assert by_rows[0] < by_rows[-1]
+        assert by_context[0] < by_context[-1]
+        # EMS-SD's grid counts rows: it does not say what attention between them costs
+        assert by_batch[0] < by_batch[-1] or name == "A100-OPT"
 
 
-@pytest.mark.parametrize(("name", "pair"), ALL)
+@pytest.mark.parametrize(("name", "pair"), ROOFLINE)
 def test_verifying_a_draft_costs_little_more_than_one_row(name: str, pair: str):
+    """EasySpec's pairs have its measured verifications instead of the roofline."""
     latency = Profile.load(name).latency(pair)
-    assert latency("target", 9, 500) < (1.001 if name.startswith("pearl-") else 1.005) * latency(
-        "target", 1, 500
-    )
+    most = 1.15 if latency.verify_us else 1.001 if name.startswith("pearl-") else 1.005
+    assert latency("target", 9, 500) < most * latency("target", 1, 500)
 
 
 def test_section_3_1_six_drafts_take_twice_a_verification():

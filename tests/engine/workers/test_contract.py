@@ -101,7 +101,7 @@ def runs(clusters):
     return execute
 
 
-def _facts(trace: Trace) -> tuple[list[object], ...]:
+def facts(trace: Trace) -> tuple[list[object], ...]:
     """Return the rows of a trace without times, spans and probabilities."""
     timeless = {"time": 0, "verify_span": 0, "span": 0, "draft_span": 0}
     inexact = {"p": 0, "q": 0, "top_p": (), "top_q": ()}
@@ -122,7 +122,7 @@ def test_every_runtime_writes_the_rows_of_the_thread_runtime(runtime, runs):
     for name, expected in runs("local-thread").items():
         trace = runs(runtime)[name]
         assert trace.status == "done"
-        for rows, expected_rows in zip(_facts(trace), _facts(expected), strict=True):
+        for rows, expected_rows in zip(facts(trace), facts(expected), strict=True):
             assert rows == expected_rows, name
         np.testing.assert_allclose(
             _probabilities(trace), _probabilities(expected), atol=1e-4, err_msg=str(name)
@@ -147,7 +147,7 @@ def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
             ]
     for traces in runs.values():
         for trace, expected in zip(traces, runs["local-thread"], strict=False):
-            assert _facts(trace) == _facts(expected), trace.header.method
+            assert facts(trace) == facts(expected), trace.header.method
     virtual = runs["virtual"]
     for drafted, plain in zip(virtual[::2], virtual[1::2], strict=True):
         assert drafted.token_ids() == plain.token_ids(), "lossless"
@@ -159,7 +159,7 @@ def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
 def test_a_placement_changes_no_row(runs):
     for temperature in (0.0, WARM.temperature):
         separate, *others = (
-            _facts(runs("local-thread")[name, temperature])
+            facts(runs("local-thread")[name, temperature])
             for name in ("pearl", "pearl in a pipeline", "pearl co-located")
         )
         for other in others:

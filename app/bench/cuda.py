@@ -1,0 +1,265 @@
+"""Decoding on a GPU: how near a forward is to the time that reading the weights takes.
+
+Models have random weights and the shapes of real ones, so nothing is downloaded. Without a GPU the
+same figures are measured for small shapes on one CPU core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicCache
+
+import engine
+from app.bench.figures import Figure
+from app.bench.plan import Note
+from app.bench.speed import one_core
+from engine.model.cache import Cache
+from engine.model.decoder import Decoder
+from engine.model.shape import ModelShape
+from engine.model.slots import Rows
+from engine.model.static import StaticSteps
+from engine.types import Limits
+from traces import waiting
+
+NOT_ON_A_GPU = "not run on a GPU: small shapes on one CPU core"
+CACHED = 512
+"""Cached rows before each timed forward."""
+DRAFTS = 5
+"""Forwards of the drafter beside one verification of DRAFTS + 1 rows."""
+PROMPT = "Tell me a story about a fox who lost its hat."
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A Llama shape."""
+
+    name: str
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+
+    def config(self) -> LlamaConfig:
+        """Return the shape as transformers' config."""
+        return LlamaConfig(
+            vocab_size=32000,
+            hidden_size=self.width,
+            intermediate_size=self.inner,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=2048,
+            architectures=["LlamaForCausalLM"],
+        )
+
+
+GPU = (
+    Size("7B", 32, 4096, 11008, 32, 32),
+    Size("1B", 16, 2048, 8192, 32, 8),
+    Size("160M", 12, 768, 3072, 12, 12),
+)
+CPU = (Size("160M", 12, 768, 3072, 12, 12), Size("40M", 8, 512, 1536, 8, 8))
+"""The first shape of each list is the target of `colocated_gain`, the second its drafter."""
+
+
+def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Return the figures, and facts of the device.
+
+    Args:
+        repeats: Timed forwards of each kind.
+        note: Shows progress.
+    """
+    on_gpu = torch.cuda.is_available()
+    device, sizes = (torch.device("cuda:0"), GPU) if on_gpu else (torch.device("cpu"), CPU)
+    figures = dict[str, Figure]()
+    with contextlib.nullcontext("") if on_gpu else one_core():
+        note("memory bandwidth")
+        speed = bandwidth(device)
+        figures["bandwidth_gb_s"] = Figure((speed / 1e9,), "GB/s")
+        models = list[Timed]()
+        for size in sizes:
+            note(f"{size.name}: one row and 16 rows")
+            models.append(Timed(size, device))
+            figures |= models[-1].over_floor(speed, repeats)
+        note("drafts beside a verification")
+        figures["colocated_gain"] = colocated(models[0], models[1], repeats)
+    note("a run's time outside models")
+    figures["orchestration"] = orchestration("cuda" if on_gpu else "cpu")
+    name = torch.cuda.get_device_name(0) if on_gpu else NOT_ON_A_GPU
+    return figures, {"device": name, "on_gpu": on_gpu}
+
+
+def bandwidth(device: torch.device) -> float:
+    """Return how fast the device reads memory, in bytes per second: the best of several sums."""
+    count = (1 << 30 if device.type == "cuda" else 1 << 28) // 4
+    numbers = torch.ones(count, device=device)
+    times = [_seconds(lambda: numbers.sum().item()) for _ in range(8)]
+    return numbers.nbytes / min(times)
+
+
+class Timed:
+    """A model of one shape with random weights, in the engine and in transformers.
+
+    Args:
+        size: The shape.
+        device: Takes it in bf16 on a GPU, in fp32 on a CPU.
+    """
+
+    def __init__(self, size: Size, device: torch.device) -> None:
+        self.name = size.name
+        config = size.config()
+        with _default(device, torch.bfloat16 if device.type == "cuda" else torch.float32):
+            self._reference = LlamaForCausalLM(config).eval()
+        weights = self._reference.state_dict()
+        self.bytes = (
+            sum(weight.nbytes for weight in weights.values()) - weights["model.embed_tokens.weight"].nbytes
+        )
+        """Bytes that a forward reads: all weights without the embeddings."""
+        self.decoder = Decoder(ModelShape.of(config, Path(size.name)), weights.__getitem__)
+        self._cache = self.decoder.new_cache(1, CACHED + 64)
+        self._static = StaticSteps(self.decoder)
+        assert isinstance(self._cache, Cache)
+        self._prefill()
+
+    @torch.inference_mode()
+    def _prefill(self) -> None:
+        ids = np.ones(CACHED, dtype=np.int64)
+        self.decoder.forward(self._cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
+        self._past = DynamicCache()
+        inputs = torch.ones((1, CACHED), dtype=torch.int64, device=self.decoder.device)
+        self._reference(inputs, past_key_values=self._past, use_cache=True, logits_to_keep=1)
+
+    def forward(self, rows: int) -> list[int]:
+        """Forward `rows` rows after the cached ones; return the most probable next tokens."""
+        self._cache.keep(0, np.arange(CACHED))
+        chain = Rows.chain(0, np.ones(rows, dtype=np.int64), CACHED)
+        return self.decoder.forward(self._cache, chain, np.arange(rows)).logits.argmax(-1).tolist()
+
+    def static(self, rows: int) -> list[int]:
+        """Forward as `forward` does, in a static step."""
+        self.decoder.steps = self._static
+        try:
+            return self.forward(rows)
+        finally:
+            self.decoder.steps = None
+
+    @torch.inference_mode()
+    def reference(self, rows: int) -> list[int]:
+        """Forward as `forward` does, in transformers."""
+        inputs = torch.ones((1, rows), dtype=torch.int64, device=self.decoder.device)
+        logits = self._reference(inputs, past_key_values=self._past, use_cache=True).logits
+        self._past.crop(-rows)
+        return logits[0].argmax(-1).tolist()
+
+    def over_floor(self, speed: float, repeats: int) -> dict[str, Figure]:
+        """Return the times of forwards over the time of reading the weights once.
+
+        Args:
+            speed: Bytes per second.
+            repeats: Timed forwards of each kind, in turn.
+        """
+        floor, figures = self.bytes / speed, dict[str, Figure]()
+        kinds = {"decode": self.static, "eager": self.forward, "transformers": self.reference}
+        for rows, suffix in ((1, ""), (16, "_16_rows")):
+            texts = [forward(rows) for forward in kinds.values() for _ in range(2)]  # to warm up
+            times: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for _ in range(repeats):
+                for kind, forward in kinds.items():
+                    times[kind].append(_seconds(partial(forward, rows)))
+            for kind, seconds in times.items():
+                detail = {
+                    "ms": round(median(seconds) * 1e3, 3),
+                    "floor_ms": round(floor * 1e3, 3),
+                    "same_tokens": round(_agreement(texts), 3),
+                }
+                values = tuple(second / floor for second in seconds)
+                figures[f"{kind}_over_floor{suffix}_{self.name}"] = Figure(values, "x", detail=detail)
+        return figures
+
+
+def colocated(target: Timed, drafter: Timed, repeats: int) -> Figure:
+    """Return the time of drafts and a verification in turn over their time at once."""
+
+    def draft() -> None:
+        for _ in range(DRAFTS):
+            drafter.static(1)
+
+    def verify() -> None:
+        target.static(DRAFTS + 1)
+
+    values = list[float]()
+    with ThreadPoolExecutor(2) as pool:
+
+        def at_once() -> None:
+            for job in [pool.submit(_on_own_stream(work)) for work in (draft, verify)]:
+                job.result()
+
+        at_once()  # to warm up, and to capture graphs
+        for _ in range(repeats):
+            in_turn = _seconds(lambda: (draft(), verify()))
+            values.append(in_turn / _seconds(at_once))
+    detail = {"target": target.name, "drafter": drafter.name, "drafts": DRAFTS}
+    return Figure(tuple(values), "x", detail=detail)
+
+
+def orchestration(device: str) -> Figure:
+    """Return the share of `speculative`'s decoding outside spans of models, on the bundled pair."""
+    with engine.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
+        shares = list[float]()
+        for _ in range(4):
+            trace = cluster.run("speculative", PROMPT, config={"gamma": 4}, limits=Limits(64))
+            start, end = waiting.decode_window(trace)
+            idle = sum(band.end - band.start for band in waiting.band(trace) if band.kind == "none")
+            shares.append(idle / (end - start))
+    return Figure(tuple(shares[1:]), "of decoding")  # the first run makes the steps
+
+
+def _on_own_stream(work: Callable[[], None]) -> Callable[[], None]:
+    """Return work that runs on a CUDA stream of its own, if there is CUDA."""
+    if not torch.cuda.is_available():
+        return work
+
+    def run() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            work()
+            torch.cuda.current_stream().synchronize()
+
+    return run
+
+
+def _agreement(texts: list[list[int]]) -> float:
+    """Return the share of tokens that equal those of the first text."""
+    pairs = [a == b for text in texts for a, b in zip(texts[0], text, strict=True)]
+    return sum(pairs) / len(pairs)
+
+
+@contextlib.contextmanager
+def _default(device: torch.device, dtype: torch.dtype) -> Generator[None]:
+    """Make new tensors of this device and dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun

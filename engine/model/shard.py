@@ -1,0 +1,185 @@
+"""Tensor parallelism: each rank holds a part of every layer, and ranks add their partial outputs.
+
+Rank r of N has KV heads with their query heads, feed-forward columns, and a part of the LM head's
+rows. Where N does not divide a number, zeros pad it (PEARL, ICLR 2025, appendix F): padded heads
+and columns add exact zeros to the output. The hidden state has its whole width on every rank, so
+norms and masks see no padding. A KV head and its query heads stay together, so no rank stores the
+keys of another one; ranks beyond the number of KV heads have only padded heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch.nn.functional import pad
+
+from engine.model.weights import Linear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from engine.model.shape import ModelShape
+
+HEAD = "lm_head.weight"
+
+
+class Ranks(Protocol):
+    """The ranks that share a model, from the side of one of them.
+
+    All ranks call the same functions in the same order, with tensors of the same shapes.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        ...
+
+    @property
+    def ways(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds in all calls so far, time to wait for other ranks included."""
+        ...
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors; it has the same bits on every rank."""
+        ...
+
+    def join(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in order of rank."""
+        ...
+
+    def agree(self, stopped: bool) -> bool:
+        """Return whether any rank was stopped, so that all stop at the same place."""
+        ...
+
+
+class Part(NamedTuple):
+    """A range of a tensor's rows or columns; it may end beyond the tensor."""
+
+    dim: int
+    """0 for rows, 1 for columns."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a model that one rank holds.
+
+    Args:
+        whole: The shape of the whole model.
+        rank: Number of the rank, from 0.
+        ways: Number of ranks.
+    """
+
+    whole: ModelShape
+    rank: int
+    ways: int
+
+    @property
+    def shape(self) -> ModelShape:
+        """The rank's shape: fewer heads and columns, with padding; the whole vocabulary."""
+        kv_heads = self._share(self.whole.kv_heads)
+        heads = kv_heads * (self.whole.heads // self.whole.kv_heads)
+        return replace(self.whole, heads=heads, kv_heads=kv_heads, inner=self._share(self.whole.inner))
+
+    @property
+    def vocabulary(self) -> Part:
+        """The rank's rows of the LM head."""
+        return self._part(0, self._share(self.whole.vocab))
+
+    def part(self, key: str) -> Part | None:
+        """Return the rank's part of a checkpoint's tensor; None for the whole tensor."""
+        shape, (matrix, kind) = self.shape, key.split(".")[-2:]
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        rows = {
+            "q_proj": queries,
+            "k_proj": keys,
+            "v_proj": keys,
+            "gate_proj": shape.inner,
+            "up_proj": shape.inner,
+        }
+        columns = {"o_proj": queries, "down_proj": shape.inner}
+        if key == HEAD:
+            return self.vocabulary
+        if matrix in rows:
+            return self._part(0, rows[matrix])
+        return self._part(1, columns[matrix]) if matrix in columns and kind == "weight" else None
+
+    def take(self, key: str, read: Callable[[str, Part | None], Tensor]) -> Tensor:
+        """Return the rank's padded part of a tensor.
+
+        Args:
+            key: The tensor's name.
+            read: Returns a part of a tensor, without what lies beyond its end.
+        """
+        part = self.part(key)
+        tensor = read(key, part)
+        if part is not None:
+            return padded(tensor, part)
+        # The bias of a sum is added once.
+        summed = key.endswith((".o_proj.bias", ".down_proj.bias"))
+        return tensor.zero_() if summed and self.rank else tensor
+
+    def head(self, embedding: Tensor, take: Callable[[str], Tensor], ranks: Ranks) -> SplitHead:
+        """Return the rank's LM head.
+
+        Args:
+            embedding: The embeddings, (V, D), whose rows a tied head shares.
+            take: Returns the rank's part of a tensor by name.
+            ranks: The ranks that hold the other rows.
+        """
+        if not self.whole.tied:
+            return SplitHead(take(HEAD), self.whole.vocab, ranks)
+        rows = self.vocabulary
+        return SplitHead(padded(embedding[rows.start : rows.stop], rows), self.whole.vocab, ranks)
+
+    def _share(self, count: int) -> int:
+        return -(-count // self.ways)
+
+    def _part(self, dim: int, size: int) -> Part:
+        return Part(dim, self.rank * size, (self.rank + 1) * size)
+
+
+def padded(tensor: Tensor, part: Part) -> Tensor:
+    """Return a tensor with zeros appended to the size of a part."""
+    missing = part.stop - part.start - tensor.shape[part.dim]
+    if not missing:
+        return tensor
+    return pad(tensor, (0, 0) * (tensor.ndim - 1 - part.dim) + (0, missing))
+
+
+class SplitHead:
+    """An LM head whose rows are split over ranks; every rank gets all logits.
+
+    Args:
+        weight: This rank's rows, padded, (ceil(V / N), D).
+        vocab: V.
+        ranks: The ranks that hold the other rows.
+    """
+
+    def __init__(self, weight: Tensor, vocab: int, ranks: Ranks) -> None:
+        self._linear = Linear(weight, keep=True)
+        self._first, self._count = ranks.rank * len(weight), len(weight)
+        self._vocab, self._ranks = vocab, ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits, (T, V), for x of (T, D)."""
+        if not len(x):
+            return x.new_empty((0, self._vocab))
+        return torch.cat(self._ranks.join(self._linear(x)), 1)[:, : self._vocab]
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return a copy of some rows of the whole head, (N, D), for N indices on every rank."""
+        local = indices - self._first
+        held = (local >= 0) & (local < self._count)
+        rows = self._linear.rows(local.clamp(0, self._count - 1))
+        return self._ranks.add(rows * held[:, None])

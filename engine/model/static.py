@@ -1,0 +1,283 @@
+"""Forwards of fixed shapes, which CUDA replays as graphs: no Python between two kernels.
+
+A step serves S neighbouring slots with K new rows each and reads N cached rows. A forward runs in
+the smallest step that holds it; unused rows are masked, and write to a spare row of the cache.
+On a CPU the same operations run one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.model.language import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from engine.model.cache import Buffers, Cache
+    from engine.model.decoder import Decoder
+    from engine.model.slots import Rows
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of new rows per slot, K; forwards of more rows are not static."""
+
+SHORTEST = 64
+"""Least number of cached rows that a step reads, N; others are twice as long as the one before."""
+
+
+class Size(NamedTuple):
+    """What a step is made for."""
+
+    slot: int
+    """The first slot."""
+    slots: int
+    """S, the slots from there on."""
+    rows: int
+    """K, new rows per slot."""
+    length: int
+    """N, cached rows that attention reads, the new ones included."""
+    logits: bool
+    """Whether the step computes logits."""
+    hidden: tuple[int, ...]
+    """Layers whose states it returns; see `Output.hidden`."""
+
+
+class StaticSteps:
+    """The steps of a decoder, made when first needed.
+
+    Args:
+        decoder: Runs the forwards.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._steps: WeakKeyDictionary[Cache, tuple[Tensor, dict[Size, StaticStep]]] = WeakKeyDictionary()
+
+    def count(self, cache: Cache) -> int:
+        """Return the number of steps made for a cache."""
+        return len(self._of(cache))
+
+    def run(
+        self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray, hidden: tuple[int, ...]
+    ) -> Output | None:
+        """Run a forward in its step; see `Steps.run`."""
+        segments = rows.segments()
+        most = max((end - first for _, first, end in segments), default=0)
+        if not 0 < most <= ROWS[-1]:
+            return None
+        slot, last = int(rows.slots.min()), int(rows.slots.max())
+        length = max(cache.rows_read(s, end - first) for s, first, end in segments)
+        size = Size(
+            slot,
+            last - slot + 1,
+            next(count for count in ROWS if count >= most),
+            _length(length, cache.tensor.shape[3]),
+            len(want) > 0,
+            hidden,
+        )
+        steps = self._of(cache)
+        if size not in steps:
+            steps[size] = StaticStep(self._decoder, cache, size)
+        return steps[size].run(cache, rows, indices, want)
+
+    def _of(self, cache: Cache) -> dict[Size, StaticStep]:
+        """Return a cache's steps; they read its tensor, so a new tensor needs new steps."""
+        tensor, steps = self._steps.get(cache, (None, {}))
+        if tensor is not cache.tensor:
+            steps = dict[Size, StaticStep]()
+            self._steps[cache] = cache.tensor, steps
+        return steps
+
+
+class StaticStep:
+    """A forward of one size: inputs in fixed memory, the same operations at every call.
+
+    Args:
+        decoder: Its layers and head.
+        cache: The cache that the step reads and writes.
+        size: The size.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Cache, size: Size) -> None:
+        self.size = size
+        self._decoder = decoder
+        count = size.slots * size.rows
+        device = cache.tensor.device
+        pinned = device.type == "cuda"
+        self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
+        shape = (len(self._windows), size.slots, size.rows, size.length)
+        self._hosted = torch.zeros((3, count), dtype=torch.int64, pin_memory=pinned)
+        self._hosted_visible = torch.zeros(shape, dtype=torch.bool, pin_memory=pinned)
+        self._numbers = self._hosted.to(device)
+        """Token id, position, and cache row of each new row, (3, S K)."""
+        self._visible = self._hosted_visible.to(device)
+        """Whether a new row sees a cached row, per window, (W, S, K, N)."""
+        self._inputs: tuple[Tensor, Tensor | None] | None = None
+        """Inputs of a drafting head's layer, made outside the step."""
+        self._spare = cache.tensor.shape[3] - 1
+        self._buffers = cache.buffers(count)
+        self._rotations = decoder.rotations
+        self._attention = StaticAttention(cache, self._buffers, size, self._numbers[2])
+        self._logits: Tensor | None = None
+        self._states: dict[int, Tensor] = {}
+        self._launch: Callable[[], None] | None = None
+
+    def run(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> Output:
+        """Run the forward of rows that the step holds; see `Steps.run`."""
+        places = self._fill(cache, rows, indices)
+        if self._launch is None:
+            on_cuda = self._numbers.is_cuda
+            self._launch = _captured(self._compute) if on_cuda else self._compute
+        self._launch()
+        kept = torch.from_numpy(places).to(self._numbers.device)
+        wanted = kept[torch.from_numpy(want).to(kept.device)]
+        logits = (
+            kept.new_empty((0, self._decoder.vocab_size), dtype=torch.float32)
+            if self._logits is None
+            else self._logits.index_select(0, wanted)
+        )
+        states = {layer: state.index_select(0, kept) for layer, state in self._states.items()}
+        return Output(logits, states, self._attention.cells(None))
+
+    def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray) -> np.ndarray:
+        """Write the inputs; return each row's place in the step, (T,)."""
+        size, numbers, visible = self.size, self._hosted.numpy(), self._hosted_visible.numpy()
+        numbers[:2], numbers[2] = 0, self._spare
+        visible[...] = False
+        visible[..., 0] = True  # a row that saw nothing would be NaN
+        places = np.empty(len(rows), dtype=np.int64)
+        for slot, first, end in rows.segments():
+            line, count = slot - size.slot, end - first
+            places[first:end] = line * size.rows + np.arange(count)
+            self._see(visible[:, line, :count], cache, slot, cache.length(slot) - count)
+        numbers[0, places] = rows.tokens
+        numbers[1, places] = cache.positions[rows.slots, indices]
+        numbers[2, places] = indices
+        self._numbers.copy_(self._hosted, non_blocking=True)
+        self._visible.copy_(self._hosted_visible, non_blocking=True)
+        if self._decoder.make_inputs is not None:
+            self._fill_inputs(rows, torch.from_numpy(places).to(self._numbers.device))
+        return places
+
+    def _see(self, visible: np.ndarray, cache: Cache, slot: int, start: int) -> None:
+        """Write which cached rows the slot's rows from `start` on see, (W, count, N)."""
+        length = cache.length(slot)
+        ancestors = cache.ancestor_mask(slot, start)
+        positions = cache.positions[slot, :length]
+        for seen, window in zip(visible, self._windows, strict=True):
+            seen[:, :length] = ancestors
+            if window is not None:
+                seen[:, :length] &= positions > positions[start:, None] - window
+
+    def _fill_inputs(self, rows: Rows, places: Tensor) -> None:
+        """Write the inputs of a drafting head's layer."""
+        made = self._decoder.inputs_of(rows)
+        if self._inputs is None:
+            count = self.size.slots * self.size.rows
+            x, attention = (t if t is None else t.new_zeros((count, *t.shape[1:])) for t in made)
+            assert x is not None
+            self._inputs = x, attention
+        for held, part in zip(self._inputs, made, strict=True):
+            if held is not None and part is not None:
+                held.index_copy_(0, places, part)
+
+    def _compute(self) -> None:
+        """Run all operations of the step; the results are in `_logits` and `_states`."""
+        decoder, attention = self._decoder, None
+        ids, positions, _ = self._numbers
+        if self._inputs is None:
+            x = decoder.embedding.index_select(0, ids)
+        else:
+            x, attention = self._inputs[0].clone(), self._inputs[1]
+        rotation = self._rotations.index_select(0, positions) * decoder.scales
+        self._attention.mask(dict(zip(self._windows, self._visible, strict=True)))
+        parts = [self._attention]
+        self._states = decoder.run_layers(x, attention, rotation, self._buffers, parts, self.size.hidden)
+        if self.size.logits:
+            self._logits = decoder.head(decoder.norm(x)).float()
+
+
+class StaticAttention:
+    """Attention of S slots with K new rows each over N cached rows, in one call per layer.
+
+    The heads that share keys and values are rows of one product.
+
+    Args:
+        cache: The cache.
+        buffers: Buffers of the step's forward.
+        size: The step's size.
+        indices: The cache row of each new row, (S K,).
+    """
+
+    def __init__(self, cache: Cache, buffers: Buffers, size: Size, indices: Tensor) -> None:
+        shape = cache.shape
+        heads = (shape.kv_heads, shape.heads // shape.kv_heads)
+        split = (size.slots, size.rows, *heads, shape.head_dim)
+        self._size = size
+        self._indices = indices
+        self._slots = torch.arange(size.slots, device=indices.device).repeat_interleave(size.rows)
+        kv = cache.tensor.narrow(1, size.slot, size.slots)
+        self._kv = kv.unbind(0)
+        keys, values = kv.narrow(3, 0, size.length).chunk(2, 2)
+        self._keys, self._values = keys.unbind(0), values.unbind(0)
+        self._new_kv = buffers.kv.transpose(0, 1)
+        self._queries = buffers.queries.view(split).permute(0, 2, 3, 1, 4)
+        self._attended = buffers.attended.view(split).permute(0, 2, 3, 1, 4)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def mask(self, visible: dict[int | None, Tensor]) -> None:
+        """Make the masks of a forward.
+
+        Args:
+            visible: Per window, whether a new row sees a cached row, (S, K, N).
+        """
+        slots, groups, rows = self._size.slots, self._queries.shape[2], self._size.rows
+        for window, seen in visible.items():
+            mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+            grouped = mask[:, None, None].expand(-1, -1, groups, -1, -1)
+            self._masks[window] = grouped.reshape(slots, 1, groups * rows, -1)
+
+    def run(self, layer: int, window: int | None) -> None:
+        """Run the attention of all slots; see `Attention.run`."""
+        self._kv[layer][self._slots, :, self._indices] = self._new_kv
+        attended = scaled_dot_product_attention(
+            self._queries.flatten(2, 3),
+            self._keys[layer],
+            self._values[layer],
+            self._masks[window],
+            scale=1.0,
+        )
+        self._attended.copy_(attended.view(self._attended.shape))
+
+    def cells(self, window: int | None) -> int:  # noqa: ARG002 - all keys are read, whatever the window
+        """Return the query-key cells of all slots; see `Attention.cells`."""
+        return self._size.slots * self._size.rows * self._size.length
+
+
+def _length(needed: int, most: int) -> int:
+    """Return how many cached rows the step reads that holds `needed` of `most` rows."""
+    length = SHORTEST
+    while length < needed:
+        length *= 2
+    return min(length, most)
+
+
+def _captured(compute: Callable[[], None]) -> Callable[[], None]:
+    """Return the replay of a CUDA graph of `compute`; it runs once to warm up, once recorded."""
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        compute()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Other workers of this process may use CUDA meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        compute()
+    return graph.replay

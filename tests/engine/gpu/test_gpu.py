@@ -1,0 +1,127 @@
+"""All methods on a GPU: `pytest -m gpu`. Other tests need none, and `make test` leaves these out.
+
+They have not run on a GPU yet. `SPECSCOPE_GPU_TESTS=cpu` runs their logic on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import engine
+from engine.errors import WorkerDied
+from engine.model.slots import Rows
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
+from engine.types import Limits, Sampling
+from tests.engine.heads.random_heads import with_heads
+from tests.engine.model.test_static import check_static_steps
+from tests.engine.model.tiny import CONFIGS as FAMILIES
+from tests.engine.model.tiny import reference, save
+from tests.engine.workers.processes import at_span, servers
+from tests.engine.workers.test_contract import CONFIGS, PROMPT, WARM, facts
+
+pytestmark = pytest.mark.gpu
+DEVICE = os.environ.get("SPECSCOPE_GPU_TESTS", "cuda")
+LIMITS = Limits(24)
+GREEDY = Sampling()
+MODES = {
+    "threads": {"runtime": "local-thread"},
+    "threads, static": {"runtime": "local-thread", "forward": "static"},
+    "processes": {"runtime": "local-process"},
+    "processes, static": {"runtime": "local-process", "forward": "static"},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
+
+
+@pytest.fixture(scope="module")
+def opened(pair):
+    """Return a function that opens the cluster of a mode, in float32; the next one closes it."""
+    current: dict[str, engine.Cluster] = {}
+
+    def open_(mode: str) -> engine.Cluster:
+        if mode not in current:
+            for cluster in current.values():
+                cluster.close()
+            current.clear()
+            current[mode] = engine.open(pair, device=DEVICE, dtype="float32", **MODES[mode])
+        return current[mode]
+
+    yield open_
+    for cluster in current.values():
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def plain(opened):
+    """Return a function that decodes the prompt without drafts, on threads."""
+
+    @cache
+    def text(sampling: Sampling) -> str:
+        return opened("threads").run("autoregressive", PROMPT, sampling=sampling, limits=LIMITS).text
+
+    return text
+
+
+def test_this_machine_has_a_gpu():
+    assert DEVICE == "cpu" or torch.cuda.is_available(), "pytest -m gpu needs a CUDA device"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_method_writes_the_text_of_plain_decoding(mode, plain, opened):
+    expected = plain(GREEDY)
+    for name, config in CONFIGS.items():
+        if config.get("acceptance") == "typical" or config.get("placement") == "pipeline":
+            continue
+        run = opened(mode).run(name.split()[0], PROMPT, config=config, limits=LIMITS)
+        assert run.text == expected, name
+
+
+@pytest.mark.parametrize("name", ["speculative", "pearl", "tree", "medusa", "lookahead"])
+def test_static_forwards_decide_as_eager_ones_do(name, opened):
+    runs = [
+        opened(mode).run(name, PROMPT, config=CONFIGS[name], sampling=WARM, limits=LIMITS)
+        for mode in ("threads", "threads, static")
+    ]
+    assert facts(runs[1]) == facts(runs[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_graph_equals_the_eager_forward(family, tmp_path):
+    save(reference(family), tmp_path)
+    check_static_steps(load(tmp_path, device=DEVICE), tolerance=1e-4)
+
+
+def test_logits_on_the_gpu_equal_the_cpu_s(pair):
+    models = [load(pair.target_path, device=device) for device in ("cpu", DEVICE)]
+    rows = Rows.chain(0, np.arange(10, 42), 0)
+    logits = [
+        model.forward(model.new_cache(1, 64), rows, np.arange(len(rows))).logits.cpu() for model in models
+    ]
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-3, rtol=1e-3)
+
+
+def test_occupancy_is_sampled(opened):
+    trace = opened("processes").run("autoregressive", PROMPT, limits=Limits(400))
+    samples = [row for row in trace.occupancy if row.device.startswith(DEVICE)]
+    assert samples
+    assert all(0 <= row.busy <= 1 and row.memory > 0 for row in samples)
+
+
+def test_a_killed_worker_ends_its_run_and_the_next_run_works(pair):
+    with engine.open(pair, device=DEVICE) as cluster:
+        pid = servers(cluster)["target"].pid
+        kill = at_span(8, lambda: os.kill(pid, signal.SIGKILL))
+        with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+            cluster.run("speculative", PROMPT, limits=Limits(200), listener=kill)
+    with engine.open(pair, device=DEVICE) as cluster:
+        assert cluster.run("speculative", PROMPT, limits=Limits(4)).status == "done"

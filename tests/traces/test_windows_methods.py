@@ -1,0 +1,157 @@
+"""A window of a stored run of any method shows what the whole document and plain sums show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+import engine
+from engine.methods import METHODS
+from engine.types import Limits
+from tests.traces.test_layers import easyspec
+from tests.traces.test_servers import dsi
+from traces.bins import Work
+from traces.store import Store
+from traces.view.document import view_model
+from traces.view.part import part_sections
+
+SCRIPTED = {
+    "dsi-pool": lambda: dsi([True, False, True, True] * 8, new=32),
+    "easyspec-fuzzy": lambda: easyspec(gamma=3, new=32),
+}
+"""Runs with a pool of servers, and with fuzzy drafts."""
+KEYS = (*METHODS, *SCRIPTED)
+PROMPTS = {"ems": ("Tell me a story.", "Why?", "Once upon a time")}
+TIMED = ("tokens", "ghosts", "rounds", "trees", "ngrams", "packings")
+BY_STEP = ("copies",)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with (
+        Store(tmp_path_factory.mktemp("methods") / "traces.db") as opened,
+        engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster,
+    ):
+        for key in KEYS:
+            if key in SCRIPTED:
+                trace = SCRIPTED[key]()
+            else:
+                trace = cluster.run(key, *PROMPTS.get(key, ("Tell me a story.",)), limits=Limits(32))
+            opened.insert(replace(trace, header=replace(trace.header, run_id=key)))
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def wholes(store):
+    return {key: view_model([store.load(key)])["runs"][0] for key in KEYS}
+
+
+def windows(size):
+    """Return windows in ns: the whole run, its beginning, its middle, its end."""
+    cuts = [size.start + i * (size.end - size.start) // 3 // 1000 * 1000 for i in range(3)] + [size.end]
+    return [(cuts[0], cuts[3]), *pairwise(cuts)]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes, key):
+    whole, size = wholes[key], store.extent(key)
+    for low, high in windows(size):
+        found = part_sections(store.part(key, size, low, high, 10_000), size)
+        start, end = found["part"]["from"], found["part"]["to"]
+        for name in TIMED:
+            wanted = [row for row in whole[name] if start <= row["t"] <= end]
+            assert [row for row in found[name] if start <= row["t"] <= end] == wanted, name
+        steps = {row["step"] for row in found["rounds"]}
+        for name in BY_STEP:
+            assert [r for r in found[name] if r["step"] in steps] == [
+                r for r in whole[name] if r["step"] in steps
+            ], name
+        assert found["pieces"].items() <= whole["pieces"].items()
+        assert found["sequences"] == whole["sequences"]
+        assert not found["copies"] or found["sources"] == whole["sources"]
+        for name in ("layers", "pool"):
+            assert drawn(found[name], start, end) == drawn(whole[name], start, end), name
+        assert [row["model"] for row in found["caches"]] == [row["model"] for row in whole["caches"]]
+        for ours, theirs in zip(found["caches"], whole["caches"], strict=True):
+            known, wanted = cached(ours, start, end), cached(theirs, start, end)
+            assert known == wanted[: len(known)]
+            assert len(wanted) - len(known) <= (2 if high < size.end else 0), "the next forward is not read"
+
+
+def cached(view, low, high):
+    """Return the rows of a cache by step in a window.
+
+    A part does not know which forwards wrote the older rows.
+    """
+    sums = [
+        ("earlier", "valid", "fuzzy", "unknown"),
+        ("lost", "lost-fuzzy"),
+        ("new",),
+        ("calibrated",),
+        ("padded",),
+    ]
+    return [
+        (step, t, [sum(view["rows"].get(state, [0] * (i + 1))[i] for state in states) for states in sums])
+        for i, (step, t) in enumerate(zip(view["step"], view["t"], strict=True))
+        if low <= t <= high
+    ]
+
+
+def drawn(section, low, high):
+    """Return the forwards of a section inside a window, and the drafts of its pool."""
+    if section is None:
+        return []
+    if "rounds" in section:
+        rows = [
+            row
+            for row in section["rounds"]
+            if low <= row["spans"]["start"][0] and row["spans"]["end"][-1] <= high
+        ]
+        return [section["devices"], section["groups"], rows] if rows else []
+    columns = section["forwards"]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    drafts = [row for row in section["drafts"] if low <= row[0] <= high]
+    return [section["servers"], [r for r in rows if low <= r["start"] and r["end"] <= high], drafts]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_bins_of_a_window_are_the_sums_over_its_rows(store, key):
+    trace, size = store.load(key), store.extent(key)
+    for low, high in windows(size):
+        for number in (1, 7, 40):
+            found = store.bins(key, size, low, high, number)
+            assert found._asdict() == plain_bins(trace, size, low, high, number)
+
+
+def plain_bins(trace, size, low, high, number):
+    """Sum over the rows of a window one by one."""
+    width = max(1, -(-(high - low) // number))
+
+    def place(time):
+        return min((max(time, low) - low) // width, number - 1)
+
+    counts, busy = [0] * number, {}
+    for span in trace.spans:
+        if low - size.longest <= span.start <= high and span.end > low:
+            counts[place(span.start)] += 1
+            row = busy.setdefault((span.device, span.kind, span.outcome), [0] * number)
+            row[place(span.start)] += min(span.end, high) - max(span.start, low)
+    for row in busy.values():
+        for i in range(number):
+            if row[i] > width:
+                if i + 1 < number:
+                    row[i + 1] += row[i] - width
+                row[i] = width
+    tokens, drafted, accepted = ([0] * number for _ in range(3))
+    for commit in trace.commits:
+        if low <= commit.time <= high:
+            tokens[place(commit.time)] += 1
+    for r in trace.rounds:
+        if low <= r.time <= high:
+            drafted[place(r.time)] += r.drafted
+            accepted[place(r.time)] += r.accepted
+    work = [Work(d, k, o == "cancelled", row) for (d, k, o), row in sorted(busy.items())]
+    names = ("low", "width", "spans", "work", "tokens", "drafted", "accepted")
+    return dict(zip(names, (low, width, counts, work, tokens, drafted, accepted), strict=True))

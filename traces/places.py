@@ -1,0 +1,118 @@
+"""Acceptance by place in the draft: of its tokens, and of its levels. Pure functions on decisions.
+
+A tree has several tokens at one place, of which at most one is accepted. So a level's rate counts
+rounds, not tokens: Sequoia (arXiv:2402.12374) and EAGLE (its n-alpha) use such rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from engine.trace.events import Decision
+    from engine.trace.trace import Trace
+
+FATES = frozenset({"accepted", "rejected", "discarded"})
+"""Outcomes of draft tokens; the other outcomes are of the target's own tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Acceptance at one place of the draft; place 1 is right after the committed prefix."""
+
+    slot: int
+    drafted: int | None
+    tested: int
+    accepted: int | None
+    conditional: float | None
+    """accepted / tested: the rate if all tokens before it were accepted."""
+    unconditional: float
+    """accepted / drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Acceptance at one level of the draft; level 1 is right after the committed prefix."""
+
+    level: int
+    reached: int
+    """Rounds that decided the level: their draft has it, and all levels above were accepted."""
+    accepted: int
+    """Rounds that accepted a token of the level."""
+    rate: float
+    """accepted / reached."""
+
+
+def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
+    """Return the acceptance of the draft tokens at each place."""
+    counts: dict[int, list[int]] = {}
+    for judged in _rounds(decisions):
+        for place, outcome in judged:
+            if outcome not in FATES:
+                continue
+            count = counts.setdefault(place, [0, 0, 0])
+            count[0] += 1
+            count[1] += outcome != "discarded"
+            count[2] += outcome == "accepted"
+    return tuple(
+        Slot(slot, drafted, tested, accepted, accepted / tested if tested else None, accepted / drafted)
+        for slot, (drafted, tested, accepted) in sorted(counts.items())
+    )
+
+
+def per_level(decisions: Iterable[Decision]) -> tuple[Level, ...]:
+    """Return the acceptance of each level that a round reached.
+
+    A level below an accepted leaf is decided, too: the target's own token is at its place.
+    """
+    counts: dict[int, list[int]] = {}
+    for judged in _rounds(decisions):
+        drafted = {place for place, outcome in judged if outcome in FATES}
+        accepted = {place for place, outcome in judged if outcome == "accepted"}
+        for level in drafted & {place for place, outcome in judged if outcome != "discarded"}:
+            count = counts.setdefault(level, [0, 0])
+            count[0] += 1
+            count[1] += level in accepted
+    return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+
+
+def per_level_of(traces: Iterable[Trace]) -> tuple[Level, ...]:
+    """Return the acceptance of each level over the rounds of several runs."""
+    counts: dict[int, tuple[int, int]] = {}
+    for row in (row for trace in traces for row in per_level(trace.decisions)):
+        reached, accepted = counts.get(row.level, (0, 0))
+        counts[row.level] = (reached + row.reached, accepted + row.accepted)
+    return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+
+
+def _rounds(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, str]]]:
+    """Yield (place, outcome) of all tokens of each round, the target's own included."""
+    rounds: dict[tuple[int, int], list[Decision]] = {}
+    for d in decisions:
+        rounds.setdefault((d.sequence, d.step), []).append(d)
+    for judged in rounds.values():
+        first = min(d.position for d in judged)
+        yield [(d.position - first + 1, d.outcome) for d in judged]
+
+
+def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
+    """Return acceptance at each place of drafts of one length, from `Counts.histogram`."""
+    reached = [sum(histogram[slot:]) for slot in range(gamma + 1)]
+    return tuple(
+        Slot(slot, reached[0], tested, accepted, accepted / tested if tested else None, accepted / reached[0])
+        for slot, (tested, accepted) in enumerate(pairwise(reached), 1)
+        if reached[0]
+    )
+
+
+def levels_of(histogram: Sequence[int], gamma: int) -> tuple[Level, ...]:
+    """Return the acceptance of each level of chains of one length, from `Counts.histogram`."""
+    return tuple(
+        Level(s.slot, s.tested, s.accepted or 0, s.conditional)
+        for s in slots_of(histogram, gamma)
+        if s.conditional is not None
+    )
