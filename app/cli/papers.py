@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli import common
+from engine.files import replacing
 
 if TYPE_CHECKING:
     from traces.papers.rows import Row
@@ -28,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="compare this paper only; repeatable (all)",
     )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.html", help="write rows and charts to this HTML file"
+    )
     common.add_json(parser)
 
 
@@ -36,8 +41,15 @@ def run(args: argparse.Namespace) -> int:
     from traces.papers.report import Summary, chosen
 
     papers = chosen(args.paper)
+    if args.output is not None:
+        common.check_output(args.output)
     rows = [row for paper in papers for row in paper.rows()]
     summary = Summary.of(rows)
+    if args.output is not None:
+        from traces.papers.page import render_page
+
+        with replacing(args.output) as file:
+            file.write(render_page(papers, rows))
     if args.json:
         common.print_json(
             {
@@ -46,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
                 "summary": summary.to_dict(),
             }
         )
+    elif args.output is not None:
+        print(f"{args.output}: {summary.sentence()}")
     else:
         for paper in papers:
             _print(paper.title, [row for row in rows if row.paper == paper.key], paper.inconsistencies)

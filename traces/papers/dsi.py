@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from traces.papers.pool import measured_time
-from traces.papers.rows import Paper, Row, numbers, published_only
+from traces.papers.rows import Heat, Paper, Row, numbers, published_only
 from traces.papers.schedule import (
     DRAFTER,
     LOOKAHEAD,
@@ -147,7 +147,7 @@ def _maps() -> Maps:
     return Maps(dsi_time(drafter, rate, lookahead), si_time(drafter, rate, lookahead), allowed)
 
 
-class Heat(NamedTuple):
+class Ratios(NamedTuple):
     """Ratios of times over (drafter latency, rate).
 
     Latencies for which seven servers do not suffice are left out.
@@ -160,7 +160,7 @@ class Heat(NamedTuple):
     """Speed-up of DSI over the faster of SI and non-SI."""
 
 
-def heat_maps(lookahead: int = 0) -> Heat:
+def heat_maps(lookahead: int = 0) -> Ratios:
     """Return Figure 2's four maps, or Figure 7's at one lookahead; plain decoding takes 1."""
     maps = _maps()
     if lookahead:
@@ -169,7 +169,7 @@ def heat_maps(lookahead: int = 0) -> Heat:
     else:
         si = np.where(maps.feasible, maps.si, np.inf).min(2)
         dsi = np.where(maps.feasible, maps.dsi, np.inf).min(2)
-    return Heat(si, si / dsi, 1 / dsi, np.minimum(si, 1) / dsi)
+    return Ratios(si, si / dsi, 1 / dsi, np.minimum(si, 1) / dsi)
 
 
 def _figure(lookahead: int, name: str) -> Iterator[Row]:
@@ -202,6 +202,20 @@ def _figure(lookahead: int, name: str) -> Iterator[Row]:
         yield Row(
             "(c) largest speed-up over non-SI", None, float(maps.dsi_over_plain.max()), "closed form", text
         )
+
+
+def _pictures(lookahead: int) -> list[Heat]:
+    """Return the figure's maps as speed-ups: the first algorithm's time over the second one's."""
+    maps = heat_maps(lookahead)
+    titles = (
+        "speed-up of SI over non-SI",
+        "of DSI over SI",
+        "of DSI over non-SI",
+        "of DSI over the better of both",
+    )
+    values = (1 / maps.si_over_plain, maps.dsi_over_si, maps.dsi_over_plain, maps.dsi_over_best)
+    count = 3 if lookahead else 4
+    return [Heat(f"({'abcd'[i]}) {titles[i]}", values[i]) for i in range(count)]
 
 
 def _sp_against_mp() -> Iterator[Row]:
@@ -251,4 +265,5 @@ PAPER = Paper(
         "SP against MP": _sp_against_mp,
         "Thread pool": _thread_pool,
     },
+    maps={"Figure 2": lambda: _pictures(0), "Figure 7": lambda: _pictures(5)},
 )

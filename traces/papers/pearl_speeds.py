@@ -45,6 +45,7 @@ def latency(pair: str) -> Latency:
     raise KeyError(pair)
 
 
+@cache
 def pair_of(name: str, speed_up: float | None = None) -> Pair:
     """Return a pair with the rate of Table 7, or with the rate at which SD has a speed-up."""
     times = latency(name)
@@ -108,7 +109,7 @@ def assisted(pair: Pair) -> float:
     """
     shares = [0.0] * (_LONGEST + 1)
     shares[5] = 1.0
-    for _ in range(2000):
+    for _ in range(1000):
         after = [0.0] * (_LONGEST + 1)
         for length, share in enumerate(shares):
             if share:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "papers"
 """Folder of the published numbers."""
@@ -75,6 +78,14 @@ class Row:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Ratios over drafter latency (first axis) and acceptance rate."""
+
+    title: str
+    values: np.ndarray
+
+
 Item = Callable[[], Iterable[Row]]
 """Computes the rows of one table or figure."""
 
@@ -85,6 +96,8 @@ class Paper:
 
     key: str
     items: Mapping[str, Item]
+    maps: Mapping[str, Callable[[], Sequence[Heat]]] = field(default_factory=dict[str, Any])
+    """Heat maps by item."""
 
     @property
     def title(self) -> str:

@@ -1,0 +1,71 @@
+"""The page of the papers: self-contained, escaped, with all rows."""
+
+import re
+import zlib
+from base64 import b64decode
+
+import numpy as np
+import pytest
+
+from app.main import main
+from traces.papers import charts
+from traces.papers.report import PAPERS
+from traces.papers.rows import Heat, Row
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "papers.html"
+    assert main(["papers", "--paper", "pearl", "--paper", "parallelspec", "-o", str(path)]) == 0
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_requests_nothing_and_has_no_script(page):
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+    assert not re.search(r"(src|href)=\"(?!#|data:)", page)
+
+
+def test_the_page_has_every_item_and_contradiction(page):
+    for key in ("pearl", "parallelspec"):
+        section = page[page.index(f'<h2 id="{key}"') :]
+        for item in PAPERS[key].items:
+            assert f"<h3>{item} " in section
+    assert "Table 12 (Llama 3.1 8B and 70B) repeats Table 2" in page
+
+
+def test_a_chart_has_a_ring_and_a_dot_for_each_row_and_marks_a_miss():
+    rows = [Row(f"<{i}>", 1.0, ours, "closed form") for i, ours in enumerate((1.0, 1.1, 1.3))]
+    svg = charts.chart("x", rows)
+    assert svg.count('class="published"') == 3
+    assert svg.count('class="ours"') == 2
+    assert svg.count('class="missed"') == 1
+    assert "&lt;0&gt;" in svg
+
+
+def test_a_chart_of_different_units_has_ratios():
+    rows = [
+        Row("a", 1.0, 1.1, "closed form"),
+        Row("b", 500.0, 400.0, "closed form"),
+        Row("c", 2, 2, "closed form"),
+    ]
+    assert "ours over published" in charts.chart("x", rows)
+    assert charts.chart("x", rows[:2]) == ""
+
+
+def test_a_heat_map_is_a_picture_with_a_pixel_for_each_cell():
+    values = np.full((3, 2), 1.0)
+    values[0, 1] = 4.0
+    figure = charts.heat_map(Heat("<speed>", values))
+    data = b64decode(re.search(r"base64,([^\"]+)", figure)[1])
+    assert data[16:24] == (3).to_bytes(4, "big") + (2).to_bytes(4, "big")
+    start = data.index(b"IDAT")
+    pixels = zlib.decompress(data[start + 4 :])
+    assert pixels[1:4] == bytes((0, 84, 150))
+    assert pixels[4:7] == bytes((248, 248, 250))
+    assert "&lt;speed&gt;: 1.00 to 4.00" in figure
+
+
+def test_an_output_in_a_missing_folder_is_an_error_of_use(tmp_path, capsys):
+    assert main(["papers", "-o", str(tmp_path / "no" / "papers.html")]) == 2
+    assert "does not exist; make it first" in capsys.readouterr().err

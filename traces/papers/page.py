@@ -1,0 +1,115 @@
+"""The page of `specscope papers -o`: all rows and charts in one HTML file without requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+
+from traces.papers.charts import chart, charted, heat_map
+from traces.papers.report import Summary
+from traces.papers.rows import FOLDER, WITHIN, Paper, Row
+
+_FEW = 24
+"""Rows up to which an item's table is open."""
+_KEY = (
+    '<p class="key"><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="published" cx="6" cy="6" r="5"/>'
+    '</svg>published</span><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="ours" cx="6" cy="6" r="4"/>'
+    '</svg>ours</span><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="missed" cx="6" cy="6" r="4"/>'
+    f"</svg>ours, predicted, and off by more than {WITHIN:.0%}</span></p>"
+)
+
+
+def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
+    """Return the page as the text of one HTML file (UTF-8).
+
+    Args:
+        papers: The papers, in the order shown.
+        rows: Their rows.
+    """
+    links = "".join(f'<a href="#{paper.key}">{escape(paper.title.partition(":")[0])}</a>' for paper in papers)
+    summary = Summary.of(rows)
+    tiles = (
+        (f"{summary.rows}", "rows"),
+        (f"{summary.exact_equal} of {summary.exact}", "exact rows equal the print"),
+        (f"{summary.share:.0%}", f"of {summary.predicted} predicted rows are within {WITHIN:.0%}"),
+        (f"{summary.fitted}", "fitted rows, not judged"),
+        (f"{summary.published_only}", "rows as published only"),
+    )
+    body = [
+        f'<p class="muted">{escape(_INTRODUCTION)}</p>',
+        '<div class="tiles">'
+        + "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in tiles)
+        + "</div>",
+        f'<nav aria-label="Papers">{links}</nav>{_KEY}',
+        *(_paper(paper, [row for row in rows if row.paper == paper.key]) for paper in papers),
+    ]
+    return (FOLDER / "page.html").read_text(encoding="utf-8").replace("{{body}}", "\n".join(body))
+
+
+_INTRODUCTION = (
+    "Each number of the papers that can be computed, beside the computed one. A parameter without a source is fitted "
+    "once, on rows that are marked; all other computed rows are predictions. Rows beyond the limit have their reason."
+)
+
+
+def _paper(paper: Paper, rows: Sequence[Row]) -> str:
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in paper.inconsistencies)
+    parts = [
+        f'<h2 id="{paper.key}">{escape(paper.title)}</h2>',
+        f'<p class="muted">{escape(Summary.of(rows).sentence())}.</p>',
+        f"<details><summary>Numbers of the paper that contradict each other</summary><ul>{sentences}</ul></details>",
+    ]
+    for item, group in groupby(rows, lambda row: row.item):
+        parts.append(_item(paper, item, list(group)))
+    return "\n".join(parts)
+
+
+def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
+    summary, name = Summary.of(rows), escape(item)
+    counts = [
+        f"{summary.exact_equal} of {summary.exact} exact" if summary.exact else "",
+        f"{summary.within} of {summary.predicted} predicted within {WITHIN:.0%}" if summary.predicted else "",
+        f"{summary.published_only} as published" if summary.published_only else "",
+    ]
+    about = ", ".join(filter(None, counts)) or "no published number"
+    heats = "".join(map(heat_map, paper.maps[item]())) if item in paper.maps else ""
+    maps = (
+        f'<div class="maps">{heats}</div><p class="muted">Across: drafter latency from 0.01 to 1 target forwards. '
+        "Up: acceptance rate from 0 to 1. White is 1, blue is faster (darkest from 4), pink is slower.</p>"
+        if heats
+        else ""
+    )
+    opened = " open" if len(rows) <= _FEW else ""
+    return (
+        f'<h3>{name} <span class="muted">· {about}</span></h3>{maps}{chart(f"{paper.key}, {item}", rows)}'
+        f"<details{opened}><summary>{name}: {len(rows)} rows</summary>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(paper.key)}, {name}">{_table(rows)}</div>'
+        f"{_assumptions(rows)}</details>"
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    head = '<th class="number">in chart</th><th>row</th><th class="number">published</th><th class="number">ours</th><th class="number">difference</th><th>kind</th>'
+    numbers = iter(range(1, len(rows) + 1))
+    lines = [_line(row, str(next(numbers)) if charted(row) else "") for row in rows]
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _line(row: Row, number: str) -> str:
+    missed = " bad" if row.predicted and not row.hit else ""
+    difference = "" if row.difference is None else f"{row.difference:+.1%}"
+    kind = f"{row.kind}, fitted" if row.fitted else row.kind
+    return (
+        f'<tr><td class="number">{number}</td><td>{escape(row.row)}</td><td class="number">{_number(row.published)}</td>'
+        f'<td class="number">{_number(row.ours)}</td><td class="number{missed}">{difference}</td><td>{kind}</td></tr>'
+    )
+
+
+def _assumptions(rows: Sequence[Row]) -> str:
+    texts = dict.fromkeys(str(row.to_dict()["assumption"]) for row in rows)
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts if text) + "</ul>"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
