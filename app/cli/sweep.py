@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=int, default=2, metavar="N", help="with acceptance_rate: seeds of a cell, 1 to 5 (2)"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="F.html", help="write heat map and chart as a page")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="F.html", help="write heat map and chart as a page"
+    )
     common.add_generation(parser, required=False)
     common.add_cluster(parser)
     common.add_database(parser)
