@@ -31,7 +31,7 @@ from engine.workers.worker import Ticket
 from tests.engine.heads.random_heads import make_head, with_heads
 from tests.engine.model.together import on_ranks
 from tests.engine.workers.processes import PROMPT, at_span
-from tests.engine.workers.test_contract import WARM, _facts, _probabilities
+from tests.engine.workers.test_contract import WARM, _probabilities, facts
 
 LIMITS = Limits(8)
 METHODS = {
@@ -87,7 +87,7 @@ def test_a_split_target_writes_the_rows_of_the_whole_one(opened, name):
         trace = run(split)
         assert trace.status == "done"
         assert trace.text == expected.text
-        for rows, expected_rows in zip(_facts(trace), _facts(expected), strict=True):
+        for rows, expected_rows in zip(facts(trace), facts(expected), strict=True):
             assert rows == expected_rows
         (p, q), (expected_p, expected_q) = _probabilities(trace).T, _probabilities(expected).T
         np.testing.assert_allclose(p, expected_p, atol=1e-4)
