@@ -97,10 +97,10 @@ def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns
     rounds = numbers(connection, _ROUND.c.run == run, _ROUND.c.time, _ROUND.c.drafted, _ROUND.c.accepted)
     spans = list[Spans]()
     for code in np.unique(looks).tolist():
-        place, kind_code, own = code // _CODES**2, code // _CODES % _CODES, looks == code
+        place: int = code // _CODES**2
         if place < len(devices):
+            name, own = schema.KINDS[code // _CODES % _CODES], looks == code
             cancelled = schema.SPAN_OUTCOMES[code % _CODES] == "cancelled"
-            name = schema.KINDS[kind_code]
             spans.append(Spans(devices[place], name, cancelled, start[own], end[own]))
     spans.sort(key=lambda s: (s.device, s.kind, not s.cancelled))
     return Columns(spans, tokens, *rounds)

@@ -56,4 +56,4 @@ def commits(
     columns = [_TOKEN.c[name] for name in ("number", *schema.FIELDS[Commit])]
     own = select(*columns).where(_TOKEN.c.run == run, _TOKEN.c.sequence == sequence)
     rows = connection.execute(own.order_by(_TOKEN.c.number).offset(first).limit(most)).all()
-    return [(row[0] - 1, Commit(*row[1:])) for row in rows]
+    return [(number - 1, Commit(*values)) for number, *values in rows]

@@ -193,8 +193,9 @@ const alignedHatch = () => drawn("defs", {}, drawn("pattern", { id: "ss-aligned-
 /** The numbers of the tokens, or their texts where there is room. */
 function alignedAxis(columns, cell, height, { tokens, first }) {
   const texts = cell >= ALIGNED.room;
-  const step = texts ? 1 : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * cell >= 34) ?? 2000;
-  const places = Array.from({ length: columns }, (_, k) => k).filter((k) => texts || k === 0 || (first + k + 1) % step === 0);
+  const room = 10 + 8 * String(first + columns).length;
+  const step = texts ? 1 : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * cell >= room) ?? 2000;
+  const places = Array.from({ length: columns }, (_, k) => k).filter((k) => texts || k === 0 || ((first + k + 1) % step === 0 && k * cell >= room));
   const most = Math.floor(cell / 6);
   const nameOf = (k) => {
     if (!texts) return String(first + k + 1);

@@ -71,9 +71,10 @@ class AlignedPart {
     ].join(" ");
   }
 
-  /** The token with its decision where the loaded part has it. */
+  /** The token of a cell, with its decision where the loaded part has it. */
   whole({ run, tokens }, k) {
-    return run.tokens.find((token) => token.index === tokens[k].index) ?? tokens[k];
+    if (!run.long) return tokens[k];
+    return run.tokens.find((token) => token.index === tokens[k].index) ?? { ...tokens[k], p: null, q: null, u: null, outside: true };
   }
 
   destroy() {
