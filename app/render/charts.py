@@ -69,4 +69,6 @@ def scripts() -> str:
         "const draw = () => SpecScopeCharts.draw(document.body, Plotly); draw(); "
         'new MutationObserver(draw).observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });'
     )
-    return "".join(f"<script>{script}</script>" for script in (plotly_script(), page_asset("charts.js"), draw))
+    return "".join(
+        f"<script>{script}</script>" for script in (plotly_script(), page_asset("charts.js"), draw)
+    )
