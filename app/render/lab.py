@@ -22,7 +22,10 @@ POLICY = (
     "style-src 'unsafe-inline'; img-src data: blob:\">"
 )
 """What the file of a sweep may load: nothing."""
-STYLE = "body { margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) }"
+STYLE = (
+    "body { margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) } "
+    "main { max-width: 1340px; margin: 0 auto } h1 { font-size: 19px } ol { padding: 0 }"
+)
 """Of the file of a sweep, beside the page's style sheet."""
 THEME = (
     'const dark = matchMedia("(prefers-color-scheme: dark)"); '

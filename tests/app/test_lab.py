@@ -84,7 +84,7 @@ def test_a_measured_sweep_has_alternating_passes_of_every_prompt(page, service, 
 
 
 def test_a_measured_sweep_warns_of_a_busy_machine_and_a_virtual_one_does_not(page, monkeypatch):
-    monkeypatch.setattr(lab, "busy_warning", lambda *_: "Other programs used 1.9 of 2 cores meanwhile")
+    monkeypatch.setattr(lab, "busy_since", lambda *_: "Other programs used 1.9 of 2 cores meanwhile")
     assert "Other programs used" in list(page.run(*decoded("2", passes=1, prompts="One")))[-1].message
     assert "Other programs" not in list(page.run(*scripted("1", "0.9", 4, 1)))[-1].message
 
