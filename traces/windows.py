@@ -135,8 +135,9 @@ def part(
     _read(connection, size, trace, Span, [near, (_SPAN.c.start < size.begin) & _PREFILL])
     trace.spans.sort(key=lambda s: s.id)
     working = [s for s in trace.spans if not (s.kind == "prefill" and s.step == 0)]
-    first = connection.scalar(_least_token(size, _TOKEN.c.time >= low)) or 1
-    _read(connection, size, trace, Commit, [_TOKEN.c.time.between(low, high)])
+    since = _range(size, low, high)[0]
+    first = connection.scalar(_least_token(size, _TOKEN.c.time >= since)) or 1
+    _read(connection, size, trace, Commit, [_TOKEN.c.time.between(since, high)])
     steps = [row.step for row in (*working, *trace.commits)]
     ids = [s.id for s in working]
     own_steps = min(steps, default=0), max(steps, default=-1)
