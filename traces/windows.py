@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import case, func, select, true
+from sqlalchemy import func, or_, select, true
 
 from engine.trace.events import Commit, Decision, Document, Occupancy, Piece, Round, Span
 from engine.trace.events import Part as PartRow
@@ -85,24 +85,23 @@ def extent(connection: Connection, run_id: str, known: dict[int, Extent]) -> Ext
 
 
 def _measured(connection: Connection, key: int, rows: tuple[int, ...], devices: tuple[str, ...]) -> Extent:
-    own, length = _SPAN.c.run == key, _SPAN.c.end - _SPAN.c.start
-    spans, start, end, begin, longest = connection.execute(
+    own, later = _SPAN.c.run == key, or_(_SPAN.c.step != 0, _SPAN.c.kind != "prefill")
+    spans, end, begin, longest = connection.execute(
         select(
             func.count(),
-            func.min(_SPAN.c.start),
             func.max(_SPAN.c.end),
-            func.max(case((_PREFILL, _SPAN.c.end))),
-            func.max(case((~_PREFILL, length))),
+            func.max(_SPAN.c.end).filter(~later),
+            func.max(_SPAN.c.end - _SPAN.c.start).filter(later),
         ).where(own)
     ).one()
-    tokens, last = connection.execute(
-        select(func.count(), func.max(_TOKEN.c.time)).where(_TOKEN.c.run == key)
-    ).one()
+    # each from an index, without a look at the other rows
+    start = connection.scalar(select(func.min(_SPAN.c.start)).where(own))
+    last = connection.scalar(select(func.max(_TOKEN.c.time)).where(_TOKEN.c.run == key))
     working = select(_SPAN.c.device).distinct().where(own, _SPAN.c.kind != "prefill")
     # the limit ends the search as soon as all devices are found
     names = tuple(connection.scalars(working.limit(len(devices))))
     ends = max(end or 0, last or 0)
-    return Extent(key, rows, spans, tokens, start or 0, begin or 0, ends, longest or 0, devices, names)
+    return Extent(key, rows, spans, rows[1], start or 0, begin or 0, ends, longest or 0, devices, names)
 
 
 def time_of(connection: Connection, size: Extent, number: int) -> int:
@@ -136,8 +135,9 @@ def part(
     _read(connection, size, trace, Span, [near, (_SPAN.c.start < size.begin) & _PREFILL])
     trace.spans.sort(key=lambda s: s.id)
     working = [s for s in trace.spans if not (s.kind == "prefill" and s.step == 0)]
-    first = connection.scalar(_least_token(size, _TOKEN.c.time >= low)) or 1
-    _read(connection, size, trace, Commit, [_TOKEN.c.time.between(low, high)])
+    since = _range(size, low, high)[0]
+    first = connection.scalar(_least_token(size, _TOKEN.c.time >= since)) or 1
+    _read(connection, size, trace, Commit, [_TOKEN.c.time.between(since, high)])
     steps = [row.step for row in (*working, *trace.commits)]
     ids = [s.id for s in working]
     own_steps = min(steps, default=0), max(steps, default=-1)

@@ -18,8 +18,8 @@ from traces.view.document import view_model
 from traces.view.part import part_sections
 
 SCRIPTED = {
-    "dsi-pool": lambda: dsi([True, False, True, True] * 8, new=32),
-    "easyspec-fuzzy": lambda: easyspec(gamma=3, new=32),
+    "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
+    "easyspec-fuzzy": lambda: easyspec(gamma=3, new=16),
 }
 """Runs with a pool of servers, and with fuzzy drafts."""
 KEYS = (*METHODS, *SCRIPTED)
@@ -38,7 +38,7 @@ def store(tmp_path_factory):
             if key in SCRIPTED:
                 trace = SCRIPTED[key]()
             else:
-                trace = cluster.run(key, *PROMPTS.get(key, ("Tell me a story.",)), limits=Limits(32))
+                trace = cluster.run(key, *PROMPTS.get(key, ("Tell me a story.",)), limits=Limits(16))
             opened.insert(replace(trace, header=replace(trace.header, run_id=key)))
         yield opened
 
@@ -73,9 +73,10 @@ def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes,
         assert not found["copies"] or found["sources"] == whole["sources"]
         for name in ("layers", "pool"):
             assert drawn(found[name], start, end) == drawn(whole[name], start, end), name
-        assert [row["model"] for row in found["caches"]] == [row["model"] for row in whole["caches"]]
-        for ours, theirs in zip(found["caches"], whole["caches"], strict=True):
-            known, wanted = cached(ours, start, end), cached(theirs, start, end)
+        parts = {(view["model"], view["label"], view["sequence"]): view for view in found["caches"]}
+        for view in whole["caches"]:
+            ours = parts.get((view["model"], view["label"], view["sequence"]), {"step": [], "t": []})
+            known, wanted = cached(ours, start, end), cached(view, start, end)
             assert known == wanted[: len(known)]
             assert len(wanted) - len(known) <= (2 if high < size.end else 0), "the next forward is not read"
 
@@ -120,7 +121,7 @@ def drawn(section, low, high):
 def test_the_bins_of_a_window_are_the_sums_over_its_rows(store, key):
     trace, size = store.load(key), store.extent(key)
     for low, high in windows(size):
-        for number in (1, 7, 40):
+        for number in (7, 40):
             found = store.bins(key, size, low, high, number)
             assert found._asdict() == plain_bins(trace, size, low, high, number)
 
