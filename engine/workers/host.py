@@ -116,8 +116,8 @@ class Host:
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
 
-        def stops(late: bool = False) -> bool:
-            return agree(late or stopped())  # all ranks stop at the same place
+        def stops() -> bool:
+            return agree(stopped())  # all ranks stop at the same place
 
         if isinstance(job, Prefill | Propose | Grow | Score):
             self.forwards.record_lengths(job.prefixes)
@@ -153,7 +153,7 @@ class Host:
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
-                value = measure(self.forwards.models[job.model], job, stops)
+                value = measure(self.forwards.models[job.model], job, stopped, agree)
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:

@@ -13,13 +13,16 @@ from engine.model.slots import Rows, Slots
 from engine.workers.jobs import Measure
 
 
-def measure(model: LanguageModel, job: Measure, stopped: Callable[[bool], bool]) -> tuple[float, ...]:
+def measure(
+    model: LanguageModel, job: Measure, stopped: Callable[[], bool], agree: Callable[[bool], bool] = bool
+) -> tuple[float, ...]:
     """Return the median seconds of forwards of each number of rows, as far as the time allows.
 
     Args:
         model: Gets a cache of its own; no sequence is touched.
         job: Numbers of rows and limits; numbers that do not fit into the context are left out.
-        stopped: Maps whether the time is over to whether to stop; called between forwards.
+        stopped: Returns whether the job was stopped; called between forwards.
+        agree: Maps whether this device stops to whether all ranks of a split model do.
     """
     counts = [rows for rows in job.rows if rows + 1 < model.context]
     context = min(job.context, model.context - 1 - max(counts))
@@ -29,7 +32,7 @@ def measure(model: LanguageModel, job: Measure, stopped: Callable[[bool], bool])
     begun = time.perf_counter()
     for _ in range(job.repeats):
         for count, seconds in zip(counts, times, strict=True):
-            if times[0] and stopped(time.perf_counter() - begun > job.seconds):
+            if times[0] and agree(stopped() or time.perf_counter() - begun > job.seconds):
                 break
             seconds.append(_forward(model, cache, context, count))
     return tuple(statistics.median(seconds) for seconds in times if seconds)

@@ -19,7 +19,7 @@ from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Propose, R
 from engine.workers.shared import SharedMemory
 from engine.workers.worker import Ticket, Worker
 
-FOLLOW_S = 3.0
+FOLLOW_S = 5.0
 """Seconds for the other ranks to answer once a rank has failed; they may wait for its tensors."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 """Kind of device -> library for the exchange of tensors."""

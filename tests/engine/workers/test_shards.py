@@ -32,6 +32,7 @@ from tests.engine.heads.random_heads import make_head
 from tests.engine.model.together import on_ranks
 from tests.engine.workers.processes import PROMPT, at_span
 from tests.engine.workers.test_contract import WARM, _probabilities, facts
+from tests.engine.workers.test_process import ended, shared_memory
 
 LIMITS = Limits(8)
 METHODS = {
@@ -176,9 +177,10 @@ def test_ranks_that_measure_stop_after_the_same_forward(opened):
 def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, number, how):
     monkeypatch.setattr(runtimes, "devices_of", _many)
     events = list[object]()
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    handles = shared_memory()
     with engine.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
-        pid = _members(cluster)[rank].pid
+        pids = [member.pid for member in _members(cluster)]
+        pid = pids[rank]
         kill = at_span(12, lambda: os.kill(pid, number))
 
         def listen(event: object) -> None:
@@ -191,10 +193,20 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
         assert time.perf_counter() - start < 10
         assert isinstance(events[-1], Footer)
         assert f"rank {rank} of 2" in events[-1].error
-    left = {p.pid for p in psutil.Process().children(recursive=True)} - before
-    assert not left, "closing ends all processes"
-    sockets = [c for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-    assert not sockets
+        with pytest.raises(WorkerDied):
+            cluster.run("autoregressive", PROMPT, limits=Limits(4))
+    assert all(map(ended, pids)), "closing ends all processes, and with them their sockets"
+    assert shared_memory() <= handles
+
+
+def test_a_rank_may_sleep_as_long_as_another_rank_has_no_processor(opened):
+    assert all(member._owed().patient for member in _members(opened["two"]))
+    assert not any(worker._owed().patient for worker in opened["whole"].placement.workers)
+
+
+def test_ranks_listen_on_the_loopback_address_only(opened):
+    sockets = [c for m in _members(opened["three"]) for c in psutil.Process(m.pid).net_connections("inet")]
+    assert {c.laddr.ip for c in sockets} == {"127.0.0.1"}
 
 
 class _Rank:
