@@ -44,7 +44,7 @@ class ProfileDevices:
 
     @property
     def _drafter_gpus(self) -> int:
-        return self.latency.drafter.gpus if self.latency.drafter else 0
+        return self.latency.drafter.gpus if self.latency.drafter else 1
 
     def _colocated(self) -> dict[str, list[Assignment]]:
         count, width, target_width = len(self.profile.gpus), self._drafter_gpus, self.latency.target.gpus

@@ -103,10 +103,11 @@ def _virtual(
     profile = Profile.load(profile) if isinstance(profile, str) else profile
     latency = profile.latency(profile_pair)
     loaders, source = tokens_of(pair, tokens)
+    drafts = "drafter" in loaders and latency.drafter is not None
     return Placement(
         "virtual",
         ProfileDevices(profile, latency, loaders),
-        Layout(Separate(drafters=int("drafter" in loaders), turns=True)),
+        Layout(Separate(drafters=int(drafts), turns=True)),
         VirtualLoop,
         profile.name,
         latency.c,

@@ -175,6 +175,7 @@ class Cluster:
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
         if layout.needs_drafter and not self.placement.base.needs_drafter:
+            self.placement.site.assign(layout)  # its error names a profile's pair without a drafter
             raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")
         return layout
 

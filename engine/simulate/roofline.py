@@ -16,7 +16,8 @@ tensor parallelism); the profiles name others.
     launch      (1 / published speed - the first four terms at 1 row, no context, one sequence) /
     layers
 
-So one row after an empty cache takes exactly the published time, and no constant is fitted. A model
+So one row after an empty cache takes exactly the published time, and no constant is fitted here;
+`Latency.fitted` takes published times of a fuzzy forward and of a verification. A model
 split by layers runs them one after the other (PEARL places it with accelerate), so one GPU's
 bandwidth and peak count. Under tensor parallelism all g GPUs work on every layer: bandwidth,
 compute and cache are divided by g, and the waits of the all-reduces are in launch. A forward reads

@@ -1,10 +1,15 @@
 """Placement: the devices of a layout, and their order in a run's header."""
 
+import pytest
+
+import engine
 from engine.cluster.local_devices import LocalDevices
 from engine.cluster.placement import Placement
+from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.trace.events import Device
+from engine.types import Limits
 from tests.engine.workers.harness import scripted_cluster
 
 
@@ -29,3 +34,22 @@ def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
         ("cpu:0", "drafter"),
         *((f"cpu:{i}", "target") for i in range(1, 12)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "pair", "step_us"),
+    [("A100-OPT", "opt-6.7b", 12_397), ("8xA100", "llama-3-70-vanilla", 116_104)],
+)
+def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profile, pair, step_us):
+    with engine.open(
+        runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.5"
+    ) as cluster:
+        plain = cluster.run("autoregressive", [5, 6], limits=Limits(3))
+        (first, *_) = (s for s in plain.spans if s.kind == "verify")
+        assert (first.end - first.start) // 1000 == step_us
+        for method, config in (("llma", {}), ("ems", {"base": "plain"})):
+            assert cluster.run(method, [5, 6], config=config, limits=Limits(3)).status == "done"
+        with pytest.raises(
+            UsageError, match=rf"the pair {pair} of the profile {profile} has no drafter; choose"
+        ):
+            cluster.run("speculative", [5, 6], limits=Limits(3))
