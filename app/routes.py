@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.demo import demo_document
 from app.limits import CLOSE
+from app.papers import papers_page
 from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
+PAPERS = f"{PREFIX}/papers.html"
 MAX_COMPARED = 8
 """Most runs in one view."""
 MAX_PASSES = 9
@@ -163,6 +165,10 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/demo")
     def demo() -> Response:
         return Response(demo_document(), media_type="application/json", headers=FRESH)
+
+    @router.get("/papers.html")
+    def papers() -> Response:
+        return Response(papers_page(), media_type="text/html", headers=FRESH)
 
     @router.get("/report.html")
     def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:

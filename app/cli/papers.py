@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="compare this paper only; repeatable (all)",
+        help="only this one of pearl, dsi, easyspec, ems, parallelspec and outside; repeatable (all)",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.html", help="write rows and charts to this HTML file"

@@ -8,9 +8,10 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from app import windows
+from app import papers, windows
 from app.guard import HEADERS
-from app.routes import address, report_address
+from app.render.about import about_page
+from app.routes import PAPERS, address, report_address
 from app.runs import RunRequest
 from app.server import build_app
 from app.service import Service
@@ -138,6 +139,15 @@ MISSING = {
     "/specscope/export/nobody/x.exe": "there is no download 'x.exe'; choose one of trace.jsonl",
     "/specscope/files/secret": "there is no file 'secret'",
 }
+
+
+def test_the_papers_page_is_served_and_linked(client, monkeypatch) -> None:
+    monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
+    answer = client.get(PAPERS)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert '<h2 id="parallelspec">' in answer.text
+    assert f'href="{PAPERS}"' in about_page({})
 
 
 def test_an_unknown_run_or_file_is_a_404_with_one_line(client) -> None:

@@ -137,7 +137,7 @@ def test_a_device_pipe_or_directory_as_a_profile_is_refused(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["", " ", "/dev/zero", "..", "x\ny" * 1000, "\x1b[2J", "8XA100"])
 def test_the_error_of_an_unknown_profile_lists_the_known_ones(name):
-    assert "choose one of 8xA100, A100-OPT, pearl-3xA100" in refused(name)
+    assert "choose one of 8xA100, A100-40G, A100-OPT, H100" in refused(name)
 
 
 def test_a_grid_with_a_million_gaps_is_refused_at_the_first():

@@ -78,8 +78,9 @@ def _table_1() -> Iterator[Row]:
             saved = hardware.stream_us(drafter.weights * drafter.element) * (1 - 1 / gpus)
             waits = 2 * drafter.layers * hardware.known("collective_us") if gpus > 1 else 0
             ours = 1e6 / (1e6 / drafter.speed - saved + waits)
-            text = "Streaming divided by the GPUs, and two collectives a layer; one collective is fitted to these rows."
-            yield Row(f"{name}, {column}", number, ours, "closed form", text, fitted=True)
+            text = "The profile's forward, fitted to Table 2's drafting times; streaming divided by the GPUs, and two "
+            text += "collectives a layer, which are fitted to the rows with several GPUs."
+            yield Row(f"{name}, {column}", number, ours, "closed form", text, fitted=gpus > 1)
 
 
 def _table_2() -> Iterator[Row]:
