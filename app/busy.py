@@ -7,7 +7,7 @@ import psutil
 from engine.cluster.others import Reading, others, read
 from traces.load import TOO_BUSY, OtherLoad
 
-__all__ = ["Reading", "busy_warning", "read_load"]
+__all__ = ["Reading", "busy_since", "busy_warning", "read_load"]
 
 
 def read_load() -> Reading:
@@ -25,3 +25,8 @@ def busy_warning(before: Reading, after: Reading, cores: int) -> str:
         f"Other programs used {OtherLoad(used, cores).text} meanwhile: the times may be wrong. "
         "Run more passes, or close other programs."
     )
+
+
+def busy_since(before: Reading) -> str:
+    """Return the warning for the time from a reading until now; empty on a calm machine."""
+    return busy_warning(before, read_load(), psutil.cpu_count() or 1)

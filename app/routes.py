@@ -8,7 +8,6 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,7 +20,7 @@ from app.papers import papers_page
 from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
-from traces.export.assets import plotly_script, viewer_script, viewer_style
+from traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
 PAPERS = f"{PREFIX}/papers.html"
-ASSETS = Path(__file__).parents[1] / "assets"
 MAX_COMPARED = 8
 """Most runs in one view."""
 MAX_PASSES = 9
@@ -54,9 +52,10 @@ FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
     "plotly.js": (plotly_script, "text/javascript"),
-    "picker.js": (lambda: (ASSETS / "picker.js").read_text(encoding="utf-8"), "text/javascript"),
-    "app.js": (lambda: (ASSETS / "app.js").read_text(encoding="utf-8"), "text/javascript"),
-    "app.css": (lambda: (ASSETS / "app.css").read_text(encoding="utf-8"), "text/css"),
+    "picker.js": (lambda: page_asset("picker.js"), "text/javascript"),
+    "charts.js": (lambda: page_asset("charts.js"), "text/javascript"),
+    "app.js": (lambda: page_asset("app.js"), "text/javascript"),
+    "app.css": (lambda: page_asset("app.css"), "text/css"),
 }
 EXPORTS: dict[str, tuple[Callable[[Trace, IO[str]], None], str]] = {
     "trace.jsonl": (write_jsonl, "application/x-ndjson"),
@@ -91,6 +90,7 @@ def head() -> str:
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
         f'<script src="{address("picker.js")}"></script>'
+        f'<script src="{address("charts.js")}"></script>'
         f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )
@@ -148,6 +148,10 @@ def build_router(service: Service) -> APIRouter:
         run: str, low: float, high: float, margin: float = 0, bins: int = 700, rows: bool = True
     ) -> Response:
         return _answer(lambda: windows.window(run, low, high, margin, bins, rows=rows))
+
+    @router.get("/aligned")
+    def aligned(runs: str, low: float, high: float, sequence: int = 0) -> Response:
+        return _answer(lambda: windows.aligned(runs, sequence, low, high))
 
     @router.get("/live")
     def live(run: str, cursor: int = 0) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from app.aligning import aligned_part
 from engine.errors import UsageError, shown
 from traces.view.packed import packed, packed_run
 from traces.view.part import bins_view, part_document, part_sections
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from app.service import Service
     from traces.store import Store
+    from traces.view.aligned import AlignedPart
     from traces.windows import Extent
 
 LONG = 1000
@@ -24,6 +26,8 @@ OPENING = 300
 MOST_SPANS = 1200
 """Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""
 MOST_BINS = 2000
+MOST_RUNS = 8
+"""Most runs that are aligned."""
 FURTHEST = 1e12
 """Largest time of a window in ms: 30 years."""
 
@@ -100,6 +104,31 @@ class Windows:
             if (found := store.part(run, size, *window, MOST_SPANS)) is not None:
                 return packed_run(part_sections(found, size))
         return {"bins": bins_view(store.bins(run, size, start, end, bins), size)}
+
+    def aligned(self, names: str, sequence: int, low: float, high: float) -> AlignedPart:
+        """Return the tokens that the first run commits in a window, and the others' same tokens.
+
+        Args:
+            names: As for `document`.
+            sequence: A sequence of the first run.
+            low: Start of the window, in ms of the document.
+            high: Its end.
+
+        Raises:
+            UsageError: A run has no windows, or the numbers are out of range.
+            StoreError: A run cannot be read.
+        """
+        ids = [name.split("~")[0] for name in names.split(",") if name][: MOST_RUNS + 1]
+        if len(ids) > MOST_RUNS:
+            raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
+        sizes, store = [self._size(name) for name in ids], self._service.store
+        runs = [(self._id(name), size) for name, size in zip(ids, sizes, strict=True) if size is not None]
+        if store is None or not runs or len(runs) < len(ids):
+            raise UsageError(f"one of {shown(names)} is not stored or has not ended; open the runs whole")
+        if not -FURTHEST < low < high < FURTHEST:
+            raise UsageError(f"window {low:g} to {high:g} ms is not valid; it needs a start before its end")
+        first = runs[0][1]
+        return aligned_part(store, runs, sequence, _ns(low, first), _ns(high, first))
 
     def _size(self, name: str) -> Extent | None:
         store = self._service.store

@@ -92,7 +92,7 @@ window.SpecScopeApp = (() => {
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
       else {
-        const source = { window: (query) => ask(`window?${query}`), whole: () => fetchModel(value().runs, true) };
+        const source = { window: (query) => ask(`window?${query}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
         view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];
@@ -145,6 +145,7 @@ window.SpecScopeApp = (() => {
       try {
         do {
           again = false;
+          await painted();
           await draw(value());
         } while (again);
       } catch (error) {
@@ -165,6 +166,12 @@ window.SpecScopeApp = (() => {
   }
 
   const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+  /** The next frame is shown: the status of a turn does not wait for its timeline. A hidden page has no frames. */
+  const painted = () => new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 100);
+  });
 
   /** Bring the results into view. */
   function arrive() {
@@ -273,21 +280,7 @@ window.SpecScopeApp = (() => {
   /** Draw the figures of a component in the page's colours, and again when its value or the theme changes. */
   function charts(element, watch) {
     const refresh = async () => {
-      const nodes = [...element.querySelectorAll("[data-figure]")];
-      if (!nodes.length) return;
-      const { react } = await plotly();
-      const dark = document.body.classList.contains("dark");
-      for (const node of nodes.filter((one) => one.isConnected)) {
-        const { data, layout } = JSON.parse(node.dataset.figure);
-        const style = getComputedStyle(node);
-        const lines = style.getPropertyValue("--app-line");
-        const axis = { gridcolor: lines, zerolinecolor: lines, linecolor: lines };
-        for (const trace of data) if (dark) trace.line.color = trace.meta.dark;
-        for (const shape of layout.shapes ?? []) shape.line = { color: style.getPropertyValue("--app-edge"), width: 1, dash: "dot" };
-        Object.assign(layout, { paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { family: style.fontFamily, size: 12, color: style.getPropertyValue("--app-ink") } });
-        Object.assign(layout, { xaxis: { ...layout.xaxis, ...axis }, yaxis: { ...layout.yaxis, ...axis }, hoverlabel: { bgcolor: style.getPropertyValue("--app-raised") } });
-        react(node, data, layout, { displayModeBar: false, responsive: true });
-      }
+      if (element.querySelector("[data-figure]")) SpecScopeCharts.draw(element, await plotly());
     };
     watch("value", refresh);
     new MutationObserver(refresh).observe(document.body, { attributes: true, attributeFilter: ["class"] });

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete
 
 from engine.errors import StoreError, UsageError
-from traces import bins, database, queries, windows
+from traces import bins, database, lines, queries, windows
 from traces.database import default_path
 from traces.queries import Summary
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from engine.trace.events import Header
+    from engine.trace.events import Commit, Header
     from engine.trace.trace import Trace
     from traces.bins import Bins, Columns
+    from traces.lines import Line
     from traces.windows import Extent, Part
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
@@ -196,6 +197,28 @@ class Store:
                 while len(self._columns) > KEPT:
                     del self._columns[next(iter(self._columns))]
         return bins.bins(known, size, low, high, number)
+
+    def line(self, run_id: str, size: Extent, sequence: int) -> Line:
+        """Return the ids and times of all tokens of a sequence.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection, queries.undamaged(run_id):
+            return lines.line(connection, size.key, sequence)
+
+    def commits(
+        self, run_id: str, size: Extent, sequence: int, first: int, most: int
+    ) -> list[tuple[int, Commit]]:
+        """Return at most `most` commits of a sequence from its commit `first` on.
+
+        Each is a tuple: the number of the run's commits before it, and the commit.
+
+        Raises:
+            StoreError: The database cannot be read.
+        """
+        with self._reading() as connection, queries.undamaged(run_id):
+            return lines.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first.

@@ -75,6 +75,8 @@ BARS = {
     "decode_over_floor_16_rows_7B": Bar(at_most=1.8),
     "colocated_gain": Bar(at_least=1.2),
     "orchestration": Bar(at_most=0.05),
+    "page_stop_ms": Bar(at_most=200),
+    "page_share": Bar(at_most=1.3),
 }
 """Bars by figure; the other figures explain these."""
 

@@ -8,14 +8,11 @@ the warm-up.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +21,8 @@ import httpx
 import psutil
 
 from app.bench.figures import Figure
-from app.bench.memory import ROOT
 from app.bench.plan import Note
+from app.bench.serving import serving
 from engine.errors import SpecScopeError
 from traces.store import Store
 
@@ -86,7 +83,7 @@ def measure(runs: int, clients: int, note: Note) -> dict[str, Figure]:
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "traces.db"
         began = time.perf_counter()
-        with _server(database) as (address, server):
+        with serving(database) as (address, server):
             started = time.perf_counter() - began
             button = Button.of(_page(address))
             per_press = _press(address, button, PROMPTS[0], database)
@@ -115,22 +112,6 @@ def measure(runs: int, clients: int, note: Note) -> dict[str, Figure]:
         ),
         "server_start_s": Figure((started,), "seconds until the address is printed"),
     }
-
-
-@contextmanager
-def _server(database: Path) -> Generator[tuple[str, psutil.Process]]:
-    """Serve the playground in a process of its own; yield the address and the process."""
-    command = [sys.executable, "-m", "app.main", "play", "--pair", "bundled"]
-    command += ["--port", "0", "--db", str(database)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout is not None
-            line = child.stdout.readline().strip()
-            if not line.startswith("SpecScope: http"):
-                raise SpecScopeError(f"the server did not start; its first line is {line!r}")
-            yield line.removeprefix("SpecScope: "), psutil.Process(child.pid)
-        finally:
-            child.terminate()
 
 
 def _page(address: str) -> Mapping[str, Any]:

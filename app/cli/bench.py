@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--viewer",
         action="store_true",
-        help="measure the viewer only, in headless Chromium: opening, panning, zooming and live growth",
+        help="measure the viewer only, in headless Chromium: opening, panning, zooming, live growth, Stop",
     )
     parser.add_argument(
         "--cuda",
@@ -194,10 +194,11 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 
 
 def _viewer(quick: bool) -> dict[str, Figure]:
-    from app.bench import viewer
+    from app.bench import page, viewer
 
     with _progress() as note:
-        return viewer.measure(viewer.SIZES, 1 if quick else 2, note)
+        moved = viewer.measure(viewer.SIZES, 1 if quick else 2, note)
+        return moved | page.measure(1 if quick else 3, note)
 
 
 def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:

@@ -17,6 +17,7 @@ from engine.files import parse_json, read_text
 from engine.types import Limits, Sampling, check_range, check_text
 
 if TYPE_CHECKING:
+    from app.busy import Reading
     from traces.store import Store
 
 MAX_PROMPT_FILE = 64 * 2**20
@@ -218,6 +219,26 @@ def seeded(sampling: Sampling, prompt: int) -> Sampling:
 def limits_of(args: argparse.Namespace) -> Limits:
     """Return the limit options, checked."""
     return Limits(args.max_new_tokens, tuple(args.stop))
+
+
+def is_measured(args: argparse.Namespace) -> bool:
+    """Return whether the runs are measured on this machine, not timed by a profile."""
+    return args.profile is None and args.runtime != "virtual"
+
+
+def busy_warning(args: argparse.Namespace, before: Reading) -> str:
+    """Return the warning of a busy machine for measured runs, else nothing; print it on stderr.
+
+    Args:
+        args: The options of the cluster.
+        before: The load's reading before the runs.
+    """
+    from app.busy import busy_since
+
+    warning = busy_since(before) if is_measured(args) else ""
+    if warning:
+        print(f"specscope: {warning}", file=sys.stderr)
+    return warning
 
 
 def open_cluster(args: argparse.Namespace) -> Any:

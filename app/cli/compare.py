@@ -16,9 +16,6 @@ import uuid
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-import psutil
-
-from app.busy import busy_warning, read_load
 from app.cli import common
 from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
@@ -60,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the methods, the baseline first."""
+    from app.busy import read_load
+
     keys, left_out = method_keys(args.methods), dict[str, str]()
     configs = parse_settings(args.fields, keys)
     for key, config in configs.items():
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
                     options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
                     trace = recorded(store, cluster, key, [prompts[k] for k in part], options)
                     passes[number][name][i] = trace
-        warning = "" if args.profile else busy_warning(before, read_load(), psutil.cpu_count() or 1)
+        warning = common.busy_warning(args, before)
     traces, spreads = _median(passes)
     first = traces[BASELINE][0].header
     result = {
@@ -301,8 +300,6 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 def _print(result: dict[str, Any]) -> None:
     print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {result['clock']}")
-    if result["warning"]:
-        print(f"warning: {result['warning']}")
     for row in result["skipped"]:
         category = f" ({row['category']})" if row["category"] else ""
         print(f"skipped: line {row['line']}{category}: {row['reason']}")

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the method on the prompts and store each run."""
+    from app.busy import read_load
     from traces.view.settings import planned_text
 
     config, method = parse_fields(args.fields), find(args.method)
@@ -46,13 +47,16 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(common.open_cluster(args))
+        before = read_load()
         for i, part in enumerate(batches_of(args.method, prompts)):
             seeded = common.seeded(sampling, i)
             options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
             traces.append(recorded(store, cluster, args.method, part, options))
+        warning = common.busy_warning(args, before)
     results, plans = [result_of(t) for t in traces], [planned_text(t.header) for t in traces]
     if args.json:
-        common.print_json(results[0] if len(results) == 1 else {**results[0], "sequences": results})
+        sequences = {"sequences": results} if len(results) > 1 else {}
+        common.print_json({**results[0], **sequences, "warning": warning or None})
     else:
         for result, plan in zip(results, plans, strict=True):
             for sequence in result.get("sequences", [result]):

@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=int, default=2, metavar="N", help="with acceptance_rate: seeds of a cell, 1 to 5 (2)"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="F.html", help="write the heat map as a page")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="F.html", help="write heat map and chart as a page"
+    )
     common.add_generation(parser, required=False)
     common.add_cluster(parser)
     common.add_database(parser)
@@ -61,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweep, with progress on stderr, and print the cells."""
-    import psutil
-
-    from app.busy import busy_warning, read_load
+    from app.busy import read_load
     from traces.lab.points import points_of
     from traces.lab.sweep import Sweep, sweep
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     scripted = columns.scripted or bool(rows and rows.scripted)
     _check(args, scripted=scripted)
     prompts = [] if scripted else _prompts(args)
-    measured = not (scripted or args.profile or args.runtime == "virtual")
+    measured = common.is_measured(args)
     plan = Sweep(
         method.key,
         columns,
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         for cell in sweep(plan, runner):
             cells.append(cell)
             _follow(plan, cells, store)
-        warning = busy_warning(before, read_load(), psutil.cpu_count() or 1) if measured else ""
+        warning = common.busy_warning(args, before)
     if not any(cell.speedups for cell in cells):
         raise UsageError(f"no cell has a speed-up: {cells[0].error}")
     if args.output:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         common.print_json(_result(plan, cells, points, warning))
     else:
-        _print(plan, cells, points, warning)
+        _print(plan, cells, points)
     return 0
 
 
@@ -230,12 +230,10 @@ def _clock(cells: Sequence[Cell]) -> str | None:
     return next((cell.clock for cell in cells if cell.clock), None)
 
 
-def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning: str) -> None:
+def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> None:
     rows = plan.rows.values if plan.rows else (None,)
     corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
     print(f"{plan.method} · {_clock(cells) or 'no run'} · samples {plan.samples} · passes {plan.passes}")
-    if warning:
-        print(f"warning: {warning}")
     print(f"{corner:24}" + "".join(f"{column:>20g}" for column in plan.columns.values))
     for row in rows:
         texts = [f"{c.mean:.2f}× {c.spread}" if c.speedups else "-" for c in cells if c.row == row]

@@ -1,10 +1,11 @@
-"""Charts: Plotly figures as HTML, drawn by the page's script (`charts` in assets/app.js)."""
+"""Charts: Plotly figures as HTML, which assets/charts.js draws."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from app.render.html import text
+from traces.export.assets import page_asset, plotly_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def line(
 
 
 def chart(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:
-    """Return a chart that the page's script draws.
+    """Return a chart; `scripts`, or the page's script, draws it.
 
     Args:
         curves: Plotly traces.
@@ -59,4 +60,15 @@ def chart(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:
     return (
         f'<div class="app-figure" role="img" aria-label="{text(label)}" style="height:{height}px" '
         f'data-figure="{text(figure.to_json())}"></div>'
+    )
+
+
+def scripts() -> str:
+    """Return the scripts that draw the charts of a file of its own, also when its theme changes."""
+    draw = (
+        "const draw = () => SpecScopeCharts.draw(document.body, Plotly); draw(); "
+        'new MutationObserver(draw).observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });'
+    )
+    return "".join(
+        f"<script>{script}</script>" for script in (plotly_script(), page_asset("charts.js"), draw)
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.render import charts
 from app.render.html import badge, scrolling, text
 from app.routes import run_address
 from engine.methods import METHODS
+from traces.export.assets import page_asset
 from traces.lab.sweep import best
 
 if TYPE_CHECKING:
@@ -17,7 +17,22 @@ if TYPE_CHECKING:
     from traces.lab.points import Point
     from traces.lab.sweep import Cell, Sweep
 
-ASSETS = Path(__file__).parents[2] / "assets"
+POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:\">"
+)
+"""What the file of a sweep may load: nothing."""
+STYLE = (
+    "body { margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) } "
+    "main { max-width: 1340px; margin: 0 auto } h1 { font-size: 19px } ol { padding: 0 }"
+)
+"""Of the file of a sweep, beside the page's style sheet."""
+THEME = (
+    'const dark = matchMedia("(prefers-color-scheme: dark)"); '
+    'const follow = () => document.documentElement.classList.toggle("dark", dark.matches); '
+    'dark.addEventListener("change", follow); follow();'
+)
+"""The script of that file by which it follows the system's theme."""
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
 PITCH = 43
@@ -33,20 +48,17 @@ STYLES = (
 PAPER = ("#767676", "#8f8f8f", "solid")
 
 
-def result(
-    plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, links: bool = True, drawn: bool = False
-) -> str:
+def result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = False) -> str:
     """Return caption, heat map and list of points, and the chart.
 
     Args:
         plan: The sweep.
         cells: The cells that are done.
         points: The papers' points that belong to the sweep.
-        links: Whether a cell opens its trace.
-        drawn: Whether the page's script can draw the chart and the sweep has ended.
+        drawn: Whether the sweep has ended, so that its chart is drawn.
     """
     chart = spread_chart(plan, cells, points) if drawn else ""
-    return caption(plan, cells) + heat_map(plan, cells, points, links=links) + chart
+    return caption(plan, cells) + heat_map(plan, cells, points) + chart
 
 
 def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
@@ -122,18 +134,15 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
 
 
 def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
-    """Return the heat map as a page of its own, which names the runs and needs no server."""
-    title = (
-        f"{METHODS[plan.method].title}: {' and '.join(one.title for one in (plan.columns, plan.rows) if one)}"
-    )
-    style = (ASSETS / "app.css").read_text(encoding="utf-8")
-    dark = 'document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)'
+    """Return heat map and chart as a page of its own, which names the runs and needs no server."""
+    axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
+    title = text(f"{METHODS[plan.method].title}: {axes}")
+    chart = spread_chart(plan, cells, points)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>{POLICY}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{style}\nbody {{ margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) }}"
-        f"</style><script>{dark}</script></head>"
-        f'<body class="gradio-container"><h1>{text(title)}</h1>{result(plan, cells, points, links=False)}</body></html>\n'
+        f'<style>{page_asset("app.css")}\n{STYLE}</style><script>{THEME}</script></head><body class="gradio-container"><main><h1>{title}</h1>'
+        f"{caption(plan, cells)}{heat_map(plan, cells, points, links=False)}{chart}</main>{charts.scripts() if chart else ''}</body></html>\n"
     )
 
 

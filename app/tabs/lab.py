@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
-import psutil
 
 from app import pairs
-from app.busy import busy_warning, read_load
+from app.busy import busy_since, read_load
 from app.render.html import alert, note
 from app.render.lab import progress, result
 from app.tabs.analysis import CHARTS
@@ -171,7 +170,7 @@ class Lab:
             if stop.is_set()
             else f"{len(cells)} cells."
         )
-        warning = busy_warning(before, read_load(), psutil.cpu_count() or 1) if plan.measured else ""
+        warning = busy_since(before) if plan.measured else ""
         message = note(" ".join(filter(None, [ended, warning])))
         yield State(name, message, result(plan, cells, work.points, drawn=True))
 

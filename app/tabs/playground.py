@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
-import psutil
 
-from app.busy import Reading, busy_warning, read_load
+from app.busy import Reading, busy_since, read_load
 from app.pairs import TOY, opening
 from app.render.chat import conversation
 from app.render.html import alert
@@ -345,9 +344,7 @@ def _follow(chat: Chat) -> dict[str, Any]:
 
 def _warning(lanes: Sequence[Lane], before: Reading) -> str:
     """Return the warning of a busy machine for a measured comparison; empty in virtual time."""
-    if any(lane.request.profile for lane in lanes):
-        return ""
-    return busy_warning(before, read_load(), psutil.cpu_count() or 1)
+    return "" if any(lane.request.profile for lane in lanes) else busy_since(before)
 
 
 def _blame(runs: Sequence[LiveRun]) -> FormError | None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from app.render.panes import LivePane
 
 if TYPE_CHECKING:
-    from app.runs import Lane
+    from app.runs import Lane, LiveRun
 
 TICK = 0.09
 """Seconds between two reads of the runs."""
+STEPS = 9
+"""Parts of a tick: a stop shows after the next one."""
 FIRST = 0.4
 """Seconds from the beginning of the first run to the first document of the live timeline."""
 REDRAW = 2.5
@@ -51,6 +53,14 @@ def turn_state(states: Sequence[str]) -> str:
     return "done"
 
 
+async def _tick(runs: Sequence[LiveRun]) -> None:
+    """Wait for the next read of the runs; after a stop, only until all runs have ended."""
+    for _ in range(STEPS):
+        await asyncio.sleep(TICK / STEPS)
+        if any(run.stopped.is_set() for run in runs) and all(run.ended for run in runs):
+            return
+
+
 async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
     """Yield frames until all runs have ended. Closing the iterator early cancels the runs."""
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
@@ -70,7 +80,7 @@ async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
                 yield Frame(changed, state, draw or (ended and begun), ended)
             if ended:
                 return
-            await asyncio.sleep(TICK)
+            await _tick(runs)
     finally:
         for run in runs:
             if not run.ended:

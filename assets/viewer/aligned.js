@@ -4,7 +4,7 @@ const ALIGNED = { bar: 30, least: 2.5, strip: 20, row: 62, axis: 20, cell: [4, 4
 const ALIGNED_HINT = "Point at a token, or move with the arrow keys; a click or Enter pins its card.";
 INSETS.push((viewer) => new Aligned(viewer));
 
-/** The rows of a document's first alignment: {run, tokens, t, gap, lead, length}; `lead` is the time ahead of the first row. */
+/** The rows of a document's first alignment: {run, tokens, t, gap, length, first}; `first` tokens are before the first one. */
 function alignedRows(model) {
   const group = model.state === "ready" ? model.aligned?.[chosenSequence(model.runs[0])] : null;
   const rows = (group?.rows ?? []).flatMap(({ sequence, same, reason }, i) => {
@@ -13,9 +13,8 @@ function alignedRows(model) {
     const all = run.tokens.filter((token) => token.sequence === sequence);
     const tokens = all.slice(0, same);
     const t = Float64Array.from(tokens, (token) => token.t);
-    return [{ run, tokens, t, gap: t.map((time, k) => time - (k ? t[k - 1] : 0)), length: all.length }];
+    return [{ run, tokens, t, gap: t.map((time, k) => time - (k ? t[k - 1] : 0)), length: all.length, first: 0 }];
   });
-  for (const row of rows) row.lead = row.t.map((time, k) => rows[0].t[k] - time);
   return rows;
 }
 
@@ -33,6 +32,7 @@ function alignedNotes(model, rows) {
 class Aligned {
   constructor(viewer) {
     this.viewer = viewer;
+    this.part = new AlignedPart(viewer, () => this.update(viewer.model));
     this.place = [0, 0]; // row and column
     this.note = el("p", { class: "ss-hint" });
     this.names = el("div", { class: "ss-aligned-names" });
@@ -56,14 +56,17 @@ class Aligned {
   }
 
   update(model) {
-    this.rows = alignedRows(model);
-    const shown = model.state === "ready" && model.aligned?.length > 0 && model.runs.some((run) => run.tokens.length);
+    const part = this.part.update(model);
+    this.rows = part ? this.part.rows() : alignedRows(model);
+    for (const row of this.rows) row.lead = row.t.map((time, k) => this.rows[0].t[k] - time); // the time ahead of the first row
+    const shown = part || (model.state === "ready" && model.aligned?.length > 0 && model.runs.some((run) => run.tokens.length));
     this.card.hidden = !shown;
     if (!shown) return;
     const alone = this.rows.length < 2;
     if (alone) this.rows = [];
     for (const part of this.parts) part.hidden = alone;
-    this.note.textContent = alignedNotes(model, this.rows);
+    this.note.textContent = part ? this.part.note() : alignedNotes(model, this.rows);
+    if (part) this.place = [0, 0];
     this.status.textContent = ALIGNED_HINT;
     this.drawnWidth = 0;
     this.names.replaceChildren(...this.rows.map((row, i) => alignedName(row, i)));
@@ -85,7 +88,7 @@ class Aligned {
     this.light = drawn("rect", { class: "ss-aligned-light", height: ALIGNED.row - 8, width: this.cell, visibility: "hidden" });
     setProps(this.svg, { width: columns * this.cell + 1, height: height + ALIGNED.axis });
     this.svg.replaceChildren(alignedHatch(), ...this.rows.map((row, i) => alignedRow(row, i, this.cell, most, scale)),
-      ...this.veils, this.light, alignedAxis(columns, this.cell, height, this.rows[0].tokens));
+      ...this.veils, this.light, alignedAxis(columns, this.cell, height, this.rows[0]));
     this.at(this.t ?? Infinity);
   }
 
@@ -133,7 +136,7 @@ class Aligned {
     const box = this.svg.getBoundingClientRect();
     const left = box.left + (k + 1) * this.cell + 4;
     const beside = { left, top: box.top + i * ALIGNED.row, bottom: box.top + (i + 1) * ALIGNED.row };
-    if (pin) this.viewer.pinSpan({ run: row.run, token: row.tokens[k] }, beside);
+    if (pin) this.viewer.pinSpan({ run: row.run, token: this.part.whole(row, k) }, beside);
   }
 
   tabulate() {
@@ -145,7 +148,13 @@ class Aligned {
     this.update(model);
   }
 
+  /** The timeline's window has changed. */
+  range() {
+    this.part.look();
+  }
+
   destroy() {
+    this.part.destroy();
     this.resizing.disconnect();
   }
 }
@@ -182,13 +191,14 @@ const alignedHatch = () => drawn("defs", {}, drawn("pattern", { id: "ss-aligned-
   drawn("rect", { width: 1.7, height: 3, class: "ss-aligned-line" })));
 
 /** The numbers of the tokens, or their texts where there is room. */
-function alignedAxis(columns, cell, height, tokens) {
+function alignedAxis(columns, cell, height, { tokens, first }) {
   const texts = cell >= ALIGNED.room;
-  const step = texts ? 1 : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * cell >= 34) ?? 2000;
-  const places = Array.from({ length: columns }, (_, k) => k).filter((k) => texts || k === 0 || (k + 1) % step === 0);
+  const room = 10 + 8 * String(first + columns).length;
+  const step = texts ? 1 : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * cell >= room) ?? 2000;
+  const places = Array.from({ length: columns }, (_, k) => k).filter((k) => texts || k === 0 || ((first + k + 1) % step === 0 && k * cell >= room));
   const most = Math.floor(cell / 6);
   const nameOf = (k) => {
-    if (!texts) return String(k + 1);
+    if (!texts) return String(first + k + 1);
     const text = tokens[k]?.text.trim() ?? "";
     return text.length > most ? `${text.slice(0, most - 1)}…` : text;
   };
@@ -197,17 +207,18 @@ function alignedAxis(columns, cell, height, tokens) {
 }
 
 function alignedSentence(rows, i, k) {
-  const { run, tokens, gap, t, lead } = rows[i];
-  const before = k && gap[k] === 0 ? "together with the token before it" : `${ms(gap[k])} after ${k ? "the token before it" : "decoding began"}`;
+  const { run, tokens, gap, t, lead, first } = rows[i];
+  const later = first + k > 0;
+  const before = later && gap[k] === 0 ? "together with the token before it" : `${ms(gap[k])} after ${later ? "the token before it" : "decoding began"}`;
   const compared = i ? `; ${ms(Math.abs(lead[k]))} ${lead[k] < 0 ? "behind" : "ahead of"} ${runName(rows[0].run)}` : "";
-  return `Token ${k + 1}, ${quoted(tokens[k].text)}: ${runName(run)} has it at ${ms(t[k])}, ${before}, ${outcomeOf(tokens[k])}${compared}.`;
+  return `Token ${first + k + 1}, ${quoted(tokens[k].text)}: ${runName(run)} has it at ${ms(t[k])}, ${before}, ${outcomeOf(tokens[k])}${compared}.`;
 }
 
 function alignedTable(rows) {
   const head = ["token", "text", ...rows.flatMap(({ run }, i) => [`${runName(run)}: after the token before`, "origin", ...(i ? ["ahead"] : [])])];
   const count = Math.max(...rows.map((row) => row.tokens.length));
   const shown = Math.min(count, MOST_ROUNDS);
-  const lines = Array.from({ length: shown }, (_, k) => [k + 1, quoted((rows.find((row) => row.tokens[k])).tokens[k].text),
+  const lines = Array.from({ length: shown }, (_, k) => [rows[0].first + k + 1, quoted((rows.find((row) => row.tokens[k])).tokens[k].text),
     ...rows.flatMap(({ tokens, gap, lead }, i) => (tokens[k] ? [ms(gap[k]), outcomeOf(tokens[k]), ...(i ? [ms(lead[k])] : [])] : ["–", "–", ...(i ? ["–"] : [])]))]);
   return el("div", {}, table("Token by token", head, lines), count > shown ? el("p", { class: "ss-hint" }, `The first ${shown} are shown; ${count - shown} follow.`) : null);
 }

@@ -48,10 +48,10 @@ class LocalDevices:
         Without a drafter the first target gets the second device, if there is one.
         """
         match layout.arrangement:
-            case Colocated() | LayerParallel() | Pipelined() if max(self.tp, self.drafter_tp) > 1:
+            case Colocated() | Pipelined() if max(self.tp, self.drafter_tp) > 1:
                 raise UsageError(
-                    "tp and drafter_tp do not go together with a co-located, pipelined or layer-parallel "
-                    "placement: leave them at 1, or choose another placement"
+                    "tp and drafter_tp do not go together with a co-located or pipelined placement: "
+                    "leave them at 1, or choose another placement"
                 )
             case Colocated():
                 device = self.devices[min(1, len(self.devices) - 1)]
@@ -102,7 +102,13 @@ class LocalDevices:
         return {m: [_ranks(tracks[m], 0, len(tracks[m]))] for m in models}
 
     def _layer_parallel(self, ranks: int) -> dict[str, list[Assignment]]:
-        """Draft on the first devices together; the target runs on the second one in turn."""
+        """Draft on the first devices together; the target runs on the second one in turn.
+
+        A target that is split by tensors has the same devices, as in EasySpec.
+        """
+        if self.tp > 1:
+            (target,) = self._separate(1, 0)["target"]
+            return {"drafter": [_together(target.members[:ranks])], "target": [target]}
         if ranks > len(self.devices):
             raise UsageError(
                 f"{ranks} devices are to share the drafter's layers; this machine has "
@@ -110,11 +116,7 @@ class LocalDevices:
                 "ask for fewer, or use a virtual profile"
             )
         members = tuple(self._single()[:ranks])
-        name = "+".join(member.name for member in members)
-        return {
-            "drafter": [Assignment(name, self.devices[:ranks], members)],
-            "target": [members[1]],
-        }
+        return {"drafter": [_together(members)], "target": [members[1]]}
 
     def servers(self, drafters: int) -> int:
         """Return the target servers that fit on the devices that drafters leave free."""
@@ -125,8 +127,13 @@ class LocalDevices:
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
-        """Return the number of devices; 1 if models are split by tensors."""
-        return len(self.devices) if max(self.tp, self.drafter_tp) == 1 else 1
+        """Return the number of devices; if the target is split by tensors, the number of its own.
+
+        A drafter that is split by tensors shares no layers: 1.
+        """
+        if self.drafter_tp > 1:
+            return 1
+        return self.tp if self.tp > 1 else len(self.devices)
 
     def depth(self) -> int:
         """Return 0: times are measured."""
@@ -149,6 +156,12 @@ class LocalDevices:
     def loader(self, model: str, assignment: Assignment) -> Loader:
         """Return a function that loads a model of the pair on the assigned device."""
         return loader_of(self.pair, model, assignment.devices[0], static=self.static, dtype=self.dtype)
+
+
+def _together(members: tuple[Assignment, ...]) -> Assignment:
+    """Return the assignment of a drafter whose layers several workers share."""
+    devices = tuple(device for member in members for device in member.devices)
+    return Assignment("+".join(member.name for member in members), devices, members)
 
 
 def _ranks(devices: tuple[Device, ...], first: int, count: int) -> Assignment:

@@ -108,6 +108,11 @@ class HeadForwards(Protocol):
         """Most levels of the draft."""
         ...
 
+    @property
+    def unread(self) -> int:
+        """Known tokens after the prefix, before the first level; a mask is in each one's place."""
+        ...
+
     def target_state(self) -> Tensor | None:
         """Return the target's final state of the last token but one, (D,); None if not cached."""
         ...

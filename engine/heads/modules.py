@@ -123,7 +123,7 @@ def draft_with_masks(forwards: HeadForwards) -> LevelLogits:
     def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
         nonlocal rows
         if not nodes:
-            rows = forwards.exact(forwards.levels - 1)
-        return None if rows is None else rows[level_below(nodes, parents)][None]
+            rows = forwards.exact(forwards.levels - 1 + forwards.unread)
+        return None if rows is None else rows[forwards.unread + level_below(nodes, parents)][None]
 
     return logits

@@ -123,7 +123,7 @@ def head_layout(kind: str) -> Layout:
     return Layout(Separate(drafters=0), head=kind)
 
 
-def planned_tree(tree: str, paper: str, levels: int, situation: Situation) -> str:
+def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **settings: Any) -> str:
     """Return the setting `tree`, with `auto` replaced by the fastest tree, or by the paper's.
 
     A head with fewer levels than the paper's tree gets the tree's first levels.
@@ -133,11 +133,12 @@ def planned_tree(tree: str, paper: str, levels: int, situation: Situation) -> st
         paper: The tree where nothing is planned.
         levels: Most levels of a planned tree; 0 for any number.
         situation: Facts about the cluster.
+        **settings: Further settings of the runs that measure the method.
     """
     if tree != AUTO:
         return tree
     probe = PROBE.cut(levels or PROBE.depth)
-    plan = situation.planned({"tree": spelled(probe.paths)}, best_tree)
+    plan = situation.planned({"tree": spelled(probe.paths), **settings}, best_tree)
     if plan is not None:
         return spelled(plan.paths)
     whole = tree_of(paper)
@@ -159,28 +160,29 @@ def planned_heads(tree: str, heads: int, levels: int) -> int:
     return within(tree, levels, heads, "the head").depth
 
 
-def planned_masks(tree: str, masks: int, levels: int) -> int:
+def planned_masks(tree: str, masks: int, levels: int, unread: int = 0) -> int:
     """Return K: the masks asked for, or one fewer than the tree has levels for 0.
 
     Args:
         tree: Setting `tree`.
         masks: Setting `masks`.
         levels: Levels that the drafting head can draft, K + 1 with its largest K.
+        unread: Masks in the places of known tokens; they draft no level.
 
     Raises:
         UsageError: The drafting head has fewer masks, or the tree is wrong.
     """
     check_range("masks", masks, 0, levels - 1)
-    return within(tree, levels, masks and masks + 1, "the head").depth - 1
+    return within(tree, levels - unread, masks and masks + 1 - unread, "the head").depth - 1 + unread
 
 
 # Loops.
 
 
-async def decode_trees(run: Run, shape: TreeShape, *, sampled: bool) -> None:
+async def decode_trees(run: Run, shape: TreeShape, *, sampled: bool, unread: int = 0) -> None:
     """Draft a tree, verify it in one target forward, commit; until the run is done."""
     while not run.done:
-        draft = await run.drafter.grow(run.x, shape, sampled=sampled)
+        draft = await run.drafter.grow(run.x, shape, sampled=sampled, unread=unread)
         run.commit(await run.target.verify(run.x, draft))
 
 

@@ -4,8 +4,9 @@ Source: Zhao et al. 2024 (arXiv:2402.13720), section 3; a baseline of PEARL.
 
 Lossless, at any temperature. The drafter decodes greedily with a look-ahead window and a pool of
 phrases. Phrases that begin with the draft's last token are appended to it as branches; one target
-forward verifies draft and branches. The target's own tokens at the rejected positions and along the
-branches are new phrases: the pool learns from verification.
+forward verifies draft and branches. The pool learns from verification: the target's own tokens at
+the rejected positions, the parts of a rejected draft that the target continues alike, and its
+tokens along the branches are new phrases. Phrases of a reference text may start the pool.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class Config:
     guesses: int = setting(
         7, "N-grams kept for each first token, and tried in one forward of the drafter.", low=1, high=64
     )
+    reference: str = setting(
+        "",
+        "Reference text whose n-grams start the pool, the paper's warm start; empty for none.",
+        high=100_000,
+    )
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
@@ -59,11 +65,14 @@ def plan(cfg: Config, situation: Situation) -> Config:
 async def decode(run: Run, cfg: Config) -> None:
     """Draft by lookahead, append phrases, verify, learn, commit; until the run is done."""
     lookahead = Lookahead("drafter", run.x.tokens, cfg.level, cfg.window, cfg.guesses)
+    if cfg.reference:
+        lookahead.learn(_ngrams(run.document(cfg.reference), cfg.level))
     while not run.done:
         chain = await _draft(run, cfg, lookahead)
         draft = lookahead.guesses(chain, chain.ids[-1], cfg.phrases, run.room)
         verdict = await run.target.verify(run.x, draft, window=NO_TREE)
         lookahead.learn(_ngrams(_target_tokens(verdict, len(chain)), cfg.level))
+        lookahead.learn(_confirmed_grams(verdict, chain.ids, cfg.level))
         lookahead.rewrite(draft.grams, _rewritten_grams(verdict, draft, len(chain)))
         run.commit(verdict, pool=lookahead)
 
@@ -97,6 +106,21 @@ def _target_tokens(verdict: Verdict, chain: int) -> Gram:
     if accepted >= chain or verdict.own is None:
         return ()
     return verdict.own, *verdict.best[1 + accepted : 1 + chain]
+
+
+def _confirmed_grams(verdict: Verdict, chain: Gram, level: int) -> list[Gram]:
+    """Return the n-grams of a rejected draft that the target continues alike, with its next token.
+
+    The first token is any token of the chain from the rejected one on. The tokens after it, but for
+    the last, are both the chain's and the target's argmax; the last is the target's only.
+    """
+    rejected = len(verdict.accepted)
+    tokens, own = chain[rejected:], verdict.best[1 + rejected : 1 + len(chain)]
+    return [
+        (tokens[i], *own[i : i + level - 1])
+        for i in range(len(tokens) - level + 2)
+        if own[i : i + level - 2] == tokens[i + 1 : i + level - 1]
+    ]
 
 
 def _rewritten_grams(verdict: Verdict, draft: Draft, chain: int) -> list[Gram]:

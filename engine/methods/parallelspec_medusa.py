@@ -6,6 +6,9 @@ Lossless. The layer reads the last tokens, each with the target's state of the t
 paper leaves open whether the layer reads states), then K masks. The last token's row predicts the
 first level, the row of mask i level i + 1, whichever tokens lie between. The tree holds the most
 probable combinations, so it is a function of the prefix: rule 2.
+
+With `first` = mask the row before the last token's predicts the last token, which is known, and
+mask i predicts level i: K masks in the place of K Medusa heads.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
+from engine.errors import UsageError
 from engine.methods.common import (
     decode_trees,
     head_layout,
@@ -22,13 +26,15 @@ from engine.methods.common import (
     static_tree,
     tree_masks,
 )
-from engine.methods.registry import Situation, method
+from engine.methods.registry import Situation, method, setting
 
 if TYPE_CHECKING:
     from engine.run.run import Run
 
 HEAD = "parallelspec_medusa"
 TREE = "medusa"
+UNREAD = {"token": 0, "mask": 1}
+"""Last tokens that the layer does not read, by the setting `first`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +43,22 @@ class Config:
 
     tree: str = static_tree(TREE)
     masks: int = tree_masks()
+    first: str = setting(
+        "token",
+        "The row that drafts level 1: the last token's, so that K masks draft K + 1 levels; or the first mask's, in the "
+        "place of the last token, so that K masks draft K levels as K Medusa heads do.",
+        choices=("token", "mask"),
+    )
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
     """Choose the tree and K (see `planned_tree` and `planned_masks`)."""
-    levels = situation.head_levels(HEAD)
-    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min((cfg.masks or levels) + 1, levels), situation))
-    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels))
+    levels, unread = situation.head_levels(HEAD), UNREAD[cfg.first]
+    if levels == unread:
+        raise UsageError("first is mask; the head has no masks: choose token")
+    most = min((cfg.masks or levels) + 1, levels) - unread
+    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, most, situation, first=cfg.first))
+    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels, unread))
 
 
 @method(
@@ -55,4 +70,5 @@ def plan(cfg: Config, situation: Situation) -> Config:
 )
 async def decode(run: Run, cfg: Config) -> None:
     """Draft a tree in one forward, verify it, commit; until the run is done."""
-    await decode_trees(run, tree(cfg.tree).cut(cfg.masks + 1), sampled=False)
+    unread = UNREAD[cfg.first]
+    await decode_trees(run, tree(cfg.tree).cut(cfg.masks + 1 - unread), sampled=False, unread=unread)

@@ -81,6 +81,7 @@ class Model:
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
+        unread: int = 0,
     ) -> Draft:
         """Draft a tree after the prefix; a small model forwards one level at a time.
 
@@ -92,8 +93,9 @@ class Model:
                 most probable tokens (rule 2).
             fuzzy: Layer-parallel size: this many attention layers read one hidden state.
             calibrate: Make the first level by an exact forward, and count no fuzzy row as cached.
+            unread: Last tokens of the prefix that a drafting head with masks does not read.
         """
-        return (await self.grow_each((prefix,), shape, sampled, fuzzy, calibrate))[0]
+        return (await self.grow_each((prefix,), shape, sampled, fuzzy, calibrate, unread))[0]
 
     async def verify(
         self, prefix: Prefix, draft: Draft, *, window: Tree | None = None, typical: Typical | None = None
@@ -133,6 +135,7 @@ class Model:
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
+        unread: int = 0,
     ) -> list[Draft]:
         """Draft a tree after each prefix; for the other arguments see `grow`.
 
@@ -140,7 +143,8 @@ class Model:
         """
 
         def job(levels: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Grow:
-            return Grow(self.name, tuple(prefixes), shape, levels, sampled, rows, fuzzy, calibrate)
+            more = (fuzzy, calibrate, "", unread)
+            return Grow(self.name, tuple(prefixes), shape, levels, sampled, rows, *more)
 
         def n_rows(levels: int) -> int:
             return shape.parents if levels else 0

@@ -24,12 +24,19 @@ class PrefixForwards:
         prefix: The tokens so far.
         stamps: Takes one stamp per forward.
         levels: Most levels of the draft.
+        unread: Known tokens after the prefix, before the first level.
     """
 
     def __init__(
-        self, forwards: Forwards, name: str, prefix: Prefix, stamps: list[Stamp], levels: int = 0
+        self,
+        forwards: Forwards,
+        name: str,
+        prefix: Prefix,
+        stamps: list[Stamp],
+        levels: int = 0,
+        unread: int = 0,
     ) -> None:
-        self.prefix, self.levels = prefix, levels
+        self.prefix, self.levels, self.unread = prefix, levels, unread
         self._forwards, self._name, self._stamps = forwards, name, stamps
         self._rest = Prefix(prefix.sequence, prefix.tokens[1:])
         """The tokens with a row in the head's layer: the row of a token reads the state of the one

@@ -160,7 +160,8 @@ def grow(
 def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> LevelSource:
     if (head := forwards.heads.get(job.model)) is not None:
         (prefix,), (levels,) = job.prefixes, job.levels
-        return _one_tree(head.draft(PrefixForwards(forwards, job.model, prefix, stamps, levels)))
+        read = Prefix(prefix.sequence, prefix.tokens[: len(prefix) - job.unread])
+        return _one_tree(head.draft(PrefixForwards(forwards, job.model, read, stamps, levels, job.unread)))
     depth = forwards.models[job.model].depth
     fuzzy = Fuzzy(layer_groups(depth, job.fuzzy), partners) if depth and job.fuzzy > 1 else None
     return ModelLevels(forwards, job, fuzzy, stamps)

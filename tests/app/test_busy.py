@@ -1,8 +1,14 @@
 """The load by other programs between two readings of the processor times."""
 
+import json
 import os
+from itertools import chain, repeat
 
+import pytest
+
+from app import busy
 from app.busy import Reading, busy_warning, others, read_load
+from tests.app.commands import VIRTUAL, call
 
 
 def test_the_load_by_others_leaves_out_this_program_and_its_workers() -> None:
@@ -23,3 +29,31 @@ def test_a_reading_has_this_process() -> None:
     reading = read_load()
     assert reading.own[os.getpid()] > 0
     assert reading.machine > 0
+
+
+@pytest.mark.usefixtures("shared_clusters")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--method", "autoregressive"],
+        ["compare", "--methods", "autoregressive"],
+        ["sweep", "--method", "speculative", "--over", "gamma=1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_measured_commands_warn_of_a_busy_machine_in_one_line_and_in_json(capsys, db, monkeypatch, words):
+    words = [*words, "--prompt", "Hi", "--json", *db]
+
+    def warning(*place: str) -> tuple[str | None, int]:
+        """Return the warning in the JSON object, and the number of lines on stderr that have it."""
+        readings = chain([Reading(100.0, 1000.0, {})], repeat(Reading(110.0, 1019.0, {})))
+        monkeypatch.setattr(busy, "read_load", lambda: next(readings))
+        code, out, err = call(capsys, *words, *place)
+        assert code == 0
+        return json.loads(out)["warning"], err.count("Other programs used 1.9 of")
+
+    found, lines = warning("--runtime", "local-thread", "--max-new-tokens", "2")
+    assert lines == 1
+    assert found is not None
+    assert found.startswith("Other programs used 1.9 of")
+    assert warning(*VIRTUAL) == (None, 0)

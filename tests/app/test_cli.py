@@ -17,7 +17,7 @@ from tests.app.commands import VIRTUAL, call
 from tests.engine.heads.random_heads import make_head
 
 CONTRACT = {
-    "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile",
+    "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile", "tp", "drafter_tp",
 }  # fmt: skip
 METRICS = {
     "tokens", "target_forwards", "draft_forwards", "drafted", "accepted", "tokens_per_second", "ttft_ms", "waiting",
@@ -42,6 +42,7 @@ def test_run_prints_the_contract(capsys, db):
     assert set(result) >= CONTRACT
     assert set(result["metrics"]) >= METRICS
     assert result["config"]["gamma"] == 3
+    assert (result["tp"], result["drafter_tp"]) == (1, 1)
     assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
     assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 8
 
@@ -208,6 +209,9 @@ def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_re
         (["run", "--method", "pearl", "--prompt", "x", "--top-p", "0"], "top_p is 0"),
         (["run", "--method", "pearl", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["run", "--method", "pearl", "--prompt", "x", "--runtime", "warp"], "there is no runtime 'warp'"),
+        (["run", "--method", "pearl", "--prompt", "x", "--tp", "0"], "tp is 0; it must be at least 1"),
+        (["run", "--method", "pearl", "--prompt", "x", "--drafter-tp", "999"], "drafter_tp is 999"),
+        (["run", "--method", "pearl", "--prompt", "x", "--tp", "2", *VIRTUAL], "instead of virtual"),
         (["run", "--method", "pearl", "--prompt", "x", "--profile", "none"], "there is no profile 'none'"),
         (["run", "--method", "pearl", "--prompt", "x", "--pair", "none"], "'none'"),
         (["run", "--method", "pearl", "--prompt", "x", "--head", "h"], "no drafting head"),

@@ -8,7 +8,6 @@ import re
 import pytest
 
 import engine
-from app.cli import compare
 from app.cli.compare import able
 from engine.methods import METHODS
 from tests.app.commands import VIRTUAL, call
@@ -175,10 +174,3 @@ def test_a_number_of_passes_that_makes_no_sense_is_refused(capsys, db, repeat, p
     )
     assert code == 2
     assert f"--repeat is {repeat}; " in err
-
-
-def test_a_busy_machine_is_reported_for_measured_runs(capsys, db, monkeypatch):
-    monkeypatch.setattr(compare, "busy_warning", lambda *_: "Other programs used 1.9 of 2 cores")
-    words = ["compare", "--methods", "autoregressive", "--prompt", "Hi", "--max-new-tokens", "2", *db]
-    assert "warning: Other programs used 1.9" in call(capsys, *words, "--runtime", "local-thread")[1]
-    assert "warning" not in call(capsys, *words, *VIRTUAL)[1]

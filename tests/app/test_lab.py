@@ -8,7 +8,8 @@ import gradio as gr
 import pytest
 
 from app import pairs
-from app.render.lab import heat_map, result, spread_chart
+from app.render.lab import heat_map, spread_chart
+from app.render.lab import page as file_of
 from app.tabs import lab
 from app.tabs.lab import HERE, Lab
 from app.tabs.lab_runs import MODELS_ROW
@@ -83,7 +84,7 @@ def test_a_measured_sweep_has_alternating_passes_of_every_prompt(page, service, 
 
 
 def test_a_measured_sweep_warns_of_a_busy_machine_and_a_virtual_one_does_not(page, monkeypatch):
-    monkeypatch.setattr(lab, "busy_warning", lambda *_: "Other programs used 1.9 of 2 cores meanwhile")
+    monkeypatch.setattr(lab, "busy_since", lambda *_: "Other programs used 1.9 of 2 cores meanwhile")
     assert "Other programs used" in list(page.run(*decoded("2", passes=1, prompts="One")))[-1].message
     assert "Other programs" not in list(page.run(*scripted("1", "0.9", 4, 1)))[-1].message
 
@@ -240,6 +241,8 @@ def test_a_sweep_over_one_field_has_no_values_of_a_second_one(page):
 
 
 def test_a_file_has_no_links(unlinked):
-    page = result(plan(1), [cell(1, 1.2)], [], links=False)
-    assert "href" not in page
-    assert "run a b" in page
+    file = file_of(plan(1), [cell(1, 1.2)], [])
+    assert "href" not in file
+    assert "run a b" in file
+    assert "data-figure" not in file
+    assert len(file) < 200_000, "a file without a chart has no plotly.js"

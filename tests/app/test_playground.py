@@ -257,7 +257,7 @@ def test_an_advised_run_is_compared_with_the_run_it_improves_and_the_baseline(pa
 
 
 def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) -> None:
-    monkeypatch.setattr(playground, "busy_warning", lambda *_: "Other programs used 1.7 of 2 cores")
+    monkeypatch.setattr(playground, "busy_since", lambda *_: "Other programs used 1.7 of 2 cores")
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
     assert "Other programs used 1.7 of 2 cores" in state[page.turn]
     virtual = given(page, runtime="virtual")

@@ -114,6 +114,10 @@ def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypa
     found = client.get("/specscope/window", params=near).json()
     assert "bins" not in found, "the window without its margin is few enough"
     assert found["part"] == part["part"]
+    beside = {"runs": finished.run_id, "low": part["from"], "high": part["to"]}
+    assert client.get("/specscope/aligned", params=beside).json()["inside"] > 0
+    refused = client.get("/specscope/aligned", params={**beside, "runs": "nobody"})
+    assert (refused.status_code, "is not stored" in refused.json()["error"]) == (404, True)
     wrong = client.get("/specscope/window", params={**address, "bins": 0})
     assert (wrong.status_code, "it needs a start before its end and 1 to 2000 bins" in wrong.text) == (
         404,

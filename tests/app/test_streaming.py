@@ -12,6 +12,7 @@ import pytest
 from app.render.panes import LivePane, ordinal
 from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest, alternating
+from app.tabs import streaming
 from app.tabs.streaming import frames, turn_state
 from engine.errors import ModelError
 from engine.types import Sampling
@@ -143,6 +144,21 @@ def test_leaving_the_loop_cancels_the_runs(service, opener) -> None:
     asyncio.run(leave())
     assert all(run.wait(20) for run in runs)
     assert [run.state for run in runs] == ["cancelled", "cancelled"]
+
+
+def test_a_stop_shows_as_soon_as_all_runs_have_ended(service, opener, monkeypatch) -> None:
+    """The loop does not wait for the end of its tick, which is an hour here."""
+    monkeypatch.setattr(streaming, "TICK", 3600.0)
+    monkeypatch.setattr(streaming, "STEPS", 360_000)
+    opener.waiting = [FakeCluster(step=threading.Semaphore(1))]
+    runs = [service.start(ask()) for _ in range(2)]
+
+    def stop(frame):
+        for run in () if frame.last else runs:
+            run.cancel()
+
+    got = asyncio.run(asyncio.wait_for(collect(runs, stop), 60))
+    assert (got[-1].last, got[-1].state) == (True, "cancelled")
 
 
 def test_html_in_tokens_is_escaped(service, opener) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.commands import call
+from traces.export.assets import plotly_script
 from traces.store import Store
 
 CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
@@ -32,7 +33,9 @@ def test_a_sweep_over_rates_has_cells_stored_runs_points_and_a_page(capsys, db, 
     assert page.count("<small>") == 2
     assert result["cells"][0]["runs"][0][0] in page
     assert "EasySpec (2025), Table 2" in page
-    assert "http" not in page
+    assert page.count('class="app-figure"') == 1
+    assert plotly_script() in page
+    assert "://" not in page.replace(plotly_script(), "")
     code, _, _ = call(capsys, "report", result["cells"][0]["runs"][0][0], "-o", str(tmp_path / "r.html"), *db)
     assert code == 0
 

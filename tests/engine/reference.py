@@ -315,6 +315,12 @@ def ouroboros(
             best += [int(np.argmax(world.p(x + chain[: i + 1]))) for i in range(accepted, len(chain))]
             for i in range(len(best) - level + 1):
                 ahead.meet(best[i : i + level])
+            lost = chain[accepted:]
+            for i in range(len(lost)):
+                after = [chain[: accepted + i + j + 1] for j in range(level - 1)]
+                own = [int(np.argmax(world.p(x + text))) for text in after]
+                if i + level - 1 <= len(lost) and own[:-1] == lost[i + 1 : i + level - 1]:
+                    ahead.meet([lost[i], *own])
         whole = [tail for tail in tails if len(tail) == level - 1]
         ahead.met = [g for g in ahead.met if g[0] != chain[-1] or g[1:] not in whole]
         for tail in reversed(whole):

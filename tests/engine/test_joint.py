@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import Draft, Sampling, Verdict
-from tests.engine.toy import Blurred, Parallel, Table, ToyRun, always_wrong
+from engine.types import Draft, Prefix, Sampling, Verdict
+from tests.engine.toy import Blurred, Parallel, Scores, Table, ToyRun, ToyTarget, always_wrong
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import METHODS, method, sampled_tree, top_tree
 
@@ -113,6 +113,39 @@ def test_several_drafters_have_the_targets_distribution(lookahead, sampling):
     for p, q in PAIRS.values():
         texts = joint(decode, p, q, sampling, further=[Blurred(8), always_wrong(p)])
         assert distance(texts, target_joint(p, sampling)) < EXACT
+
+
+ORDERS = {
+    "drafts first": (0, (9, 9, 9), 0),
+    "forwards first": (9, (0, 0, 0), 0),
+    "later servers first": (1, (12, 5, 0), 0),
+    "verdicts last": (0, (2, 4, 1), 8),
+}
+"""Turns of the event loop for a draft, for a forward of each of three servers, for a judgement."""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("config", [{}, {"drafts": "sampled"}, {"acceptance": "rejection"}], ids=str)
+def test_dsi_has_the_targets_distribution_in_any_order_of_results(order, config):
+    drafting, scoring, judging = ORDERS[order]
+    decode, busiest = method("dsi", **{"lookahead": 1, "sp": 3, **config}), 0
+
+    async def ordered(run: ToyRun) -> None:
+        class Watched(ToyTarget):
+            def score(self, prefix: Prefix, draft: Draft) -> Scores:
+                nonlocal busiest
+                busiest = max(busiest, 1 + sum(server.busy for server in run.targets if server is not self))
+                return super().score(prefix, draft)
+
+        run.drafter.ticks = drafting
+        run.targets = [Watched(run, run.target.logits, ticks, judging) for ticks in scoring]
+        await decode(run)
+
+    size, tokens = (2, 3) if config else (3, 4)  # a sampled draft is one draw more
+    p, q = Table(1, size, sharpness=2.0), Table(3, size)
+    assert distance(joint(ordered, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
+    if order != "forwards first":
+        assert busiest > 1, "several servers worked at once"
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("speculative-1", 3), ("pearl-2", 2)])

@@ -5,6 +5,7 @@ A toy run executes the real methods and the real acceptance rules.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from math import exp
@@ -120,13 +121,22 @@ class Scores:
     draft: Draft
     rows: torch.Tensor
 
+    target: ToyTarget
+
     def __await__(self) -> Generator[None, None, Scores]:
-        yield
+        self.target.busy = True
+        try:
+            for _ in range(1 + self.target.ticks):
+                yield
+        finally:
+            self.target.busy = False
         return self
 
     async def judge(
         self, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None, mode: str = ""
     ) -> Verdict:
+        for _ in range(self.target.judging_ticks):
+            await asyncio.sleep(0)
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
             "another draft"
         )
@@ -223,9 +233,13 @@ class ToyRun:
 class ToyDrafter:
     run: ToyRun
     logits: Logits
+    ticks: int = 0
+    """Turns of the event loop that a draft takes longer."""
 
     async def propose(self, prefix: Prefix, n: int, sampled: bool = True, stop_below: float = 0.0) -> Draft:
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
+        for _ in range(self.ticks):
+            await asyncio.sleep(0)
         for i in range(n):
             token, q = propose_token(
                 self.logits(context),
@@ -271,6 +285,7 @@ class ToyDrafter:
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
+        unread: int = 0,
     ) -> Draft:
         """Draft a tree; fuzzy levels use another table.
 
@@ -283,7 +298,7 @@ class ToyDrafter:
             exact = fuzzy == 1 or (calibrate and level == 0)
             logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
             if isinstance(logits, Parallel):
-                rows = [logits.level(contexts[-1], level)]
+                rows = [logits.level(contexts[-1][: len(contexts[-1]) - unread], level + unread)]
             else:
                 rows = [logits(contexts[node]) for node in at]
             nodes, q = next_level(
@@ -317,13 +332,17 @@ class ToyDrafter:
 class ToyTarget:
     run: ToyRun
     logits: Logits
+    ticks: int = 0
+    """Turns of the event loop that a forward takes longer."""
+    judging_ticks: int = 0
+    """The same for a judgement."""
     busy: bool = False
 
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
         assert prefix.tokens.tolist() == self.run.x.tokens.tolist(), (
             "scores another prefix than the committed one"
         )
-        return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft))
+        return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft), self)
 
     async def verify(
         self, prefix: Prefix, draft: Draft, window: Tree | None = None, typical: Typical | None = None

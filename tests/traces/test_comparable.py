@@ -79,6 +79,11 @@ def changes(mine, theirs):
             ["machine"],
         ),
         ({"environment": CPU, **MEASURED}, {"environment": {**CPU, "threads": 2}, **MEASURED}, ["threads"]),
+        (
+            {"environment": CPU, **MEASURED},
+            {"environment": {**CPU, "tp": 2}, **MEASURED},
+            ["ranks of the target (tp)"],
+        ),
         ({}, {"target_path": "other", "profile": "other"}, ["target", "profile"]),
     ],
 )

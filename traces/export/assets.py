@@ -29,6 +29,7 @@ SCRIPTS = (
     "pins.js",
     "gantt.js",
     "insets.js",
+    "alignedpart.js",
     "aligned.js",
     "poolwords.js",
     "pool.js",
@@ -68,6 +69,12 @@ def viewer_style() -> str:
 def report_template() -> str:
     """Return the page of a report, with the names of its parts in double braces."""
     return (FOLDER / "report.html").read_text(encoding="utf-8")
+
+
+@cache
+def page_asset(name: str) -> str:
+    """Return a script or a style sheet of the playground's page."""
+    return (FOLDER.parent / name).read_text(encoding="utf-8")
 
 
 @cache

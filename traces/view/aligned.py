@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from traces.imported import NO_TOKEN, is_timed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from engine.trace.events import Commit, Header
     from engine.trace.trace import Trace
+    from traces.view.clock import Clock
 
 
 class RowView(TypedDict):
@@ -31,28 +32,73 @@ class AlignedView(TypedDict):
     """For each run, in the order shown."""
 
 
+class AlignedToken(TypedDict):
+    """A token of a part; fields as in `tokens.TokenView`, without its decision."""
+
+    index: int
+    sequence: int
+    position: int
+    id: int
+    text: str
+    outcome: str
+    step: int
+    t: float
+
+
+class PartRow(RowView):
+    """A run beside the reference run, in a window of time of the reference run."""
+
+    length: int
+    """Tokens of the run's sequence."""
+    before: float
+    """When the token before the first one was committed; 0 if there is none."""
+    tokens: list[AlignedToken]
+
+
+class AlignedPart(TypedDict):
+    """The tokens that the reference run commits in a window, and the same tokens of the others."""
+
+    first: int
+    """Number of the sequence's tokens before the window."""
+    inside: int
+    """Tokens of the reference run in the window; the rows have the first of them."""
+    rows: list[PartRow]
+
+
+class Output(NamedTuple):
+    """A run's header, and the ids of the tokens of one of its sequences."""
+
+    header: Header
+    ids: Callable[[int], Sequence[int]]
+    """Returns the token ids of a sequence."""
+
+
 def aligned(traces: Sequence[Trace]) -> list[AlignedView]:
     """Return how the runs align with each sequence of the first one; empty for a single run."""
     if len(traces) < 2:
         return []
-    reference = traces[0]
+    outputs = [Output(trace.header, trace.token_ids) for trace in traces]
     return [
-        {"rows": [_row(trace, reference, sequence) for trace in traces]}
-        for sequence in range(len(reference.header.prompt_ids))
+        {"rows": aligned_rows(outputs, sequence)} for sequence in range(len(outputs[0].header.prompt_ids))
     ]
 
 
-def _row(trace: Trace, reference: Trace, sequence: int) -> RowView:
+def aligned_rows(outputs: Sequence[Output], sequence: int) -> list[RowView]:
+    """Return how the runs align with a sequence of the first one."""
+    return [_row(output, outputs[0], sequence) for output in outputs]
+
+
+def _row(output: Output, reference: Output, sequence: int) -> RowView:
     def refused(reason: str) -> RowView:
         return {"sequence": -1, "same": 0, "reason": reason}
 
-    if not (is_timed(trace.header) and is_timed(reference.header)):
+    if not (is_timed(output.header) and is_timed(reference.header)):
         return refused("its file holds no times")
-    prompts, prompt = trace.header.prompt_ids, reference.header.prompt_ids[sequence]
+    prompts, prompt = output.header.prompt_ids, reference.header.prompt_ids[sequence]
     if prompt not in prompts:
         return refused("another prompt")
-    own = sequence if trace is reference else prompts.index(prompt)
-    ours, theirs = trace.token_ids(own), reference.token_ids(sequence)
+    own = sequence if output is reference else prompts.index(prompt)
+    ours, theirs = output.ids(own), reference.ids(sequence)
     if NO_TOKEN in ours or NO_TOKEN in theirs:
         return refused("its token ids are unknown")
     equal = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
@@ -60,3 +106,20 @@ def _row(trace: Trace, reference: Trace, sequence: int) -> RowView:
     if not same:
         return refused("another text from the first token on" if ours else "no tokens")
     return {"sequence": own, "same": same, "reason": ""}
+
+
+def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[AlignedToken]:
+    """Return the tokens of some commits, each with the number of the run's commits before it."""
+    return [
+        {
+            "index": index,
+            "sequence": commit.sequence,
+            "position": commit.position,
+            "id": commit.token,
+            "text": commit.text,
+            "outcome": commit.origin,
+            "step": commit.step,
+            "t": clock(commit.time),
+        }
+        for index, commit in commits
+    ]

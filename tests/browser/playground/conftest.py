@@ -26,6 +26,7 @@ class Server:
 
     url: str
     process: subprocess.Popen[str]
+    database: Path | None = None
 
 
 @contextmanager
@@ -70,6 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = str(tmp_path_factory.mktemp("playground"))
     options = ("--pair", "bundled", "--db", f"{folder}/traces.db")
     with playing(*options, SPECSCOPE_CACHE=folder, HF_HUB_CACHE=folder) as started:
+        started.database = Path(folder) / "traces.db"
         yield started
 
 

@@ -1,9 +1,10 @@
-"""The Lab in a browser: a sweep that is stopped keeps its cells, and the next one starts."""
+"""The Lab in a browser: a sweep that is stopped, the next one by keyboard alone, and its looks."""
 
 from __future__ import annotations
 
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.looks import assert_looks
 from tests.browser.playground.steps import fill
 
 
@@ -13,14 +14,17 @@ def choose(card: Locator, name: str, option: str) -> None:
     card.page.get_by_role("option", name=option).first.click()
 
 
-def test_stop_ends_the_sweep_keeps_its_cells_and_the_next_sweep_starts(page: Page) -> None:
+def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(page: Page) -> None:
     """The first sweep has 60 cells of 512 tokens, so that it cannot end before Stop is pressed."""
     page.get_by_role("tab", name="Lab").click()
     card, message = page.locator("#lab"), page.locator("#lab-message")
     choose(card, "Cluster", "8 × A100 80GB")
     choose(card, "Method", "Speculative decoding")
     expect(card.get_by_role("combobox", name="Sweep over")).to_have_value("gamma")
-    choose(card, "Modelled pair", "Llama 3 8B / 70B, target at TP = 8")
+    card.get_by_role("combobox", name="Cluster").focus()
+    choose_by_keys(
+        page, card.get_by_role("combobox", name="Modelled pair"), "Llama 3 8B / 70B, target at TP = 8"
+    )
     fill(card.get_by_role("textbox", name="Rates or values"), "0.6, 0.7, 0.8, 0.9, 1")
     fill(card.get_by_role("textbox", name="Values", exact=True), "1-12")
     fill(card.get_by_role("spinbutton", name="Tokens"), "512")
@@ -36,10 +40,7 @@ def test_stop_ends_the_sweep_keeps_its_cells_and_the_next_sweep_starts(page: Pag
     expect(page.locator("#lab-map .ss-badge")).to_have_text("virtual · 8xA100 · llama-3-8-70-tp8")
     expect(page.locator("#lab-map .app-point")).to_have_count(5)
 
-    fill(card.get_by_role("spinbutton", name="Tokens"), "8")
-    fill(card.get_by_role("textbox", name="Rates or values"), "0.9")
-    fill(card.get_by_role("textbox", name="Values", exact=True), "5, 6")
-    page.locator("#lab-start").click()
+    sweep_by_keyboard(page)
     expect(message).to_have_text("2 cells.")
     expect(cells).to_have_count(2)
     page.locator("#lab-map .app-figure .main-svg").first.wait_for()
@@ -47,6 +48,60 @@ def test_stop_ends_the_sweep_keeps_its_cells_and_the_next_sweep_starts(page: Pag
     expect(marks).to_have_count(0)
     expect(page.locator("#lab-map .app-points")).to_contain_text("(outside of the map)")
 
-    cells.first.click()
+    assert_looks(page, "#lab")
+    assert_chart_follows_the_theme(page)
+    reach(page, cells.first)
+    page.keyboard.press("Enter")
     page.locator("#history-viewer .ss-pane").nth(1).wait_for()
     expect(page.locator("#history-viewer .ss-pane")).to_have_count(2)
+    page.locator("#difference .main-svg").first.wait_for()
+    assert_looks(page, "#history-open")
+
+
+def sweep_by_keyboard(page: Page) -> None:
+    """Open the Lab from the first tab, fill in a sweep of two cells and start it, all by keys."""
+    page.get_by_role("tab", name="Playground").focus()
+    reach(page, page.get_by_role("tab", name="Lab"))
+    page.keyboard.press("Enter")
+    card = page.locator("#lab")
+    for box, text in (
+        (card.get_by_role("textbox", name="Values", exact=True), "5, 6"),
+        (card.get_by_role("textbox", name="Rates or values"), "0.9"),
+        (card.get_by_role("spinbutton", name="Tokens"), "8"),
+    ):
+        reach(page, box)
+        page.keyboard.press("Control+a")
+        page.keyboard.type(text)
+    reach(page, page.locator("#lab-start"))
+    page.keyboard.press("Enter")
+
+
+def choose_by_keys(page: Page, box: Locator, option: str) -> None:
+    """Choose an option of a list that offers several, from the control before it."""
+    reach(page, box)
+    page.keyboard.press("Control+a")
+    page.keyboard.type(option)
+    expect(page.get_by_role("option", name="TP = 4")).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect(box).to_have_value(option)
+
+
+def reach(page: Page, control: Locator) -> None:
+    """Press Tab until a control has the focus, and check that the focus is visible."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if control.evaluate("(node) => node === document.activeElement"):
+            break
+    else:
+        raise AssertionError(f"Tab does not reach {control}")
+    look = "(node) => { const { outlineStyle, borderColor } = getComputedStyle(node); return [outlineStyle, borderColor]; }"
+    focused = control.evaluate(look)
+    assert focused[0] == "solid" or focused[1] == "rgb(61, 61, 255)", focused
+
+
+def assert_chart_follows_the_theme(page: Page) -> None:
+    """The texts of the chart have the theme's colour after the theme has changed."""
+    title, button = page.locator("#lab-map .xtitle"), page.get_by_role("button", name="Light or dark")
+    for ink in ("rgb(230, 233, 240)", "rgb(29, 36, 51)"):
+        button.click()
+        expect(title).to_have_css("fill", ink)

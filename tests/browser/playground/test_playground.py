@@ -9,6 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from app.pairs import able, usual
 from engine.methods import METHODS as KEYS
+from tests.browser.looks import assert_looks
 from tests.browser.playground.steps import (
     METHODS,
     alert,
@@ -167,6 +168,8 @@ def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
     expect(rows).to_have_count(3)
     run = rows.first.get_attribute("data-run")
     rows.first.get_by_role("button", name="Open").click()
+    page.locator("#whatif-chart .main-svg").first.wait_for()
+    assert_looks(page, "#whatif")
     page.get_by_text("Download the data").click()
     with page.expect_download() as started:
         page.get_by_role("link", name="trace.jsonl").click()
@@ -195,9 +198,12 @@ def test_both_themes_fit_a_narrow_window(open_page, theme: str) -> None:
     assert (sum(ink) > sum(ground)) == (theme == "dark")
     assert abs(sum(ink) - sum(ground)) > 300
     for tab in ("Playground", "History", "Lab", "About"):
+        page.set_viewport_size({"width": 800, "height": 950})
         page.get_by_role("tab", name=tab).click()
         page.locator('[role="tabpanel"]:visible').first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"), tab
+        if theme == "light":
+            assert_looks(page)
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light")
     page.reload()

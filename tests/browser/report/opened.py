@@ -10,11 +10,14 @@ WIDTH, HEIGHT = 1400, 950
 
 
 class Opened:
-    """A page with a report, and its complaints: errors, dialogs and requests."""
+    """A file in a page, and its complaints: errors, dialogs and requests.
+
+    `traces` are the runs of a report, or the text of another file.
+    """
 
     def __init__(self, browser, folder, traces, *, width=WIDTH, theme="light", **context):
         file = folder / "report.html"
-        file.write_text(render_report(traces), encoding="utf-8")
+        file.write_text(traces if isinstance(traces, str) else render_report(traces), encoding="utf-8")
         self.page = browser.new_page(
             viewport={"width": width, "height": HEIGHT}, color_scheme=theme, **context
         )

@@ -28,6 +28,7 @@ MOUNT = """async ([text, fragment]) => {
     const source = {
         window: async (query) => { asked.push(query); return JSON.parse(await askWindow(query)); },
         whole: async () => { await hold; return JSON.parse(await askWhole()); },
+        aligned: async (query) => JSON.parse(await askAligned(query)),
     };
     window.view = SpecScope.mount(root, JSON.parse(text), { source, fragment });
 }"""
@@ -37,7 +38,8 @@ MOUNT = """async ([text, fragment]) => {
 def traces():
     trace = sample_trace("pearl", tokens=500)
     trace.header = replace(trace.header, run_id="long")
-    return [trace]
+    commits = [replace(commit, time=commit.time + 5_000_000) for commit in trace.commits]
+    return [trace, replace(trace, header=replace(trace.header, run_id="later"), commits=commits)]
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +62,28 @@ def answers(tmp_path_factory, traces):
                 )
             )
 
-        yield json.dumps(server.document("long")), ask, lambda: json.dumps(packed(view_model(traces)))
+        def align(query):
+            asked = {name: values[0] for name, values in parse_qs(query).items()}
+            low, high, sequence = float(asked["low"]), float(asked["high"]), int(asked["sequence"])
+            return json.dumps(server.aligned(asked["runs"], sequence, low, high))
+
+        whole = json.dumps(packed(view_model(traces[:1])))
+        openings = [json.dumps(server.document(names)) for names in ("long", "long,later")]
+        yield openings, ask, lambda: whole, align
 
 
 @pytest.fixture(scope="module")
 def long_page(opened, answers):
-    opening, ask, whole = answers
+    openings, ask, whole, align = answers
     opened.page.expose_function("askWindow", ask)
     opened.page.expose_function("askWhole", whole)
-    return opened.page, opening
+    opened.page.expose_function("askAligned", align)
+    return opened.page, openings
 
 
 @pytest.fixture
 def shown(long_page):
-    page, opening = long_page
+    page, (opening, _) = long_page
     page.evaluate(MOUNT, [opening, ""])
     expect(page.locator(".ss-gantt ~ .ss-detail")).to_contain_text("bars", timeout=PATIENCE)
     return page
@@ -88,7 +98,7 @@ def test_a_long_run_opens_with_bins_of_all_its_spans(shown, traces):
 
 
 def test_zooming_loads_the_rows_of_the_window_and_its_text(shown, traces):
-    (run,) = view_model(traces)["runs"]
+    (run,) = view_model(traces[:1])["runs"]
     middle = run["to"] / 2
     box = shown.locator(".ss-gantt")
     box.focus()
@@ -123,9 +133,46 @@ def test_a_range_beyond_the_part_has_no_figures(shown):
 
 
 def test_a_link_to_a_token_outside_of_the_part_is_followed_when_the_whole_run_is_here(long_page):
-    page, opening = long_page
+    page, (opening, _) = long_page
     page.evaluate(MOUNT, [opening, "token=0.450"])
     page.wait_for_selector("#viewer[data-drawn]")
     assert page.locator(".ss-token[data-index='450']").count() == 0
     page.evaluate("release()")
     page.wait_for_selector(".ss-token[data-index='450'].ss-lit")
+
+
+def test_two_long_runs_are_compared_token_by_token_in_the_window(long_page, traces):
+    page, (_, opening) = long_page
+    page.evaluate(MOUNT, [opening, ""])
+    view = page.get_by_role("region", name="Token by token")
+    expect(view).to_contain_text("Tokens 1 to 500 of 500: those that PEARL", timeout=PATIENCE)
+    box = page.locator(".ss-gantt")
+    box.focus()
+    for _ in range(5):
+        drawn_after(page, lambda: box.press("w"))
+    low, high = window(page)
+    tokens = view_model(traces[:1])["runs"][0]["tokens"]
+    inside = [token["index"] + 1 for token in tokens if low <= token["t"] <= high]
+    expect(view).to_contain_text(f"Tokens {inside[0]} to {inside[-1]} of 500", timeout=PATIENCE)
+    view.get_by_role("group", name="Tokens of all runs by position").focus()
+    page.keyboard.press("ArrowDown")
+    status = view.get_by_role("status")
+    expect(status).to_contain_text(f"Token {inside[0]}, ")
+    expect(status).to_contain_text("5.00 ms behind PEARL")
+
+
+def test_the_caches_of_a_part_name_what_lies_outside_of_it(long_page, traces):
+    page, (opening, _) = long_page
+    page.evaluate(MOUNT, [opening, ""])
+    view = page.get_by_role("region", name="KV caches")
+    expect(view).to_contain_text("in the last step of the loaded part: the replay's time is after it")
+    box = page.locator(".ss-gantt")
+    box.focus()
+    for _ in range(5):
+        drawn_after(page, lambda: box.press("w"))
+    expect(view).to_contain_text("cached before the loaded part", timeout=PATIENCE)
+    page.evaluate("view.seek(0)")
+    expect(view).to_contain_text("in the first step of the loaded part: the replay's time is before it")
+    low, high = window(page)
+    page.evaluate("(t) => view.seek(t)", (low + high) / 2)
+    expect(view).to_contain_text("in the step of the replay's time")

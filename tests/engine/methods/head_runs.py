@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import engine
 from engine.drafters.static import tree
@@ -17,7 +19,7 @@ from engine.pairs.pair import Pair
 from engine.types import Sampling
 from tests.engine.heads.random_heads import make_heads, with_eagle3
 from tests.engine.methods.pairs import save_with_tokenizer
-from tests.engine.methods.plain_heads import Node, Plain, dynamic_tree, static_tree
+from tests.engine.methods.plain_heads import Node, Plain, Rows, dynamic_tree, static_tree
 from tests.engine.model import tiny
 
 METHODS = {
@@ -89,16 +91,24 @@ def expected(
     draws: Draws | None,
 ) -> list[Node]:
     """Return the reference's draft after x, of at most `levels` levels."""
+    unread = config.get("first") == "mask"
     rows = plain.rows(x)
+    if unread:
+        rows = partial(_rows_from_masks, plain.rows(x[:-1]), x[-1])
     if "top" in config:
         return dynamic_tree(rows, config["top"], min(config["depth"], levels), config["total"])
-    depth = config.get("masks", 99) + 1
+    depth = config.get("masks", 99) + 1 - unread
     paths = {
         p
         for p in tree(config.get("tree") or ("eagle" if method.endswith("eagle") else "medusa")).paths
         if len(p) <= depth
     }
     return static_tree(rows, paths, min(levels, max(map(len, paths))), x, sampling, draws)
+
+
+def _rows_from_masks(rows: Rows, last: int, path: list[int]) -> Tensor:
+    """Return the row of one mask more: the first mask is in the last token's place."""
+    return rows([last, *path])
 
 
 def walk(plain: Plain, x: list[int], nodes: list[Node]) -> list[int]:

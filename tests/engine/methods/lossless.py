@@ -51,7 +51,7 @@ CONFIGS = {
     "hydra": [{}],
     "eagle": [{}, {"tree": "medusa", "drafts": "greedy"}],
     "eagle2": [{}, {"top": 2, "depth": 8, "total": 9}],
-    "parallelspec_medusa": [{}, {"masks": 1}],
+    "parallelspec_medusa": [{}, {"masks": 1}, {"first": "mask"}],
     "parallelspec_eagle": [{}, {"masks": 2, "drafts": "greedy"}],
     "pearl": [
         {"gamma": 1},

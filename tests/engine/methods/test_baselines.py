@@ -235,6 +235,19 @@ def test_without_phrases_the_pool_still_learns_from_rejected_drafts():
     assert {p.model for p in trace.pooled} == {"drafter"}
 
 
+def test_a_reference_text_starts_the_pool(bundled):
+    """The same text, its n-grams in the pool before the first round, and fewer target forwards."""
+    prompt, config = "Tell me a story about a fox.", {"gamma": 3, "level": 3, "window": 1, "phrases": 4}
+    cold = bundled.run("ouroboros", prompt, config=config, limits=Limits(24))
+    warm = bundled.run("ouroboros", prompt, config={**config, "reference": cold.text}, limits=Limits(24))
+    assert warm.token_ids() == cold.token_ids()
+    ids = tuple(warm.documents[0].tokens)
+    known = {ids[i : i + 3] for i in range(len(ids) - 2)}
+    assert known <= set(warm.pooled[0].gained)
+    assert not known <= set(cold.pooled[0].gained)
+    assert len(warm.rounds) < len(cold.rounds)
+
+
 @pytest.fixture(scope="module")
 def plain(bundled):
     """Return the token ids of autoregressive decoding."""

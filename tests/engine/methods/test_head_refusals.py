@@ -86,6 +86,7 @@ def test_a_pair_without_heads_is_refused_with_what_to_do(pair):
         ("hydra", {"tree": "oak"}, "there is no tree 'oak'; choose one of eagle, medusa"),
         ("parallelspec_eagle", {"masks": 5}, "masks is 5; it must be at least 0 and at most 4"),
         ("parallelspec_medusa", {"masks": 17}, "masks is 17; it must be at least 1 and at most 16"),
+        ("parallelspec_medusa", {"first": "row"}, "first is 'row'; choose one of token, mask"),
         ("eagle2", {"top": 16, "depth": 8}, "with this top depth is at most 6"),
         ("eagle2", {"total": 65}, "total is 65; it must be at least 1 and at most 64"),
     ],

@@ -68,6 +68,25 @@ def test_drafts_and_accepted_lengths_equal_the_reference(worlds, family, method)
     assert max(lengths) > 0, "some drafts are accepted"
 
 
+def test_masks_in_the_place_of_medusas_heads_draft_as_the_reference(world):
+    """Four masks draft the four levels of Medusa's tree; the other reading leaves one mask out."""
+    cluster, model, heads = world
+    plain = Plain(copy.deepcopy(model), heads / "parallelspec_medusa")
+    texts = dict[str, list[int]]()
+    for first, masks in (("token", 3), ("mask", 4)):
+        trace = cluster.run("parallelspec_medusa", PROMPT, config={"first": first}, limits=Limits(NEW))
+        config, x = trace.header.config, list(PROMPT)
+        assert (config["masks"], config["tree"]) == (masks, "medusa")
+        texts[first] = trace.token_ids()
+        for r, (step, nodes) in zip(trace.rounds, drafts(trace).items(), strict=True):
+            levels = len(PROMPT) + NEW - len(x)
+            assert nodes == expected(plain, "parallelspec_medusa", config, x, levels, Sampling(), None), step
+            assert r.accepted == len(walk(plain, x, nodes))
+            assert len([s for s in trace.spans if (s.kind, s.step) == ("draft", step)]) == bool(nodes)
+            x = PROMPT + texts[first][: len(x) - len(PROMPT) + r.emitted]
+    assert texts["token"] == texts["mask"]
+
+
 @pytest.mark.parametrize(
     ("method", "changes"),
     [

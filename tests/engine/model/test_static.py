@@ -43,7 +43,7 @@ def run(decoder, cache):
     """Return the logits of each forward, and the states of its rows; nothing reads padding's."""
     outputs = []
     for rows, wanted, cut, length in forwards():
-        logits, states, _ = decoder.forward(cache, rows, np.array(wanted, dtype=np.int64), HIDDEN)
+        logits, states, *_ = decoder.forward(cache, rows, np.array(wanted, dtype=np.int64), HIDDEN)
         outputs.append([logits, *(states[layer][rows.flags == 0] for layer in HIDDEN)])
         for slot in cut:
             cache.truncate(slot, length)

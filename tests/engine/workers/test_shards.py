@@ -28,10 +28,10 @@ from engine.workers.jobs import Grown, Link, Measure, Propose, Reply
 from engine.workers.transports import shards
 from engine.workers.transports.shards import ShardsWorker
 from engine.workers.worker import Ticket
-from tests.engine.heads.random_heads import make_head, with_heads
+from tests.engine.heads.random_heads import make_head
 from tests.engine.model.together import on_ranks
 from tests.engine.workers.processes import PROMPT, at_span
-from tests.engine.workers.test_contract import WARM, _facts, _probabilities
+from tests.engine.workers.test_contract import WARM, _probabilities, facts
 
 LIMITS = Limits(8)
 METHODS = {
@@ -49,8 +49,8 @@ SPLITS = {"two": {"tp": 2}, "three": {"tp": 3, "drafter_tp": 2}}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
+def pair():
+    return Pair.find("bundled")
 
 
 def _many(device: str) -> tuple[Device, ...]:
@@ -87,7 +87,7 @@ def test_a_split_target_writes_the_rows_of_the_whole_one(opened, name):
         trace = run(split)
         assert trace.status == "done"
         assert trace.text == expected.text
-        for rows, expected_rows in zip(_facts(trace), _facts(expected), strict=True):
+        for rows, expected_rows in zip(facts(trace), facts(expected), strict=True):
             assert rows == expected_rows
         (p, q), (expected_p, expected_q) = _probabilities(trace).T, _probabilities(expected).T
         np.testing.assert_allclose(p, expected_p, atol=1e-4)
@@ -139,6 +139,14 @@ def test_every_rank_is_a_device_and_shows_its_communication(opened):
     assert trace.header.environment["drafter_tp"] == 2
 
 
+def test_easyspec_drafts_on_the_devices_of_its_split_target(opened):
+    trace = opened["two"].run("easyspec", PROMPT, config={"gamma": 2}, limits=LIMITS)
+    used = {kind: {(s.device, s.rank) for s in trace.spans if s.kind == kind} for kind in ("draft", "verify")}
+    assert used["draft"] == used["verify"]
+    assert {rank for _, rank in used["draft"]} == {0, 1}
+    assert {d.role for d in trace.header.devices} == {"drafter+target"}
+
+
 def test_a_stopped_run_leaves_the_ranks_in_step(opened):
     cluster, stop = opened["two"], threading.Event()
     plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
@@ -169,7 +177,7 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
     monkeypatch.setattr(runtimes, "devices_of", _many)
     events = list[object]()
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    with engine.open(pair, device="cpu", tp=2) as cluster:
+    with engine.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
         pid = _members(cluster)[rank].pid
         kill = at_span(12, lambda: os.kill(pid, number))
 
