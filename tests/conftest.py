@@ -30,6 +30,32 @@ os.environ["SPECSCOPE_CACHE"] = tempfile.mkdtemp(prefix="specscope-tests-")
 atexit.register(shutil.rmtree, os.environ["SPECSCOPE_CACHE"], ignore_errors=True)
 
 
+SHARING = {
+    "server": ("tests/browser/playground/",),
+    "report": ("tests/browser/report/",),
+    "trained pair": ("tests/engine/training/",),
+    "commands": tuple(f"tests/app/test_{name}.py" for name in ("busy", "cli", "compare", "sweep")),
+    "worker processes": tuple(
+        f"tests/engine/workers/test_{name}.py" for name in ("group", "pipeline", "timely")
+    ),
+    "runtimes": tuple(f"tests/engine/methods/test_{name}.py" for name in ("ems", "ems_trees")),
+}
+"""Files whose tests share a costly fixture, such as a server: one process of xdist runs them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Return a scheduler by files, which keeps files of `SHARING` together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class BySharing(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = (name for name, places in SHARING.items() if nodeid.startswith(places))
+            return next(shared, super()._split_scope(nodeid))
+
+    return BySharing(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Exempt the imported modules, a million objects that stay, from garbage collection."""

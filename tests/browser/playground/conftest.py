@@ -82,6 +82,8 @@ class Window:
         self.context = chromium.new_context()
         self.page: Page | None = None
         self.complaints: list[str] = []
+        self.calls: set[Request] = set()
+        """Calls of the page that have no answer yet."""
 
     def open(self) -> Page:
         """Close the last page, whose open calls would fail on another address; return a new one."""
@@ -91,19 +93,32 @@ class Window:
         page.on("console", lambda m: self._complain(page, m.text) if m.type == "error" else None)
         page.on("pageerror", lambda e: self._complain(page, str(e)))
         page.on("request", lambda request: self._watch(page, request))
+        for end in ("requestfinished", "requestfailed"):
+            page.on(end, lambda request: self.calls.discard(request))
         return page
+
+    def reload(self) -> None:
+        """Reload the page once its calls are answered: Gradio logs an error for an open one."""
+        assert self.page is not None
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        while self.calls:
+            self.page.wait_for_timeout(20)
+        self.page.reload()
 
     def close(self) -> None:
         """Close the page."""
         page, self.page = self.page, None
         if page is not None:
             page.close()
+        self.calls.clear()
 
     def _complain(self, page: Page, text: str) -> None:
         if page is self.page:
             self.complaints.append(text)
 
     def _watch(self, page: Page, request: Request) -> None:
+        if "/gradio_api/queue/" in request.url:
+            self.calls.add(request)
         address = urlparse(request.url)
         if address.scheme.startswith(("http", "ws")) and address.hostname != "127.0.0.1":
             self._complain(page, f"request to another machine: {request.url}")

@@ -26,6 +26,10 @@ from tests.engine.workers.processes import worker_processes
 
 pytestmark = pytest.mark.browser
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
+ANOTHER_TURN = """(link) => {
+    const done = document.querySelector('.app-turn[data-state="done"]');
+    return done && [...done.querySelectorAll("a")].some((one) => one.textContent === "Permalink" && one.getAttribute("href") !== link);
+}"""
 STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."
 
 
@@ -188,7 +192,7 @@ def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_both_themes_fit_a_narrow_window(open_page, theme: str) -> None:
+def test_both_themes_fit_a_narrow_window(open_page, window, theme: str) -> None:
     page = open_page(theme=theme, width=800)
     answer(page, "Hello!", tokens=6)
     ink, ground = page.evaluate(
@@ -206,7 +210,7 @@ def test_both_themes_fit_a_narrow_window(open_page, theme: str) -> None:
             assert_looks(page)
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light")
-    page.reload()
+    window.reload()
     page.locator("#run").wait_for()
     assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light"), (
         "the choice is kept"
@@ -295,7 +299,9 @@ def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     expect(page.locator("#get-smollm2")).to_be_visible()
 
 
-def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(open_page) -> None:
+def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(
+    open_page, window
+) -> None:
     page = open_page(motion="no-preference")
     page.get_by_role("radio", name="Virtual cluster").check()
     choose(page, "Autoregressive", True)
@@ -308,15 +314,17 @@ def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_
     expect(page.locator("#turn")).to_be_in_viewport()
     advised = live.locator(".ss-verdict button")
     expect(live.locator(".ss-verdict-main")).to_have_count(2)
-    page.reload()
+    window.reload()
     viewer(page).wait_for()
     expect(page.locator(".app-prompt")).to_have_text("Hello!")
     expect(page.locator("#demo .ss-pane")).to_have_count(0)
     if advised.count():
         name = advised.first.inner_text()
+        link = page.get_by_role("link", name="Permalink").get_attribute("href")
         advised.first.click()
+        page.wait_for_function(ANOTHER_TURN, arg=link)  # a short run may never be seen running
+        viewer(page).wait_for()
         assert name.startswith("Run ")
-        # On a virtual cluster the runs may end before the page has shown that they run.
         expect(live.locator('.ss-pane[data-status="done"]')).to_have_count(3)
         wait_for(page, "done")
 
