@@ -86,7 +86,7 @@ class Odd(LocalDevices):
 def odd_cluster(stopped: bool = False, ballast: bytes = b"") -> Cluster:
     """Open a cluster with one worker."""
     pair = Pair.find("bundled")
-    site = Odd(pair, "local-process", devices_of("cpu"), 1, stopped, ballast)
+    site = Odd(pair, "local-process", devices_of("cpu"), 1, stopped=stopped, ballast=ballast)
     return Cluster(pair, Placement("local-process", site, Layout(Separate(drafters=0))))
 
 
