@@ -26,7 +26,7 @@ RUNTIMES = {
 }
 PROMPT = "Tell me a story about a fox who lost its hat."
 WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
-SHORT = Limits(12)
+SHORT = Limits(8)
 CONFIGS = {
     "autoregressive": {},
     "speculative": {"gamma": 4},

@@ -28,7 +28,7 @@ def clusters(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_method_decides_the_same(name, clusters):
-    method, limits = name.split()[0], Limits(8)
+    method, limits = name.split()[0], Limits(5)
     eager, static = (
         cluster.run(method, PROMPT, config=CONFIGS[name], sampling=WARM, limits=limits)
         for cluster in clusters
