@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from engine.errors import RunCancelled, UsageError
 from engine.model.attention import SlotAttention
@@ -23,8 +22,8 @@ from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output, never
 from engine.model.padded_attention import attention_parts
-from engine.model.shape import EMBEDDING
-from engine.model.weights import Layer, Linear, Norm, identity
+from engine.model.shape import EMBEDDING, POSITIONS
+from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,10 +87,13 @@ class Decoder:
         self.make_inputs, self._lowest_id = make_inputs, -mask_tokens
         self._ranks = ranks
         self.layers = [Layer.of(shape, i, take, drafts=drafts) for i in span]
-        self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else identity
+        self.norm = norm_of(shape, take, "model.norm") if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
         self.embedding = self._load_embedding(take) if embedding is None else embedding
+        self.learned = take(POSITIONS) if shape.learned_positions and self.is_first else None
+        """Vector of each position, (P, D), added to the embeddings; None for rotary positions."""
+        self._activate = ACTIVATE[shape.activation]
         if shard is not None and ranks is not None:
             head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take) if head is None else head
@@ -158,7 +160,7 @@ class Decoder:
             buffers = cache.buffers(len(rows))
             parts = list(attention_parts(cache, buffers, segments))
             rotation = self._rotation(cache, rows, indices, parts)
-            x, attention_input = self._inputs(rows, stage_io)
+            x, attention_input = self._inputs(rows, cache.positions[rows.slots, indices], stage_io)
             states = self.run_layers(x, attention_input, rotation, buffers, parts, hidden, fuzzy, stopped)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.is_last:
@@ -199,11 +201,21 @@ class Decoder:
             rotations = self.rotations[positions.to(self.device)]
         return rotations * self.scales
 
-    def _inputs(self, rows: Rows, stage_io: StageIO | None) -> tuple[Tensor, Tensor | None]:
+    def _inputs(
+        self, rows: Rows, positions: np.ndarray, stage_io: StageIO | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the first layer's residual input (T, D) and its attention input, if separate."""
         if not self.is_first:
             return _required(stage_io).receive(len(rows), self.layers[0].mlp_norm.weight), None
-        return self.inputs_of(rows)
+        if self.make_inputs is not None:
+            return self.inputs_of(rows)
+        ids, places = (torch.from_numpy(numbers).to(self.device) for numbers in (rows.tokens, positions))
+        return self.embed(ids, places), None
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the first layer's input, (T, D), for T token ids at their positions."""
+        x = self.embedding.index_select(0, ids)
+        return x if self.learned is None else x.add_(self.learned.index_select(0, positions))
 
     def inputs_of(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the first layer's inputs in a whole model; see `MakeInputs`."""
@@ -286,7 +298,8 @@ class Decoder:
                     attend(i)
                     self._add_to(x, layer.out, buffers.attended)
                 layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
-                self._add_to(x, layer.down, functional.silu(buffers.gate).mul_(buffers.up))
+                inner = self._activate(buffers.gate)
+                self._add_to(x, layer.down, inner.mul_(buffers.up) if self.shape.gated else inner)
                 if i + 1 in hidden:
                     states[i + 1] = x.clone()
         if -1 in hidden:

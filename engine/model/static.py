@@ -193,7 +193,7 @@ class StaticStep:
         decoder, attention = self._decoder, None
         ids, positions, _ = self._numbers
         if self._inputs is None:
-            x = decoder.embedding.index_select(0, ids)
+            x = decoder.embed(ids, positions)
         else:
             x, attention = self._inputs[0].clone(), self._inputs[1]
         rotation = self._rotations.index_select(0, positions) * decoder.scales

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
 )
@@ -51,6 +54,22 @@ CONFIGS = {
     ),
     "narrow-heads": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4, head_dim=4, attention_bias=True),
     "qwen3": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12),
+    "opt": lambda: OPTConfig(
+        **{name: size for name, size in _SIZES.items() if name != "intermediate_size"},
+        ffn_dim=56,
+        word_embed_proj_dim=32,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_positions=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "phi3": lambda: Phi3Config(**_SIZES, num_key_value_heads=2),
+    "phi3-window": lambda: Phi3Config(**_SIZES, num_key_value_heads=4, sliding_window=7),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
 }
 
