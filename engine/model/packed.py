@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS = 256
-"""Number of rows that a layout is optimised for; it accepts any number, and gains nothing from less."""
+"""Number of rows that a layout is optimised for; it accepts any number."""
 
 
 def packed_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
