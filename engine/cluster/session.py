@@ -107,14 +107,18 @@ class Cluster:
             self._head_files[kind] = self._heads.find(kind)
         return self._head_files[kind]
 
-    def check(self, method: str) -> None:
+    def check(self, method: str, load: Load | None = None) -> None:
         """Check that the cluster has the models and devices of a method with default settings.
+
+        With a load, check that the method can serve it, too.
 
         Raises:
             UsageError: A model or device is missing.
         """
         entry = find(method)
         layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
+        if load is not None:
+            under_load(method, layout, load, len(load.arrivals))
         self.placement.site.assign(layout)
         if layout.head:
             self.head(layout.head)

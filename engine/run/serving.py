@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Packing, Separate
@@ -22,6 +22,9 @@ from engine.run.run import Run
 from engine.run.together import Gathering
 from engine.types import Prefix, check_range
 from engine.workers.jobs import Chunk
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_SEQUENCES = 64
 """Largest number of sequences decoded at once under load."""
@@ -190,7 +193,7 @@ class Serving:
     def _chunk(self, part: _Part) -> Chunk:
         return Chunk(Prefix(part.sequence, self._tokens(part.sequence)[: part.end]), part.start)
 
-    def _tokens(self, number: int) -> Sequence[int]:
+    def _tokens(self, number: int) -> np.ndarray:
         return self._run.sequence(number).x.tokens
 
     def _prompt(self, number: int) -> int:
