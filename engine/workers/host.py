@@ -153,7 +153,8 @@ class Host:
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
-                value = measure(self.forwards.models[job.model], job, stopped, agree)
+                model = job.model if job.stage is None else job.stage.of(job.model)
+                value = measure(self.forwards.models[model], job, stopped, agree)
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:

@@ -250,6 +250,8 @@ class Measure:
     """The numbers, in the order in which they are measured."""
     seconds: float = inf
     """Time after which no forward starts; the first one always does."""
+    stage: Stage | None = None
+    """The stage of a split model to time; it reads hidden states of zeros."""
 
 
 Job: TypeAlias = (
