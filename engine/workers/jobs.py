@@ -18,7 +18,8 @@ from engine.model.language import LanguageModel
 from engine.types import Draft, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
-    from engine.heads.drafting import Head, Work
+    from engine.heads.drafting import Head
+    from engine.heads.work import Work
 
 
 @dataclass(frozen=True)
