@@ -267,9 +267,14 @@ class Host:
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)
-        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, stage_io=stage_io)
+        prompts = [chunk.prefix for chunk in job.chunks]
+        logits = self.forwards.extend(
+            model, job.prefixes, job.drafts, stamps, kind, prompts=prompts, stage_io=stage_io
+        )
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
+        if not job.prefixes:  # only parts of prompts
+            return ()
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])
             return None
