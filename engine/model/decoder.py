@@ -98,9 +98,9 @@ class Decoder:
             head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take) if head is None else head
         self._exact = Fuzzy(layer_groups(len(span), 1))
-        # The rotation of queries includes the factor 1 / sqrt(head_dim).
+        # The rotation of queries includes their factor.
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
-        scales[: shape.heads] /= math.sqrt(shape.head_dim)
+        scales[: shape.heads] *= shape.query_scale or 1 / math.sqrt(shape.head_dim)
         self.scales = scales.to(self.device)
         """Factors of the rotation of each head, (heads + kv_heads, 1)."""
         self.rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
@@ -168,8 +168,7 @@ class Decoder:
                 return Output(x.new_empty((len(want), 0)), states, cells)
             if wanted is not None:
                 x = x.index_select(0, wanted)
-            logits = self.head(self.norm(x)).float()
-            return Output(logits, states, cells, self._communicated() - before)
+            return Output(self.logits(x), states, cells, self._communicated() - before)
         except BaseException:
             for slot, length in lengths:  # some of the new keys and values are not written
                 cache.truncate(slot, length)
@@ -179,12 +178,26 @@ class Decoder:
         """Return the nanoseconds of all communication so far; 0 for a model on one device."""
         return self._ranks.spent if self._ranks is not None else 0
 
-    def _add_to(self, x: Tensor, linear: Linear, inputs: Tensor) -> None:
-        """Add a linear layer's output to x, (T, D), in place, summed over the ranks."""
-        if self._ranks is None:
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits, (T, V) float32, of the last layer's states, (T, D)."""
+        logits, cap = self.head(self.norm(x)), self.shape.logit_cap
+        return (logits.div(cap).tanh_().mul_(cap) if cap else logits).float()
+
+    def _output(self, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return a linear layer's output, (T, D), summed over the ranks and normed."""
+        output = linear(inputs)
+        if self._ranks is not None:
+            output = self._ranks.add(output)
+        return output if norm is None else norm(output)
+
+    def _add_to(
+        self, x: Tensor, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        """Add `_output` to x, (T, D), in place."""
+        if self._ranks is None and norm is None:
             linear.add_to(x, inputs)
         else:
-            x.add_(self._ranks.add(linear(inputs)))
+            x.add_(self._output(linear, inputs, norm))
 
     def _rotation(
         self,
@@ -215,6 +228,8 @@ class Decoder:
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the first layer's input, (T, D), for T token ids at their positions."""
         x = self.embedding.index_select(0, ids)
+        if self.shape.embed_scale != 1.0:
+            x.mul_(torch.tensor(self.shape.embed_scale, dtype=x.dtype))
         return x if self.learned is None else x.add_(self.learned.index_select(0, positions))
 
     def inputs_of(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
@@ -283,8 +298,7 @@ class Decoder:
 
         def attention_output(i: int) -> Tensor:
             attend(i)
-            output = self.layers[i].out(buffers.attended)
-            return output if self._ranks is None else self._ranks.add(output)
+            return self._output(self.layers[i].out, buffers.attended, self.layers[i].out_norm)
 
         for group in fuzzy.groups:
             if stopped():
@@ -296,10 +310,11 @@ class Decoder:
                     x.add_(outputs[i - group.start])
                 else:
                     attend(i)
-                    self._add_to(x, layer.out, buffers.attended)
+                    self._add_to(x, layer.out, buffers.attended, layer.out_norm)
                 layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
                 inner = self._activate(buffers.gate)
-                self._add_to(x, layer.down, inner.mul_(buffers.up) if self.shape.gated else inner)
+                inner = inner.mul_(buffers.up) if self.shape.gated else inner
+                self._add_to(x, layer.down, inner, layer.down_norm)
                 if i + 1 in hidden:
                     states[i + 1] = x.clone()
         if -1 in hidden:

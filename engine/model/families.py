@@ -31,6 +31,8 @@ class Place(NamedTuple):
     """Number of our rows."""
     transposed: bool = False
     """Whether it is stored as (in, out)."""
+    added: float = 0.0
+    """Added to what is stored."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Family:
     model_type: str
     options: Callable[[Any], dict[str, Any]]
     """Config -> fields of the shape that differ from Llama's."""
+    activation: str = "hidden_act"
+    """The config's field with the activation."""
     needs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Field of the config -> its only supported value."""
     prefix: str = "model"
@@ -50,6 +54,8 @@ class Family:
     """Stored names of matrices that hold several of ours."""
     transposed: bool = False
     """Whether the matrices of layers are stored as (in, out)."""
+    norm_offset: float = 0.0
+    """Added to the stored weights of norms."""
     skipped: int = 0
     """Rows of the stored table of positions before position 0."""
     ignored: tuple[str, ...] = ()
@@ -63,7 +69,8 @@ class Family:
         """
         for name, value in self.needs.items():
             value = getattr(config, value) if isinstance(value, str) else value
-            if (given := getattr(config, name, value)) != value:
+            given = getattr(config, name, value)
+            if (bool(given) if isinstance(value, bool) else given) != value:
                 raise ModelError(
                     f"{path}: {name} {reprlib.repr(given)} is not supported; supported is {value}"
                 )
@@ -87,7 +94,9 @@ class Family:
             stored = f"{self.prefix}.{stored}".lstrip(".")
         start = starts.get(ours, 0) if fused else 0
         start = self.skipped if ours == "model.embed_positions" else start
-        return Place(f"{stored}.{kind}", start, size[0], self.transposed and is_layer and len(size) == 2)
+        transposed = self.transposed and is_layer and len(size) == 2
+        added = self.norm_offset if "norm" in ours else 0.0
+        return Place(f"{stored}.{kind}", start, size[0], transposed, added)
 
 
 def _llama(config: Any) -> dict[str, Any]:
@@ -112,8 +121,18 @@ def _plain(config: Any) -> dict[str, Any]:
         "eps": getattr(config, "layer_norm_epsilon", 1e-5),
         "layer_norm": True,
         "gated": False,
-        "activation": config.activation_function,
         "learned_positions": True,
+    }
+
+
+def _gemma2(config: Any) -> dict[str, Any]:
+    return {
+        **_llama(config),
+        "post_norms": True,
+        "embed_scale": config.hidden_size**0.5,
+        "query_scale": config.query_pre_attn_scalar**-0.5,
+        "attention_cap": config.attn_logit_softcapping or 0.0,
+        "logit_cap": config.final_logit_softcapping or 0.0,
     }
 
 
@@ -133,9 +152,22 @@ FAMILIES: dict[str, Family] = {
         },
         fused=("qkv_proj", "gate_up_proj"),
     ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        _gemma2,
+        "hidden_activation",
+        needs={"use_bidirectional_attention": False},
+        names={
+            "post_attention_layernorm": "pre_feedforward_layernorm",
+            "self_attn.post_norm": "post_attention_layernorm",
+            "mlp.post_norm": "post_feedforward_layernorm",
+        },
+        norm_offset=1.0,
+    ),
     "OPTForCausalLM": Family(
         "opt",
         _plain,
+        "activation_function",
         needs={
             "do_layer_norm_before": True,
             "enable_bias": True,
@@ -159,6 +191,7 @@ FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": Family(
         "gpt2",
         _plain,
+        "activation_function",
         needs={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,

@@ -49,6 +49,9 @@ WHOLE = {
 REAL = {
     "rms_norm_eps": (0.0, math.nextafter(1, 0)),
     "layer_norm_epsilon": (0.0, math.nextafter(1, 0)),
+    "query_pre_attn_scalar": (1e-3, 1e6),
+    "attn_logit_softcapping": (1e-3, 1e6),
+    "final_logit_softcapping": (1e-3, 1e6),
     "rope_theta": (math.nextafter(1, 2), 1e15),
     "partial_rotary_factor": (1e-3, 1.0),
 }
@@ -68,6 +71,7 @@ FLAGS = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"),
     *("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine", "_remove_final_layer_norm"),
     *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"),
+    "use_bidirectional_attention",
 )
 ROPE = ("rope_parameters", "rope_scaling")
 """Names of the object with the rotary parameters; the second is the older one."""
@@ -85,6 +89,8 @@ _NEEDED = (
     "n_head",
     "n_positions",
     "layer_norm_epsilon",
+    "query_pre_attn_scalar",
+    "hidden_activation",
     "max_position_embeddings",
     "rms_norm_eps",
     "rope_theta",
@@ -102,6 +108,7 @@ _EXPECTED = {
     "tokenizer_class": str,
     "hidden_act": str,
     "activation_function": str,
+    "hidden_activation": str,
     "quantization_config": dict,
     "layer_types": list,
 }

@@ -68,6 +68,16 @@ class ModelShape:
     """One of `ACTIVATIONS`."""
     learned_positions: bool = False
     """Whether a vector for each position is added to the embeddings, without a rotation."""
+    post_norms: bool = False
+    """Whether norms follow attention and MLP, too."""
+    embed_scale: float = 1.0
+    """Factor of the embeddings, not of a tied LM head."""
+    query_scale: float = 0.0
+    """Factor of the queries; 0 for 1 / sqrt(head_dim)."""
+    attention_cap: float = 0.0
+    """Attention scores s become cap tanh(s / cap); 0 for no cap."""
+    logit_cap: float = 0.0
+    """The same for logits."""
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
@@ -84,11 +94,11 @@ class ModelShape:
             )
         options: dict[str, Any] = FAMILIES[family].options(config)
         FAMILIES[family].check(config, path)
-        act = "activation_function" if "activation" in options else "hidden_act"
-        allowed = ACTIVATIONS if "activation" in options else ("silu",)
-        if (given := getattr(config, act)) not in allowed:
+        act = FAMILIES[family].activation
+        allowed = ("silu",) if act == "hidden_act" else ACTIVATIONS
+        if (activation := getattr(config, act)) not in allowed:
             raise ModelError(
-                f"{path}: {act} {reprlib.repr(given)} is not supported; supported is {', '.join(allowed)}"
+                f"{path}: {act} {reprlib.repr(activation)} is not supported; supported is {', '.join(allowed)}"
             )
         if getattr(config, "quantization_config", None):
             raise ModelError(f"{path}: quantized weights are not supported; use the unquantized model")
@@ -116,6 +126,7 @@ class ModelShape:
             frequencies=frequencies,
             rope_scale=rope_scale,
             family=family,
+            activation=activation,
             **options,
         )
 
@@ -180,6 +191,8 @@ class ModelShape:
         for i in span:
             prefix = f"model.layers.{i}."
             names |= {f"{prefix}post_attention_layernorm.{kind}": (d,) for kind in kinds}
+            if self.post_norms:
+                names |= {f"{prefix}{part}.post_norm.weight": (d,) for part in ("self_attn", "mlp")}
             if self.input_norm:
                 names |= {f"{prefix}input_layernorm.{kind}": (d,) for kind in kinds}
             for part, (rows, columns, bias) in linear.items():

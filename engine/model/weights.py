@@ -157,6 +157,10 @@ class Layer:
     mlp_norm: Norm | LayerNorm
     gate_up: Linear
     down: Linear
+    out_norm: Norm | LayerNorm | None = None
+    """Norm of attention's output, if it has one."""
+    down_norm: Norm | LayerNorm | None = None
+    """Norm of the MLP's output, if it has one."""
 
     @classmethod
     def of(
@@ -189,6 +193,9 @@ class Layer:
             q, k = (pairs(take(f"{prefix}self_attn.{part}_norm.weight")) for part in "qk")
             return Norm(torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]), shape.eps)
 
+        def post_norm(part: str) -> Norm | LayerNorm | None:
+            return norm_of(shape, take, f"{prefix}{part}.post_norm") if shape.post_norms else None
+
         return cls(
             window=shape.windows[number],
             norm=norm_of(shape, take, f"{prefix}input_layernorm") if shape.input_norm else identity,
@@ -206,4 +213,6 @@ class Layer:
                 take(f"{prefix}mlp.down_proj.bias") if shape.mlp_bias else None,
                 drafts=drafts,
             ),
+            out_norm=post_norm("self_attn"),
+            down_norm=post_norm("mlp"),
         )

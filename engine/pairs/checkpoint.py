@@ -156,6 +156,9 @@ class Checkpoint:
                 the whole tensor.
         """
         place = self._places.get(key, Place(key))
+        if place.added:
+            stored = self._take_placed(place, part).to(device, torch.float32)
+            return (stored + place.added).to(dtype)
         if place.start or place.transposed or self._is_fused(place):
             return self._take_placed(place, part).to(device, dtype, copy=True)
         is_embedding, key = key == EMBEDDING, place.key

@@ -36,7 +36,7 @@ def held(decoder: Decoder) -> int:
     return sum(storages.values()) - repeated + per_head
 
 
-@pytest.fixture(params=["llama-gqa-tied-bias", "qwen3", "phi3", "opt", "gpt2"])
+@pytest.fixture(params=["llama-gqa-tied-bias", "qwen3", "gemma2", "opt", "gpt2"])
 def path(request, tmp_path):
     tiny.save(tiny.reference(request.param), tmp_path)
     return tmp_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -70,6 +71,15 @@ CONFIGS = {
     ),
     "phi3": lambda: Phi3Config(**_SIZES, num_key_value_heads=2),
     "phi3-window": lambda: Phi3Config(**_SIZES, num_key_value_heads=4, sliding_window=7),
+    "gemma2": lambda: Gemma2Config(
+        **_SIZES,
+        num_key_value_heads=2,
+        head_dim=12,
+        sliding_window=7,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
 }
 

@@ -20,7 +20,7 @@ from engine.types import Limits, Sampling
 from tests.engine.model import tiny
 
 WEIGHTS = "model.safetensors"
-OURS = ("opt", "gpt2", "phi3")
+OURS = ("opt", "gpt2", "phi3", "gemma2")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,9 @@ def edit(path, **changes) -> str:
         ("opt", {"ffn_dim": None}, "ffn_dim is None; it must be a whole number"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supported"),
         ("gpt2", {"n_inner": 64}, "transformer.h.0.mlp.c_fc.weight has shape [32, 128]; config.json asks for [32, 64]"),
+        ("gemma2", {"hidden_activation": "tanh"}, "hidden_activation 'tanh' is not supported; supported is silu, relu"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; it must be a number, at least 0.001"),
         ("gpt2", {"n_head": "4"}, "n_head is '4'; it must be a whole number"),
         ("phi3", {"num_key_value_heads": 1}, "qkv_proj.weight has shape [64, 32]; config.json asks for [48, 32]"),
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}}, "rope_type 'longrope' is not supported"),
