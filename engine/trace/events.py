@@ -69,7 +69,7 @@ class Header:
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
     """Software versions, processor and host. In virtual runs also the profile's pair and the token
-    source; with a drafting head its path; of a run of another engine, `imported` (see
+    source; with a drafting head its path; under load, `load`; of another engine, `imported` (see
     `traces.imported`); of a replay, `whatif` (see `traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""
