@@ -76,6 +76,7 @@ def conditions(group: Group) -> Conditions:
             "machine": _distinct(map(_machine, headers)),
             "threads": _distinct(h.environment.get("threads") for h in headers),
             "ranks of the target (tp)": _distinct(h.environment.get("tp", 1) for h in headers),
+            "layers of the target per device": _distinct(h.environment.get("stages") for h in headers),
         }
     drafters = [path for path in _distinct(h.drafter_path for h in headers) if path]
     return {

@@ -153,7 +153,8 @@ class Host:
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
-                value = measure(self.forwards.models[job.model], job, stopped, agree)
+                model = job.model if job.stage is None else job.stage.of(job.model)
+                value = measure(self.forwards.models[model], job, stopped, agree)
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
@@ -272,7 +273,7 @@ class Host:
         )
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
-        if not job.prefixes:  # only parts of prompts
+        if not job.judges and job.chunks:  # only parts of prompts
             return ()
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])

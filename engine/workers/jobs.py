@@ -18,7 +18,8 @@ from engine.model.language import LanguageModel
 from engine.types import Draft, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
-    from engine.heads.drafting import Head, Work
+    from engine.heads.drafting import Head
+    from engine.heads.work import Work
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,8 @@ class Measure:
     """The numbers, in the order in which they are measured."""
     seconds: float = inf
     """Time after which no forward starts; the first one always does."""
+    stage: Stage | None = None
+    """The stage of a split model to time; it reads hidden states of zeros."""
 
 
 Job: TypeAlias = (
