@@ -63,7 +63,7 @@ def test_figure_2_writes_each_samples_rows_where_its_own_cache_ends():
 
 
 def test_greedy_decoding_is_predicted_for_all_batch_sizes_but_two():
-    """The spread of output lengths is fitted at batch 8; the other batch sizes of a model are judged."""
+    """The spread of output lengths is fitted at batch 8; a model's other batch sizes are judged."""
     rows = [row for row in ems.PAPER.items["Table 4"]() if row.row.endswith("Greedy Decoding")]
     assert [row.row.split(", ")[1] for row in rows if row.fitted] == ["batch 1", "batch 8"] * 3
     assert all(abs(row.difference) < 0.1 for row in rows)
