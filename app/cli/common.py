@@ -167,7 +167,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         metavar="NAME",
-        help="local-process, local-thread, or virtual (local-process; virtual with --profile)",
+        help="local-process, local-thread, ray, or virtual (local-process; virtual with --profile)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="head of a Ray cluster, or auto for the one this machine is in (with ray: this machine alone)",
     )
     parser.add_argument(
         "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name or a .toml file"
@@ -264,6 +269,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
             dtype=args.dtype,
             tp=args.tp,
             drafter_tp=args.drafter_tp,
+            address=args.address,
             head=args.head,
             progress=bar.show,
         )

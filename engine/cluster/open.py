@@ -44,6 +44,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     dtype: str = "auto",
     tp: int = 1,
     drafter_tp: int = 1,
+    address: str | None = None,
     head: Places = None,
     progress: Report | None = None,
     cancel: threading.Event | None = None,
@@ -57,7 +58,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race.
-        runtime: `local-process`, `local-thread` or `virtual`.
+        runtime: `local-process`, `local-thread`, `ray` or `virtual`.
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
@@ -71,6 +72,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         tp: Devices that split the target by tensors, with `local-process`: each holds a part of
             every layer (`engine.model.shard`).
         drafter_tp: The same for the drafter.
+        address: With `ray`, the head of the Ray cluster: `host:port`, or `auto` for the one that
+            this machine is in. By default a cluster of this machine alone is started.
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
@@ -106,6 +109,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             dtype=dtype,
             tp=tp,
             drafter_tp=drafter_tp,
+            address=address,
         ),
         tuple(map(Path, _several(head))),
         plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),

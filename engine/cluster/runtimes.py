@@ -7,6 +7,8 @@ import os
 from engine.cluster.local_devices import DTYPES, LocalDevices, devices_of
 from engine.cluster.placement import Placement
 from engine.cluster.profile_devices import ProfileDevices
+from engine.cluster.ray_cluster import RayCluster
+from engine.cluster.ray_devices import RESOURCES, RayDevices
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError
@@ -19,7 +21,7 @@ from engine.trace.trace import Trace
 from engine.types import check_range
 from engine.workers.transports.virtual import VirtualLoop
 
-RUNTIMES = ("local-process", "local-thread", "virtual")
+RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
 FORWARDS = ("eager", "static")
 
 
@@ -36,6 +38,7 @@ def place(
     dtype: str = "auto",
     tp: int = 1,
     drafter_tp: int = 1,
+    address: str | None = None,
 ) -> Placement:
     """Start the workers of a runtime and load the pair on them (arguments as for `engine.open`)."""
     if runtime not in RUNTIMES:
@@ -48,6 +51,8 @@ def place(
         )
         raise UsageError(f"the runtime {runtime} {need}")
     check_range("threads", threads, 1, os.cpu_count() or 1)
+    if address is not None and runtime != "ray":
+        raise UsageError(f"address is {address!r}, but the runtime is {runtime}; use the runtime ray")
     if forward not in FORWARDS:
         raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
     if dtype not in DTYPES:
@@ -71,13 +76,36 @@ def place(
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
+    base = Layout(Separate(drafters=int(pair.drafter_path is not None)))
+    if runtime == "ray":
+        return _on_ray(pair, base, address, device, threads, forward, dtype)
     devices = devices_of(device)
     _check_tp(pair, len(devices), tp, drafter_tp)
     site = LocalDevices(pair, runtime, devices, threads, forward == "static", dtype, tp, drafter_tp)
-    base = Layout(Separate(drafters=int(pair.drafter_path is not None)))
     split = {"tp": tp, "drafter_tp": drafter_tp} if max(tp, drafter_tp) > 1 else {}
     details = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype} | split
     return Placement(runtime, site, base, details=details)
+
+
+def _on_ray(
+    pair: Pair, base: Layout, address: str | None, device: str, threads: int, forward: str, dtype: str
+) -> Placement:
+    if device not in RESOURCES:
+        raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
+    cluster = RayCluster(address, len(devices_of("cpu")))
+    try:
+        site = RayDevices(pair, cluster, device, threads, forward == "static", dtype)
+    except BaseException:
+        cluster.close()
+        raise
+    details = {
+        "host": processor(),
+        "threads": threads,
+        "forward": forward,
+        "dtype": dtype,
+        "nodes": len(site.nodes),
+    }
+    return Placement("ray", site, base, details=details, finish=cluster.close)
 
 
 def _check_tp(pair: Pair, devices: int, tp: int, drafter_tp: int) -> None:

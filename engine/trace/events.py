@@ -61,14 +61,15 @@ class Header:
     limits: dict[str, Any]
     """max_new_tokens, stop, eos."""
     runtime: str
-    """local-thread, local-process, virtual."""
+    """local-thread, local-process, ray, virtual."""
     profile: str
     """Name of the latency profile; empty if the times are measured."""
     devices: tuple[Device, ...]
     target_path: str
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
-    """Software versions, processor and host. In virtual runs also the profile's pair and the token
+    """Software versions, processor and host. On several nodes `clocks`, see
+    `engine.cluster.clocks`. In virtual runs also the profile's pair and the token
     source; with a drafting head its path; of a run of another engine, `imported` (see
     `traces.imported`); of a replay, `whatif` (see `traces.whatif`)."""
     group: str = ""
