@@ -82,8 +82,12 @@ class RayCluster:
             with _own_signals(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._ray.init(address=address, **quiet)
-        except Exception as error:  # noqa: BLE001 - Ray's errors have no common type
+        except BaseException as error:
             self._disconnect()
+            if isinstance(error, SystemExit):  # Ray's handler raised it
+                signal.raise_signal(signal.SIGTERM)
+            if not isinstance(error, Exception):
+                raise
             if address == "local":
                 raise SpecScopeError(f"cannot start Ray: {one_line(error)}") from None
             raise SpecScopeError(
@@ -148,10 +152,12 @@ class RayCluster:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        with _own_signals():
-            self._ray.shutdown()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            with _own_signals():
+                self._ray.shutdown()
+        finally:  # also after Ctrl-C
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _ray(*, token: bool) -> Any:

@@ -84,6 +84,7 @@ def changes(mine, theirs):
             {"environment": {**CPU, "tp": 2}, **MEASURED},
             ["ranks of the target (tp)"],
         ),
+        ({"environment": CPU, **MEASURED}, {"environment": {**CPU, "nodes": 2}, **MEASURED}, ["nodes"]),
         ({}, {"target_path": "other", "profile": "other"}, ["target", "profile"]),
     ],
 )
