@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 
-import torch
-
-from engine.cluster.local_devices import DTYPES, LocalDevices
+from engine.cluster.local_devices import LocalDevices, devices_of, dtype_of
+from engine.cluster.placement import Placement
 from engine.cluster.ray_cluster import RayCluster
-from engine.cluster.site import Assignment, Loader, StageLimits
+from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits
+from engine.environment import processor
 from engine.errors import UsageError
 from engine.layout import Layout
 from engine.pairs.load import load
@@ -77,6 +77,9 @@ class RayDevices:
         """Return two stages as usual, as on this machine."""
         return self._layouts.stage_limits()
 
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
+        """Do nothing: each node checks its own memory when it loads a model."""
+
     def start_worker(self, assignment: Assignment) -> RayWorker:
         """Start an actor on the assigned device's node.
 
@@ -98,16 +101,33 @@ class RayDevices:
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         """Return a function that loads a model of the pair on the assigned device's node."""
-        on_gpu = assignment.devices[0].kind == "cuda"
+        device = assignment.devices[0]
         return partial(
             load,
             str(self.pair.models[model]),
-            device="cuda:0" if on_gpu else "cpu",
-            dtype=DTYPES[self.dtype] or (torch.bfloat16 if on_gpu else torch.float32),
+            device="cuda:0" if device.kind == "cuda" else "cpu",
+            dtype=dtype_of(self.dtype, device),
             name=model,
             target=str(self.pair.target_path),
             static=self.static,
         )
+
+
+def ray_placement(
+    pair: Pair, base: Layout, address: str | None, device: str, threads: int, forward: str, dtype: str
+) -> Placement:
+    """Connect to Ray and load the pair on its nodes (arguments as for `engine.open`)."""
+    if device not in RESOURCES:
+        raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
+    cluster = RayCluster(address, len(devices_of("cpu")))
+    try:
+        site = RayDevices(pair, cluster, device, threads, forward == "static", dtype)
+    except BaseException:
+        cluster.close()
+        raise
+    settings = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype}
+    details = settings | {"nodes": len(site.nodes)}
+    return Placement("ray", site, base, details=details, finish=cluster.close)
 
 
 def _devices(nodes: Sequence[tuple[Node, dict[str, float]]], resource: str) -> Iterator[tuple[Device, Node]]:

@@ -106,13 +106,26 @@ class ModelShape:
             rope_scale=rope_scale,
         )
 
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of all tensors of a checkpoint."""
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers in the keys and values of one token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+    def tensors(self, span: range | None = None) -> dict[str, tuple[int, ...]]:
+        """Return name -> shape of a checkpoint's tensors.
+
+        Args:
+            span: Layers of one stage of a split model; default: all tensors.
+        """
+        span = range(self.layers) if span is None else span
+        is_last = span.stop == self.layers
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
-        names: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab, d)}
+        names: dict[str, tuple[int, ...]] = {}
+        if span.start == 0 or (is_last and self.tied):
+            names[EMBEDDING] = (self.vocab, d)
         if self.final_norm:
             names["model.norm.weight"] = (d,)
-        if not self.tied:
+        if is_last and not self.tied:
             names["lm_head.weight"] = (self.vocab, d)
         linear = {
             "self_attn.q_proj": (q, d, self.qkv_bias),
@@ -123,7 +136,7 @@ class ModelShape:
             "mlp.up_proj": (self.inner, d, self.mlp_bias),
             "mlp.down_proj": (d, self.inner, self.mlp_bias),
         }
-        for i in range(self.layers):
+        for i in span:
             prefix = f"model.layers.{i}."
             names[f"{prefix}post_attention_layernorm.weight"] = (d,)
             if self.input_norm:

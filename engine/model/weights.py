@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from engine.model.int8 import MULTIPLE, Int8Product
+from engine.model.packed import packed_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
 
 
 PACKED_FROM = 1 << 20
-"""Least bytes of a CPU matrix that MKL's packed layout speeds up."""
-
-_ROWS = 256
-"""Number of rows that the layout is optimised for; it accepts any number.
-
-Measured on one core, all matrices of SmolLM2-135M, 52 ms to read once: 1 row 64 ms, 4 rows 78,
-8 rows 88, 16 rows 111. oneDNN's layout takes 76, 76, 91 and 109, no layout 64, 119, 187 and 185."""
+"""Least bytes of a CPU matrix that a packed layout speeds up."""
 
 
 class Linear:
@@ -88,24 +83,7 @@ def _product(weight: Tensor, drafts: bool) -> Callable[[Tensor], Tensor] | None:
         return None
     if drafts and weight.shape[1] % MULTIPLE == 0:
         return Int8Product(weight)
-    return PackedProduct(weight) if torch.backends.mkl.is_available() else None
-
-
-class PackedProduct:
-    """x W' with W in MKL's packed layout.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
-        # The product reads the shape of W only: an expanded scalar holds no memory.
-        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out), for x of (T, in)."""
-        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
+    return packed_product(weight)
 
 
 def large(weight: Tensor) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from engine.heads.drafting import Work
+from engine.heads.work import Work
 from engine.simulate.profile import Profile
 from traces.papers.parallelspec import round_cost
 from traces.papers.rows import Paper, Row, numbers, published_only

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.model import weights
+from engine.model import packed, weights
 from engine.model.attention import SlotAttention
 from engine.model.slots import PAD, PROVISIONAL, Rows
 from engine.pairs.load import load
@@ -292,12 +292,14 @@ def test_forwards_alternate_between_two_caches(models):
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL")
+@pytest.mark.parametrize("intel", [True, False])
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
-def test_packed_matrices(family, tmp_path, models, monkeypatch):
+def test_packed_matrices(family, intel, tmp_path, models, monkeypatch):
     """Pack all matrices of a tiny model, not only large ones; check 19 rows, 1 row and a tree."""
     both, ids = models(family), text(20)
     save(both.reference, tmp_path)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
+    monkeypatch.setattr(packed, "is_intel", lambda: intel)
     decoder = load(tmp_path)
     assert not decoder.layers[0].qkv.transposed.numel(), "the product has its own copy"
     assert load(tmp_path, dtype=torch.bfloat16).layers[0].qkv.transposed.numel()
@@ -316,9 +318,9 @@ def test_packed_and_plain_matrices_give_equal_products(rows, bias, monkeypatch):
     weight, x = torch.randn(96, 64), torch.randn(rows, 64)
     plain = weights.Linear(weight, torch.randn(96) if bias else None)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
-    packed = weights.Linear(weight, plain.bias)
+    own = weights.Linear(weight, plain.bias)
     expected = torch.nn.functional.linear(x, weight, plain.bias)
-    for linear in (plain, packed):
+    for linear in (plain, own):
         out, total = torch.empty(rows, 2 * 96)[:, 96:], torch.ones(rows, 96)
         linear.into(out, x)
         linear.add_to(total, x)
