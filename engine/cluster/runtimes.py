@@ -56,8 +56,7 @@ def place(
         raise UsageError(f"address is {address!r}, but the runtime is {runtime}; use the runtime ray")
     if forward not in FORWARDS:
         raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
-    if dtype not in DTYPES:
-        raise UsageError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    _check_dtype(dtype)
     if profile is not None and (forward, dtype) != ("eager", "auto"):
         raise UsageError(
             f"forward {forward} and dtype {dtype} are for local devices; the runtime virtual takes "
@@ -127,6 +126,7 @@ def local_site(
         UsageError: A setting is wrong, or two do not go together.
         ModelError: The target does not fit on all devices together.
     """
+    _check_dtype(dtype)
     devices = devices_of(device)
     _check_tp(pair, len(devices), tp, drafter_tp)
     limits = Memory(parse_limits(memory, devices)) if memory else Memory()
@@ -140,6 +140,11 @@ def local_site(
             "only; leave forward static out"
         )
     return site
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UsageError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
 
 
 def _check_tp(pair: Pair, devices: int, tp: int, drafter_tp: int) -> None:
