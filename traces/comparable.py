@@ -62,7 +62,7 @@ def conditions(group: Group) -> Conditions:
 
     `drafter` is left out for a run without one, because plain decoding needs none. Virtual times
     depend on profile, modelled pair and token source, measured times on machine, threads and the
-    number of devices that a target is split over by tensors.
+    numbers of devices that a target is split over by tensors and of nodes.
     """
     headers = [trace.header for trace in group]
     if any(header.virtual for header in headers):
@@ -76,6 +76,7 @@ def conditions(group: Group) -> Conditions:
             "machine": _distinct(map(_machine, headers)),
             "threads": _distinct(h.environment.get("threads") for h in headers),
             "ranks of the target (tp)": _distinct(h.environment.get("tp", 1) for h in headers),
+            "nodes": _distinct(h.environment.get("nodes", 1) for h in headers),
             "layers of the target per device": _distinct(h.environment.get("stages") for h in headers),
         }
     drafters = [path for path in _distinct(h.drafter_path for h in headers) if path]

@@ -177,7 +177,12 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         metavar="NAME",
-        help="local-process, local-thread, or virtual (local-process; virtual with --profile)",
+        help="local-process, local-thread, ray, or virtual (local-process; virtual with --profile)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="head of a Ray cluster, or auto for the one this machine is in (with ray: this machine alone)",
     )
     parser.add_argument(
         "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name or a .toml file"
@@ -285,6 +290,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
             dtype=args.dtype,
             tp=args.tp,
             drafter_tp=args.drafter_tp,
+            address=args.address,
             memory=args.memory,
             head=args.head,
             progress=bar.show,

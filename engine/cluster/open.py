@@ -44,6 +44,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     dtype: str = "auto",
     tp: int = 1,
     drafter_tp: int = 1,
+    address: str | None = None,
     memory: str = "",
     head: Places = None,
     progress: Report | None = None,
@@ -58,7 +59,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race.
-        runtime: `local-process`, `local-thread` or `virtual`.
+        runtime: `local-process`, `local-thread`, `ray` or `virtual`.
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
@@ -72,6 +73,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         tp: Devices that split the target by tensors, with `local-process`: each holds a part of
             every layer (`engine.model.shard`).
         drafter_tp: The same for the drafter.
+        address: With `ray`, the head of the Ray cluster: `host:port`, or `auto` for the one that
+            this machine is in. By default a cluster of this machine alone is started.
         memory: Bytes that models may take on devices, such as `0=4GiB,1=4GiB` (numbers count this
             machine's devices from 0); by default what is free. A target that fits on no device is
             split by layers (`engine.cluster.splitting`).
@@ -103,6 +106,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             dtype=dtype,
             tp=tp,
             drafter_tp=drafter_tp,
+            address=address,
             memory=memory,
         ),
         tuple(map(Path, _several(head))),

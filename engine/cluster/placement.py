@@ -68,6 +68,8 @@ class Placement:
     """The target's."""
     states: bool = True
     """Whether the target has hidden states; drawn and recorded tokens have none."""
+    finish: Callable[[], None] = lambda: None
+    """Called when all workers have ended."""
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
@@ -236,6 +238,7 @@ class Placement:
         """End all workers."""
         for worker in self.workers:
             worker.close()
+        self.finish()
 
 
 def _group(assignment: Assignment, members: Sequence[Worker]) -> Group:

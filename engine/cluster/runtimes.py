@@ -8,6 +8,7 @@ from engine.cluster.local_devices import DTYPES, LocalDevices, devices_of
 from engine.cluster.memory import Memory, parse_limits
 from engine.cluster.placement import Placement
 from engine.cluster.profile_devices import ProfileDevices
+from engine.cluster.ray_devices import ray_placement
 from engine.cluster.splitting import TOKENS, split_by_memory
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor
@@ -21,7 +22,7 @@ from engine.trace.trace import Trace
 from engine.types import check_range
 from engine.workers.transports.virtual import VirtualLoop
 
-RUNTIMES = ("local-process", "local-thread", "virtual")
+RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
 FORWARDS = ("eager", "static")
 
 
@@ -38,6 +39,7 @@ def place(
     dtype: str = "auto",
     tp: int = 1,
     drafter_tp: int = 1,
+    address: str | None = None,
     memory: str = "",
 ) -> Placement:
     """Start the workers of a runtime and load the pair on them (arguments as for `engine.open`)."""
@@ -51,6 +53,8 @@ def place(
         )
         raise UsageError(f"the runtime {runtime} {need}")
     check_range("threads", threads, 1, os.cpu_count() or 1)
+    if address is not None and runtime != "ray":
+        raise UsageError(f"address is {address!r}, but the runtime is {runtime}; use the runtime ray")
     if forward not in FORWARDS:
         raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
     if dtype not in DTYPES:
@@ -70,12 +74,16 @@ def place(
             f"tp is {tp} and drafter_tp is {drafter_tp}, but a model split by tensors has eager forwards "
             f"only; leave forward {forward} out, or leave both at 1"
         )
-    if profile is not None and memory:
-        raise UsageError(f"memory {shown(memory)} is for local devices; leave it out with a profile")
+    if memory and runtime in ("virtual", "ray"):
+        raise UsageError(
+            f"memory {shown(memory)} is for local devices; leave it out with the runtime {runtime}"
+        )
     if profile is not None:
         return _virtual(pair, profile, profile_pair, tokens)
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
+    if runtime == "ray":
+        return ray_placement(pair, base_layout(pair), address, device, threads, forward, dtype)
     site = local_site(
         pair,
         runtime=runtime,

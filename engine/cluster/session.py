@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from engine.cluster.clocks import align
 from engine.cluster.execution import Execution, Request
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.placement import Placement, RunWorkers
@@ -177,7 +178,7 @@ class Cluster:
 
     def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
         workers = self.placement.workers_for(request.layout, request.head)
-        recording = Recording(self._header(request, workers), listener)
+        recording = Recording(self._header(request, workers, align(workers.members)), listener)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         execution.execute(self.placement)
@@ -287,7 +288,7 @@ class Cluster:
             head.check_length(request.longest)
         return request
 
-    def _header(self, request: Request, workers: RunWorkers) -> Header:
+    def _header(self, request: Request, workers: RunWorkers, clocks: Mapping[str, Any]) -> Header:
         placement, limits = self.placement, request.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -304,7 +305,9 @@ class Cluster:
             devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment() | self._facts(request, workers),
+            environment=environment()
+            | self._facts(request, workers)
+            | ({"clocks": clocks} if clocks else {}),
             group=request.group,
             lossless=request.method.lossless(request.cfg) or request.sampling.greedy,
         )
