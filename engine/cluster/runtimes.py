@@ -14,7 +14,6 @@ from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Separate
-from engine.pairs.layers import is_layer_drafter
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
@@ -147,17 +146,12 @@ def _check_tp(pair: Pair, devices: int, tp: int, drafter_tp: int) -> None:
     """Check that this machine can split the models by tensors.
 
     Raises:
-        UsageError: It has too few devices, or the drafter cannot be split.
+        UsageError: It has too few devices, or there is no drafter to split.
     """
     check_range("tp", tp, 1, devices)
     check_range("drafter_tp", drafter_tp, 1, devices)
     if drafter_tp > 1 and pair.drafter_path is None:
         raise UsageError(f"drafter_tp is {drafter_tp}, but there is no drafter; name one with --drafter")
-    if drafter_tp > 1 and any(map(is_layer_drafter, pair.drafter_paths)):
-        raise UsageError(
-            f"drafter_tp is {drafter_tp}, but the drafter is made of layers of the target and is not split; "
-            "leave drafter_tp at 1"
-        )
 
 
 def _virtual(
