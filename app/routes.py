@@ -56,6 +56,7 @@ FILES: dict[str, tuple[Callable[[], str], str]] = {
     "charts.js": (lambda: page_asset("charts.js"), "text/javascript"),
     "app.js": (lambda: page_asset("app.js"), "text/javascript"),
     "app.css": (lambda: page_asset("app.css"), "text/css"),
+    "papers.css": (lambda: page_asset("papers/papers.css"), "text/css"),
 }
 EXPORTS: dict[str, tuple[Callable[[Trace, IO[str]], None], str]] = {
     "trace.jsonl": (write_jsonl, "application/x-ndjson"),
@@ -89,6 +90,7 @@ def head() -> str:
         f'<link rel="icon" href="{ICON}">'
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
+        f'<link rel="stylesheet" href="{address("papers.css")}">'
         f'<script src="{address("picker.js")}"></script>'
         f'<script src="{address("charts.js")}"></script>'
         f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'

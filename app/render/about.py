@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.render.html import table, text
-from app.routes import PAPERS
 from engine.methods import METHODS, Method
 from engine.simulate.profile import Profile, profiles
 from traces.view.figures import figure_rows
@@ -35,7 +34,6 @@ def about_page(facts: Mapping[str, Any]) -> str:
     """
     left = (
         _card("What SpecScope does", _what()),
-        _card("The papers, row by row", _papers()),
         _card("Limits", "<ul>" + "".join(f"<li>{text(line)}</li>" for line in LIMITS) + "</ul>"),
         _card("Keys", table(["", ""], [[f"<kbd>{text(k)}</kbd>", text(v)] for k, v in KEYS], "Keys")),
     )
@@ -61,15 +59,6 @@ def _what() -> str:
         "<p>SpecScope runs speculative-decoding methods on one engine and shows, for each, when drafter and target "
         "work, which one waits for the other, which rule accepted each token, and the cost.</p>"
         "<p>The page connects only to its own server. It loads nothing from other sites.</p>"
-    )
-
-
-def _papers() -> str:
-    return (
-        "<p>Every table and figure of the five papers that can be computed, beside the published numbers: exact rows, "
-        "predictions with their assumptions and misses, and numbers of a paper that contradict each other.</p>"
-        f'<p><a href="{PAPERS}" target="_blank" rel="noopener">Open the comparison</a> (it is computed first, which '
-        "takes some seconds)</p>"
     )
 
 

@@ -13,25 +13,13 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.weights import identity
 from engine.types import Prefix
 
 Take = Callable[[str], Tensor]
 """Returns a head's tensor by name."""
-
-
-class Work(NamedTuple):
-    """The size of one forward of a head, from which latency models compute its time."""
-
-    layers: int
-    """Transformer layers of the target's shape."""
-    squares: float
-    """Products with a D x D matrix outside the layers."""
-    heads: float = 1
-    """Products with a V x D matrix; an LM head of N of the tokens counts as N / V."""
-    outputs: int = 0
-    """Rows of logits; 0 if there is one per row."""
 
 
 class Columns:

@@ -14,7 +14,7 @@ from engine.trace.events import PartKind
 from engine.types import check_range
 
 if TYPE_CHECKING:
-    from engine.heads.drafting import Work
+    from engine.heads.work import Work
 
 FITTED_SIZE = 4
 """Layer-parallel size of a profile's `fuzzy_ms`, EasySpec's default."""

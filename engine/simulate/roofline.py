@@ -42,7 +42,7 @@ from engine.errors import UsageError
 from engine.simulate.measured import Grid
 
 if TYPE_CHECKING:
-    from engine.heads.drafting import Work
+    from engine.heads.work import Work
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one weight by dtype."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.heads.drafting import HeadLayer, Work
+from engine.heads.drafting import HeadLayer
+from engine.heads.work import Work
 from engine.types import Prefix, Tree
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.jobs import Stamp

@@ -9,7 +9,7 @@ from engine.model.fuzzy import PartTime
 from engine.workers.jobs import Grow, Import, Job, Prefill, Score, Stage, Stamp
 
 if TYPE_CHECKING:
-    from engine.heads.drafting import Work
+    from engine.heads.work import Work
 
 
 class LatencyModel(Protocol):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 
+import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
 from app import papers, windows
 from app.guard import HEADERS
-from app.render.about import about_page
 from app.routes import PAPERS, address, report_address
 from app.runs import RunRequest
 from app.server import build_app
 from app.service import Service
+from app.tabs.papers import fill
 from engine.trace.jsonl import read_jsonl
 from tests.app.fakes import FakeOpen
 
@@ -141,13 +142,23 @@ MISSING = {
 }
 
 
-def test_the_papers_page_is_served_and_linked(client, monkeypatch) -> None:
+def test_the_papers_page_is_served(client, monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     answer = client.get(PAPERS)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
-    assert '<h2 id="parallelspec">' in answer.text
-    assert f'href="{PAPERS}"' in about_page({})
+    assert 'data-paper="parallelspec"' in answer.text
+    assert ".papers .chart" in client.get(address("papers.css")).text
+
+
+def test_the_papers_tab_names_the_paper_that_is_computed_and_is_filled_once(monkeypatch) -> None:
+    monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
+    progress, content = fill(False)
+    assert "Computing ParallelSpec, 1 of 1" in progress[1]
+    assert PAPERS in content[1]
+    assert content[2].startswith('<div class="papers">')
+    (again,) = fill(True)
+    assert all(value == gr.skip() for value in again)
 
 
 def test_an_unknown_run_or_file_is_a_404_with_one_line(client) -> None:

@@ -82,6 +82,8 @@ from app.server import Service, build_app
 service = Service(None)
 build_app(service)
 service.close()
+from app.papers import computing
+next(computing())  # imports what the Papers tab computes with
 sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

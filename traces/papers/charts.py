@@ -27,6 +27,12 @@ def charted(row: Row) -> bool:
     return row.ours is not None and row.kind != "exact"
 
 
+def words(row: Row) -> str:
+    """Return a row's kind, and whether it is fitted or missed, for the page's filters."""
+    state = "fitted" if row.fitted else "missed" if row.predicted and not row.hit else ""
+    return f"{row.kind} {state}".strip()
+
+
 def chart(name: str, rows: Sequence[Row]) -> str:
     """Return an SVG with a numbered column for each charted row; nothing for fewer than three."""
     shown = [row for row in rows if charted(row)]
@@ -78,10 +84,10 @@ def _mark(
     state = "missed" if row.predicted and not row.hit else "ours"
     dot = f'<circle class="{state}" cx="{x:.1f}" cy="{place(ours):.1f}" r="{radius * 0.7:.1f}"/>'
     if published is None:
-        return f"<g><title>{title}</title>{dot}</g>"
+        return f'<g data-is="{words(row)}"><title>{title}</title>{dot}</g>'
     top = place(published)
     return (
-        f'<g><title>{title}</title><line class="link" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" '
+        f'<g data-is="{words(row)}"><title>{title}</title><line class="link" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" '
         f'y2="{place(ours):.1f}"/><circle class="published" cx="{x:.1f}" cy="{top:.1f}" r="{radius:.1f}"/>{dot}</g>'
     )
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from traces.papers.charts import chart, charted, heat_map
+from traces.papers.charts import chart, charted, heat_map, words
 from traces.papers.report import Summary
 from traces.papers.rows import FOLDER, WITHIN, Paper, Row
 
-_FEW = 24
-"""Rows up to which an item's table is open."""
+_FILTERS = {
+    "exact": "exact",
+    "closed form": "closed form",
+    "simulated": "simulated",
+    "measured": "measured",
+    "published only": "published only",
+    "fitted": "fitted",
+    "missed": f"off by more than {WITHIN:.0%}",
+}
+"""Words of a row's `data-is`, and their names."""
 _KEY = (
     '<p class="key"><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="published" cx="6" cy="6" r="5"/>'
     '</svg>published</span><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="ours" cx="6" cy="6" r="4"/>'
@@ -27,7 +35,17 @@ def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
         papers: The papers, in the order shown.
         rows: Their rows.
     """
-    links = "".join(f'<a href="#{paper.key}">{escape(paper.title.partition(":")[0])}</a>' for paper in papers)
+    page, style = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "papers.css"))
+    return page.replace("{{style}}", style).replace("{{body}}", render_body(papers, rows))
+
+
+def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
+    """Return the page's content as HTML; its filters need `assets/papers/papers.css`, no script.
+
+    Args:
+        papers: The papers, in the order shown.
+        rows: Their rows.
+    """
     summary = Summary.of(rows)
     tiles = (
         (f"{summary.rows}", "rows"),
@@ -36,15 +54,43 @@ def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
         (f"{summary.fitted}", "fitted rows, not judged"),
         (f"{summary.published_only}", "rows as published only"),
     )
-    body = [
+    parts = [
         f'<p class="muted">{escape(_INTRODUCTION)}</p>',
         '<div class="tiles">'
         + "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in tiles)
         + "</div>",
-        f'<nav aria-label="Papers">{links}</nav>{_KEY}',
+        _filters(papers),
+        _KEY,
         *(_paper(paper, [row for row in rows if row.paper == paper.key]) for paper in papers),
     ]
-    return (FOLDER / "page.html").read_text(encoding="utf-8").replace("{{body}}", "\n".join(body))
+    return f'<div class="papers">{"".join(parts)}</div>'
+
+
+def _filters(papers: Sequence[Paper]) -> str:
+    """Return the choices of a paper and of a kind, with the rules that hide all other rows."""
+    titles = {paper.key: paper.title.partition(":")[0] for paper in papers}
+    rules = [
+        f'.papers:has([name="papers-paper"][value="{key}"]:checked) .paper:not([data-paper="{key}"])'
+        for key in titles
+    ]
+    for kind in _FILTERS:
+        chosen, has = f'.papers:has([name="papers-kind"][value="{kind}"]:checked)', f'[data-is*="{kind}"]'
+        rules += [
+            f"{chosen} :is(.item, .paper):not(:has({has}))",
+            f"{chosen} [data-is]:not({has})",
+            f"{chosen} .chart:not(:has({has}))",
+        ]
+    one = _choice("Paper", titles) if len(titles) > 1 else ""
+    return f"<style>{','.join(rules)}{{display:none}}</style>{one}{_choice('Rows', _FILTERS, 'kind')}"
+
+
+def _choice(legend: str, values: Mapping[str, str], name: str = "") -> str:
+    boxes = "".join(
+        f'<label><input type="radio" name="papers-{name or legend.lower()}" value="{escape(value)}"'
+        f"{'' if value else ' checked'}>{escape(title)}</label>"
+        for value, title in {"": "all", **values}.items()
+    )
+    return f"<fieldset><legend>{legend}</legend>{boxes}</fieldset>"
 
 
 _INTRODUCTION = (
@@ -56,13 +102,13 @@ _INTRODUCTION = (
 def _paper(paper: Paper, rows: Sequence[Row]) -> str:
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in paper.inconsistencies)
     parts = [
-        f'<h2 id="{paper.key}">{escape(paper.title)}</h2>',
+        f"<h2>{escape(paper.title)}</h2>",
         f'<p class="muted">{escape(Summary.of(rows).sentence())}.</p>',
         f"<details><summary>Numbers of the paper that contradict each other</summary><ul>{sentences}</ul></details>",
     ]
     for item, group in groupby(rows, lambda row: row.item):
         parts.append(_item(paper, item, list(group)))
-    return "\n".join(parts)
+    return f'<section class="paper" data-paper="{paper.key}">{"".join(parts)}</section>'
 
 
 def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
@@ -80,12 +126,10 @@ def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
         if heats
         else ""
     )
-    opened = " open" if len(rows) <= _FEW else ""
     return (
-        f'<h3>{name} <span class="muted">· {about}</span></h3>{maps}{chart(f"{paper.key}, {item}", rows)}'
-        f"<details{opened}><summary>{name}: {len(rows)} rows</summary>"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(paper.key)}, {name}">{_table(rows)}</div>'
-        f"{_assumptions(rows)}</details>"
+        f'<div class="item"><h3>{name} <span class="muted">· {about}</span></h3>{maps}{chart(f"{paper.key}, {item}", rows)}'
+        f'<div class="scroll rows" tabindex="0" role="region" aria-label="{escape(paper.key)}, {name}">{_table(rows)}</div>'
+        f"{_assumptions(name, rows)}</div>"
     )
 
 
@@ -101,14 +145,15 @@ def _line(row: Row, number: str) -> str:
     difference = "" if row.difference is None else f"{row.difference:+.1%}"
     kind = f"{row.kind}, fitted" if row.fitted else row.kind
     return (
-        f'<tr><td class="number">{number}</td><td>{escape(row.row)}</td><td class="number">{_number(row.published)}</td>'
+        f'<tr data-is="{words(row)}"><td class="number">{number}</td><td>{escape(row.row)}</td><td class="number">{_number(row.published)}</td>'
         f'<td class="number">{_number(row.ours)}</td><td class="number{missed}">{difference}</td><td>{kind}</td></tr>'
     )
 
 
-def _assumptions(rows: Sequence[Row]) -> str:
+def _assumptions(name: str, rows: Sequence[Row]) -> str:
     texts = dict.fromkeys(str(row.to_dict()["assumption"]) for row in rows)
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts if text) + "</ul>"
+    lines = "".join(f"<li>{escape(text)}</li>" for text in texts if text)
+    return f"<details><summary>{name}: assumptions and reasons</summary><ul>{lines}</ul></details>"
 
 
 def _number(value: float | None) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Work
+from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.eagle3 import matches as matches_eagle3
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
@@ -31,6 +31,7 @@ from engine.heads.trainable import (
 )
 from engine.heads.trainable_layer import TrainableLayer
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 

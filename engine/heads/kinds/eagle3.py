@@ -20,11 +20,12 @@ from torch import Tensor
 
 from engine.errors import ModelError
 from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Work
+from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.vocabulary import own_lm_heads, vocabulary_share, vocabulary_tensors
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, Work, level_below
+from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, level_below
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
 from engine.heads.modules import linear, residual
@@ -26,6 +26,7 @@ from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, TrainableHead
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 
 _MLP = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")

@@ -17,13 +17,14 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, Work, level_below
+from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, level_below
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, TrainableHead
 from engine.heads.vocabulary import lent_lm_head, own_lm_heads, vocabulary_share, vocabulary_tensors
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.fields import MOST_TOKENS
 from engine.model.weights import Linear

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Work
+from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind
 from engine.heads.kinds import eagle
 from engine.heads.modules import (
@@ -35,6 +35,7 @@ from engine.heads.trainable import (
 )
 from engine.heads.trainable_layer import TrainableLayer
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows

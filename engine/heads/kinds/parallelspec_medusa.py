@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take, Work
+from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind
 from engine.heads.kinds.parallelspec_eagle import check
 from engine.heads.modules import (
@@ -33,6 +33,7 @@ from engine.heads.trainable import (
 )
 from engine.heads.trainable_layer import TrainableLayer, TrainableNorm
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows

@@ -17,9 +17,9 @@ from torch.nn.functional import silu
 
 import engine
 from engine.errors import ModelError, UsageError
-from engine.heads.drafting import Work
 from engine.heads.files import check_head, read_head
 from engine.heads.find import HeadFile, load_head
+from engine.heads.work import Work
 from engine.layout import Packing
 from engine.pairs.load import load
 from engine.pairs.pair import Pair

@@ -13,11 +13,12 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig
-from engine.heads.drafting import Columns, Work
+from engine.heads.drafting import Columns
 from engine.heads.files import check_head, tokenizer_digest, write_head
 from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
 from engine.heads.vocabulary import offsets, target_ids
+from engine.heads.work import Work
 from engine.model.weights import PACKED_FROM, Linear
 from engine.pairs.config import read_config
 from engine.pairs.load import load

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from engine.errors import UsageError
-from engine.heads.drafting import Work
+from engine.heads.work import Work
 from engine.simulate.latency import Latency
 from engine.simulate.measured import Grid
 from engine.simulate.profile import Profile, profiles

@@ -13,7 +13,7 @@ from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.errors import UsageError
-from engine.heads.drafting import Work
+from engine.heads.work import Work
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
@@ -121,6 +121,9 @@ class Racks:
                 return {
                     model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
                 }
+
+    def check_memory(self, loads, held) -> None:
+        pass
 
     def servers(self, drafters: int) -> int:
         return self.devices - drafters

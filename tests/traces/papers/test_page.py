@@ -28,10 +28,30 @@ def test_the_page_requests_nothing_and_has_no_script(page):
 
 def test_the_page_has_every_item_and_contradiction(page):
     for key in ("pearl", "parallelspec"):
-        section = page[page.index(f'<h2 id="{key}"') :]
+        section = page[page.index(f'data-paper="{key}"><h2>') :]
         for item in PAPERS[key].items:
             assert f"<h3>{item} " in section
     assert "Table 12 (Llama 3.1 8B and 70B) repeats Table 2" in page
+
+
+def test_a_filter_hides_all_rows_but_those_of_its_word(page):
+    """Each row and each mark of a chart has its kind, and the state of a fitted or missed row."""
+    rows = [row for key in ("pearl", "parallelspec") for row in PAPERS[key].rows()]
+    words = re.findall(r'<tr data-is="([^"]*)"', page)
+    assert len(words) == len(rows)
+    for word, count in (
+        ("exact", sum(row.kind == "exact" for row in rows)),
+        ("fitted", sum(row.fitted for row in rows)),
+        ("missed", sum(row.predicted and not row.hit for row in rows)),
+    ):
+        assert sum(word in text for text in words) == count > 0
+        assert f'[name="papers-kind"][value="{word}"]:checked) [data-is]:not([data-is*="{word}"])' in page
+        assert f'<input type="radio" name="papers-kind" value="{word}">' in page
+    assert (
+        '.papers:has([name="papers-paper"][value="pearl"]:checked) .paper:not([data-paper="pearl"])' in page
+    )
+    marks = re.findall(r'<g data-is="([^"]*)"', page)
+    assert {"closed form missed", "closed form", "closed form fitted"} <= set(marks)
 
 
 def test_a_chart_has_a_ring_and_a_dot_for_each_row_and_marks_a_miss():
