@@ -1,5 +1,6 @@
 #!/bin/sh
-# Make sure a Chromium is there for the browser tests: Debian's package as root, otherwise Playwright's own.
+# Make sure a Chromium is there for the browser tests: Debian's package as root, otherwise Playwright's own,
+# for which the folder of the environment's programs is the argument; without it, only the package is installed.
 # The shell without windows is smaller and needs less time for a page than the whole browser.
 set -e
 bin=$1
@@ -13,6 +14,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     apt-get update -q
     apt-get install -yq --no-install-recommends chromium-headless-shell ||
         apt-get install -yq --no-install-recommends chromium
-else
+elif [ -n "$bin" ]; then
     "$bin/python" -m playwright install chromium
 fi
