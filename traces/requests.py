@@ -26,6 +26,8 @@ class LoadFacts(NamedTuple):
     """Of each prompt."""
     batch: int
     """Sequences decoded at once, at most."""
+    chunk: int
+    """Prompt tokens in a forward, at most."""
 
 
 class Request(NamedTuple):
@@ -71,6 +73,9 @@ class Figures(TypedDict):
     """From the first arrival to the last token."""
     tokens_per_second: float | None
     """Throughput: all tokens by `seconds`."""
+    busy_tokens_per_second: float | None
+    """All tokens by the seconds in which a request waits or is served: the idle time between rare
+    arrivals does not count."""
     ttft_ms: float | None
     """Median time to first token."""
     ttft_p95_ms: float | None
@@ -91,12 +96,12 @@ def load_of(header: Header) -> LoadFacts | None:
     if not isinstance(facts, dict):
         return None
     named = cast("dict[str, Any]", facts)
-    arrivals, batch = named.get("arrivals"), named.get("batch")
+    arrivals, batch, chunk = (named.get(name) for name in ("arrivals", "batch", "chunk"))
     known = isinstance(arrivals, list | tuple) and len(cast("Sequence[Any]", arrivals)) == len(header.prompts)
-    if not known or not isinstance(batch, int):
+    if not known or not isinstance(batch, int) or not isinstance(chunk, int):
         return None
     times = tuple(cast("Sequence[Any]", arrivals))
-    return LoadFacts(times, batch) if all(type(time) is int for time in times) else None
+    return LoadFacts(times, batch, chunk) if all(type(time) is int for time in times) else None
 
 
 def requests(trace: Trace) -> list[Request]:
@@ -137,6 +142,7 @@ def figures(trace: Trace, ttft_ms: float, itl_ms: float) -> Figures:
     found = requests(trace)
     first, gaps = [r.ttft for r in found if r.ttft is not None], [gap for r in found for gap in r.gaps]
     ends = [r.commits[-1][0] for r in found if r.commits]
+    busy = _union([(r.arrival, r.commits[-1][0]) for r in found if r.commits]) / 1e9
     tokens, good = len(trace.commits), sum(r.meets(1e6 * ttft_ms, 1e6 * itl_ms) for r in found)
     seconds = (max(ends) - min(r.arrival for r in found)) / 1e9 if ends else 0.0
     return {
@@ -145,6 +151,7 @@ def figures(trace: Trace, ttft_ms: float, itl_ms: float) -> Figures:
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds else None,
+        "busy_tokens_per_second": tokens / busy if busy else None,
         "ttft_ms": median(first) / 1e6 if first else None,
         "ttft_p95_ms": _p95(first),
         "itl_ms": median(gaps) / 1e6 if gaps else None,
@@ -156,7 +163,9 @@ def figures(trace: Trace, ttft_ms: float, itl_ms: float) -> Figures:
 
 
 def stops_paying(mine: dict[int, Figures], plain: dict[int, Figures]) -> int | None:
-    """Return the smallest batch size at which a method's throughput is below plain decoding's.
+    """Return the smallest batch size at which a method has fewer tokens/s than plain decoding.
+
+    Idle time does not count: at a low rate the arrivals alone decide the throughput.
 
     Args:
         mine: The method's figures by batch size.
@@ -165,9 +174,18 @@ def stops_paying(mine: dict[int, Figures], plain: dict[int, Figures]) -> int | N
     slower = [
         batch
         for batch in sorted(mine.keys() & plain.keys())
-        if (mine[batch]["tokens_per_second"] or 0.0) < (plain[batch]["tokens_per_second"] or 0.0)
+        if (mine[batch]["busy_tokens_per_second"] or 0.0) < (plain[batch]["busy_tokens_per_second"] or 0.0)
     ]
     return slower[0] if slower else None
+
+
+def _union(times: Sequence[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals."""
+    total, reached = 0, 0
+    for start, end in sorted(times):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _p95(values: Sequence[float]) -> float | None:

@@ -154,6 +154,7 @@ def target_digest(folder: Path) -> str:
     It is the SHA-256 of the names and shapes of the tensors and of the values of the last norm.
     """
     shape, weights = ModelShape.of(read_config(folder), folder / "config.json"), Checkpoint(folder)
+    shape.check_llama(folder)
     weights.check(shape.tensors())
     digest = hashlib.sha256(json.dumps(sorted(shape.tensors().items())).encode())
     digest.update(weights.take("model.norm.weight", CPU, torch.float32).numpy().tobytes())

@@ -68,7 +68,7 @@ def _load(
 ) -> Decoder:
     """Return the decoder of a directory's own weights."""
     shape = ModelShape.of(read_config(directory), directory / "config.json")
-    checkpoint, place = Checkpoint(directory), torch.device(device)
+    checkpoint, place = Checkpoint(directory, shape=shape), torch.device(device)
     checkpoint.check(shape.tensors())
     if ranks is not None:
         return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name)

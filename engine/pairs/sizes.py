@@ -49,7 +49,7 @@ def checked_shape(directory: Path) -> ModelShape:
         ModelError: A file is missing, broken or unsupported.
     """
     shape = ModelShape.of(read_config(directory), directory / "config.json")
-    Checkpoint(directory).check(shape.tensors())
+    Checkpoint(directory, shape=shape).check(shape.tensors())
     return shape
 
 

@@ -68,9 +68,9 @@ class Header:
     target_path: str
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
-    """Software versions, processor and host. On several nodes `clocks`, see
-    `engine.cluster.clocks`. In virtual runs also the profile's pair and the token
-    source; with a drafting head its path; of a run of another engine, `imported` (see
+    """Software versions, processor and host. On several nodes `clocks` (see
+    `engine.cluster.clocks`); in virtual runs also the profile's pair and the token source; with a
+    drafting head its path; under load, `load`; of another engine, `imported` (see
     `traces.imported`); of a replay, `whatif` (see `traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""

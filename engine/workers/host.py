@@ -273,7 +273,7 @@ class Host:
         )
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
-        if not job.prefixes:  # only parts of prompts
+        if not job.judges and job.chunks:  # only parts of prompts
             return ()
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])

@@ -11,6 +11,9 @@ from engine.trace.trace import Trace
 from tests.traces.samples import MS, sample_trace
 from traces.comparable import batch_size, comparisons
 from traces.requests import figures, load_of, requests, stops_paying
+from traces.view.clock import working_devices
+from traces.view.document import view_model
+from traces.view.queue import queue
 
 LOAD = {"arrivals": [0, 5 * MS, 90 * MS], "batch": 2, "chunk": 8}
 
@@ -56,12 +59,23 @@ def test_figures() -> None:
     found = figures(trace(), 30, 10)
     assert (found["requests"], found["finished"], found["tokens"], found["seconds"]) == (3, 2, 6, 0.06)
     assert found["tokens_per_second"] == pytest.approx(100)
+    assert found["busy_tokens_per_second"] == pytest.approx(100)
     assert (found["ttft_ms"], found["ttft_p95_ms"]) == (37.5, 55)
     assert (found["itl_ms"], found["itl_p95_ms"]) == (pytest.approx(20 / 3), 20)
     assert (found["good"], found["good_share"]) == (1, pytest.approx(1 / 3))
     assert found["goodput"] == pytest.approx(1 / 0.06)
     assert figures(trace(), 30, 9.9)["good"] == 0
     assert figures(trace(), 60, 10)["good"] == 2
+
+
+def test_idle_time_is_not_busy() -> None:
+    run = trace()
+    late = {**LOAD, "arrivals": [0, 95 * MS, 200 * MS]}
+    run.header = replace(run.header, environment={"load": late})
+    run.commits = [c if c.sequence == 0 else replace(c, time=100 * MS) for c in run.commits]
+    found = figures(run, 1, 1)
+    assert found["tokens_per_second"] == pytest.approx(6 / 0.1)
+    assert found["busy_tokens_per_second"] == pytest.approx(6 / 0.065)  # 0 to 60 and 95 to 100 ms
 
 
 def test_nothing_is_measured_before_the_first_token() -> None:
@@ -72,7 +86,7 @@ def test_nothing_is_measured_before_the_first_token() -> None:
 
 def test_a_method_stops_paying_at_the_first_batch_size_at_which_it_is_slower() -> None:
     def speeds(**tokens_per_second: float) -> dict[int, dict[str, float]]:
-        return {int(k[1:]): {"tokens_per_second": v} for k, v in tokens_per_second.items()}
+        return {int(k[1:]): {"busy_tokens_per_second": v} for k, v in tokens_per_second.items()}
 
     plain = speeds(b1=10.0, b2=20.0, b4=30.0)
     assert stops_paying(speeds(b1=20.0, b2=19.0, b4=40.0), plain) == 2  # type: ignore[arg-type]
@@ -105,3 +119,13 @@ def test_facts_of_another_form_are_no_load(facts: object) -> None:
     header = replace(trace().header, environment={"load": facts})
     assert load_of(header) is None
     assert requests(Trace(header)) == []
+
+
+def test_the_queue_is_a_track_of_the_timeline() -> None:
+    run = view_model([trace()])["runs"][0]
+    *devices, waiting = run["tracks"]
+    assert [track["role"] for track in devices] == [d.role for d in working_devices(trace())]
+    assert waiting["role"] == "requests"
+    spans = waiting["spans"]
+    assert list(zip(spans["start"], spans["end"], spans["rows"], strict=True)) == [(0, 2, 1), (5, 40, 1)]
+    assert queue(sample_trace("speculative")) == []

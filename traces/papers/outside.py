@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from engine.heads.work import Work
 from engine.simulate.profile import Profile
+from traces.papers import nano_pearl
 from traces.papers.parallelspec import round_cost
-from traces.papers.rows import Paper, Row, numbers, published_only
+from traces.papers.rows import Paper, Row, numbers
 
 _DATA = numbers("outside")
 _KNOWN = ("EAGLE", "Hydra", "Medusa", "PLD", "SpS", "Lookahead")
@@ -85,12 +86,7 @@ def _spec_bench(item: str) -> Iterator[Row]:
         yield Row(f"{method}, accepted", accepted, None, "published only", "An input of the speed-up.")
 
 
-def _nano_pearl() -> Iterator[Row]:
-    why = "Neither acceptance rates nor plain speeds are printed with the table."
-    return published_only(_DATA["nano-PEARL, H200"], why)
-
-
 PAPER = Paper(
     "outside",
-    {name: partial(_spec_bench, name) for name in _REASONS} | {"nano-PEARL, H200": _nano_pearl},
+    {name: partial(_spec_bench, name) for name in _REASONS} | {"nano-PEARL, H200": nano_pearl.rows},
 )

@@ -10,7 +10,7 @@ from engine.cluster.memory import MACHINE, Memory, Part, parse_limits
 from engine.errors import ModelError, UsageError
 from engine.model.decoder import Decoder
 from engine.model.shard import SplitHead
-from engine.model.weights import Linear, Norm
+from engine.model.weights import LayerNorm, Linear, Norm
 from engine.pairs.load import load
 from engine.pairs.sizes import Split, checked_shape, layer_sizes, model_size
 from engine.trace.events import Device
@@ -24,17 +24,19 @@ def held(decoder: Decoder) -> int:
     """Return the bytes of a loaded decoder's weights; a tied head is a view of the embeddings."""
     layers = [getattr(layer, name) for layer in decoder.layers for name in layer.__slots__]
     linears = [x for x in layers if isinstance(x, Linear)]
-    norms = [x for x in [*layers, decoder.norm] if isinstance(x, Norm)]
+    norms = [x for x in [*layers, decoder.norm] if isinstance(x, Norm | LayerNorm)]
     heads = decoder.head._linear if isinstance(decoder.head, SplitHead) else decoder.head
     tensors = [decoder.embedding, heads.transposed.t(), *(norm.weight for norm in norms)]
     tensors += [t for x in linears for t in (x.transposed, x.bias) if t is not None]
+    tensors += [norm.bias for norm in norms if isinstance(norm, LayerNorm)]
+    tensors += [] if decoder.learned is None else [decoder.learned]
     storages = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors if t.numel()}
     repeated = sum(norm.weight.nbytes for norm in norms if norm.weight.ndim > 1)
     per_head = sum(2 * norm.size * norm.weight.element_size() for norm in norms if norm.weight.ndim > 1)
     return sum(storages.values()) - repeated + per_head
 
 
-@pytest.fixture(params=["llama-gqa-tied-bias", "qwen3", "mistral"])
+@pytest.fixture(params=["llama-gqa-tied-bias", "qwen3", "gemma2", "opt", "gpt2"])
 def path(request, tmp_path):
     tiny.save(tiny.reference(request.param), tmp_path)
     return tmp_path
@@ -52,7 +54,8 @@ def test_sizes_are_those_of_the_loaded_model_and_its_stages(path, dtype):
 def test_layers_add_up_to_the_model(path):
     sizes = layer_sizes(checked_shape(path), torch.float32, on_cpu=True)
     whole = model_size(path, path, torch.float32, on_cpu=True)
-    again = 2 * 32 * 4 + (97 * 32 * 4 if checked_shape(path).tied else 0)
+    shape = checked_shape(path)
+    again = 2 * 32 * 4 * (1 + shape.layer_norm) + (97 * 32 * 4 if shape.tied else 0)
     assert sum(size.weights for size in sizes) == whole.weights + again, "each stage has the last norm"
     assert sum(size.per_token for size in sizes) == whole.per_token
 

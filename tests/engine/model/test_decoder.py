@@ -186,13 +186,14 @@ def test_hidden_states(both):
     out = both.decoder.forward(
         both.decoder.new_cache(1, 20), Rows.chain(0, ids, 0), np.array([11]), requested
     )
-    states = []
-    hooks = [
-        layer.register_forward_hook(lambda *a: states.append(a[2])) for layer in both.reference.model.layers
-    ]
+    states, model = [], both.reference.base_model
+    inner = getattr(model, "decoder", model)
+    layers = getattr(inner, "layers", None) or inner.h
+    hooks = [layer.register_forward_hook(lambda *a: states.append(a[2])) for layer in layers]
+    hooks.append(layers[0].register_forward_pre_hook(lambda _, given: states.append(given[0])))
     with torch.inference_mode():
-        final = both.reference.model(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
-        embedded = both.reference.model.embed_tokens(torch.from_numpy(ids))
+        final = model(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
+    embedded = states.pop(0)[0]
     for hook in hooks:
         hook.remove()
     assert set(out.hidden) == set(requested)
