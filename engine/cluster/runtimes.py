@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from engine.cluster.local_devices import DTYPES, LocalDevices, devices_of
 from engine.cluster.memory import Memory, parse_limits
@@ -62,10 +63,10 @@ def place(
             f"forward {forward} and dtype {dtype} are for local devices; the runtime virtual takes "
             "eager and auto only"
         )
-    if max(tp, drafter_tp) > 1 and runtime != "local-process":
+    if max(tp, drafter_tp) > 1 and runtime not in ("local-process", "ray"):
         raise UsageError(
             f"tp is {tp} and drafter_tp is {drafter_tp}, but models are split by tensors over processes: "
-            f"use the runtime local-process instead of {runtime}, or leave both at 1"
+            f"use the runtime local-process or ray instead of {runtime}, or leave both at 1"
         )
     if max(tp, drafter_tp) > 1 and forward != "eager":
         raise UsageError(
@@ -81,7 +82,18 @@ def place(
     if tokens != "pair":
         raise UsageError("recorded or Bernoulli tokens need the runtime virtual and a profile")
     if runtime == "ray":
-        return ray_placement(pair, base_layout(pair), address, device, threads, forward, dtype)
+        return ray_placement(
+            pair,
+            base_layout(pair),
+            address,
+            device=device,
+            threads=threads,
+            forward=forward,
+            dtype=dtype,
+            tp=tp,
+            drafter_tp=drafter_tp,
+            check=partial(_check_tp, pair),
+        )
     site = local_site(
         pair,
         runtime=runtime,
