@@ -34,9 +34,9 @@ SHARING = {
     "server": ("tests/browser/playground/",),
     "report": ("tests/browser/report/",),
     "trained pair": ("tests/engine/training/",),
-    "commands": tuple(f"tests/app/test_{name}.py" for name in ("busy", "cli", "compare", "sweep")),
+    "commands": tuple(f"tests/app/test_{name}.py" for name in ("busy", "cli", "compare", "load", "sweep")),
     "worker processes": tuple(
-        f"tests/engine/workers/test_{name}.py" for name in ("group", "pipeline", "timely")
+        f"tests/engine/workers/test_{name}.py" for name in ("group", "pipeline", "ray", "timely")
     ),
     "runtimes": tuple(f"tests/engine/methods/test_{name}.py" for name in ("ems", "ems_trees")),
 }

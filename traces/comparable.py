@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.methods import METHODS
 from traces.imported import origin
+from traces.requests import load_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,7 +62,7 @@ def conditions(group: Group) -> Conditions:
 
     `drafter` is left out for a run without one, because plain decoding needs none. Virtual times
     depend on profile, modelled pair and token source, measured times on machine, threads and the
-    number of devices that a target is split over by tensors.
+    numbers of devices that a target is split over by tensors and of nodes.
     """
     headers = [trace.header for trace in group]
     if any(header.virtual for header in headers):
@@ -75,6 +76,8 @@ def conditions(group: Group) -> Conditions:
             "machine": _distinct(map(_machine, headers)),
             "threads": _distinct(h.environment.get("threads") for h in headers),
             "ranks of the target (tp)": _distinct(h.environment.get("tp", 1) for h in headers),
+            "nodes": _distinct(h.environment.get("nodes", 1) for h in headers),
+            "layers of the target per device": _distinct(h.environment.get("stages") for h in headers),
         }
     drafters = [path for path in _distinct(h.drafter_path for h in headers) if path]
     return {
@@ -84,12 +87,18 @@ def conditions(group: Group) -> Conditions:
         "clock": _distinct(h.runtime for h in headers),
         **timing,
         "sampling": [_distinct(map(_rule, headers)), _seeds(headers)],
+        "arrivals": _distinct(load.arrivals if (load := load_of(h)) else () for h in headers),
         "batch size": max((batch_size(trace) for trace in group), default=1),
     }
 
 
 def batch_size(trace: Trace) -> int:
-    """Return how many sequences a run decoded at once, at most; 1 before its first round."""
+    """Return how many sequences a run decoded at once, at most; 1 before its first round.
+
+    Of a run under load, it is the number of its KV slots.
+    """
+    if (load := load_of(trace.header)) is not None:
+        return load.batch
     sequences: dict[int, set[int]] = {}
     for r in trace.rounds:
         sequences.setdefault(r.step, set()).add(r.sequence)

@@ -46,7 +46,11 @@ class Rates:
 
 
 def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
-    """Return the rates of a run of one sequence; None if it verified no draft."""
+    """Return the rates of a run of one sequence.
+
+    None if it verified no draft, or if every target forward had one row: what another row costs is
+    then unknown.
+    """
     plain = _plain_time(baseline)
     judging = [r for r in trace.rounds if r.drafted]
     rate = metrics.acceptance_rate_tested
@@ -66,6 +70,8 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
     drafted = sum(depth for _, depth in accepted)
     once = bool(drafts) and len(drafts) <= len(judging) < drafted
     draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / plain
+    if all(s.rows < 2 for s in verifies):
+        return None
     first, more = _line(verifies, baseline)
     return Rates(
         levels=tuple(levels),
@@ -108,7 +114,5 @@ def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
     plain = [s.end - s.start for s in spans.forwards(baseline) if spans.side(s) == "target"]
     first = float(median(plain)) if plain else 0.0
     wide = [s for s in verifies if s.rows > 1]
-    if not wide:
-        return first, 0.0
     rows, time = fmean(s.rows for s in wide), fmean(s.end - s.start for s in wide)
     return first, max(0.0, (time - first) / (rows - 1))

@@ -141,6 +141,13 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add models and runtime."""
+    add_models(parser)
+    _add_runtime(parser)
+    add_devices(parser)
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add a pair, or a target with its drafters and heads."""
     parser.add_argument(
         "--pair",
         default="bundled",
@@ -164,10 +171,18 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="directory of a drafting head of the target; repeatable: a method uses the first of its kind",
     )
+
+
+def _add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         metavar="NAME",
-        help="local-process, local-thread, or virtual (local-process; virtual with --profile)",
+        help="local-process, local-thread, ray, or virtual (local-process; virtual with --profile)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="head of a Ray cluster, or auto for the one this machine is in (with ray: this machine alone)",
     )
     parser.add_argument(
         "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name or a .toml file"
@@ -179,13 +194,17 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate (pair)",
     )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
     parser.add_argument(
         "--forward",
         default="eager",
         metavar="NAME",
         help="eager, or static for forwards of fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
     )
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """Add devices, their memory, and how models are split over them."""
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
     parser.add_argument(
         "--dtype",
         default="auto",
@@ -201,6 +220,13 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter-tp", type=int, default=1, metavar="M", help="the same for the drafter, over M devices (1)"
+    )
+    parser.add_argument(
+        "--memory",
+        default="",
+        metavar="SIZES",
+        help="bytes that models may take on devices, as in 0=4GiB,1=4GiB; a target that fits on none of them is split "
+        "by layers (what is free)",
     )
 
 
@@ -264,6 +290,8 @@ def open_cluster(args: argparse.Namespace) -> Any:
             dtype=args.dtype,
             tp=args.tp,
             drafter_tp=args.drafter_tp,
+            address=args.address,
+            memory=args.memory,
             head=args.head,
             progress=bar.show,
         )

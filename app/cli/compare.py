@@ -144,12 +144,18 @@ def method_keys(text: str) -> list[str]:
     return list(dict.fromkeys([BASELINE, *keys]))
 
 
-def able(keys: list[str], cluster: Any) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that the open models can run, and a reason for each other method."""
+def able(keys: list[str], cluster: Any, load: Any = None) -> tuple[list[str], dict[str, str]]:
+    """Return the methods that the open models can run, and a reason for each other method.
+
+    Args:
+        keys: The methods.
+        cluster: The open models.
+        load: A load that the methods must serve; None for runs without one.
+    """
     left_out = dict[str, str]()
     for key in keys:
         try:
-            cluster.check(key)
+            cluster.check(key, load)
         except UsageError as error:
             left_out[key] = str(error)
     return [key for key in keys if key not in left_out], left_out

@@ -161,11 +161,10 @@ function spanCard(run, { track, index }) {
       ["duration", ms(spans.end[index] - spans.start[index])],
       ["from", ms(spans.start[index])],
       ["to", ms(spans.end[index])],
-      ["step", spans.step[index] || "prefill"],
-      ["rows", known(spans.rows[index])],
-      ["rows cached", known(spans.context[index])],
+      ...(track.role === "requests" ? [["requests", spans.rows[index]]] : [["step", spans.step[index] || "prefill"],
+        ["rows", known(spans.rows[index])], ["rows cached", known(spans.context[index])]]),
       ...poolFacts(run, spans.id[index]),
-      ["span", spans.id[index]],
+      ...(track.role === "requests" ? [] : [["span", spans.id[index]]]),
     ]),
     tokens.length
       ? el("p", { class: "ss-span-tokens" }, tokens.slice(0, 16).map((row) =>

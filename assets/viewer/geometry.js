@@ -16,6 +16,7 @@ function geometry(model, tracksOf) {
     if (drafted(run)) row("band", SIZE.band, SIZE.gap, { label: "overlap" });
     for (const track of tracksOf(run)) {
       row("track", SIZE.lane * track.lanes, 3, { label: track.label, track });
+      if (track.role === "requests") continue; // no device
       row("strip", SIZE.strip, track.measured ? 6 : SIZE.gap, { label: track.measured ? "from spans" : "", track });
       if (track.measured) row("measured", SIZE.strip, SIZE.gap, { label: track.measured.label, track });
     }

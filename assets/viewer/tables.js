@@ -106,7 +106,7 @@ function waitsOf({ label, waits }) {
 }
 
 /** The words of kinds of work whose name needs some. */
-const KINDS = { "pre-verify": "pre-verify (a draft's first token, while it is drafted)" };
+const KINDS = { "pre-verify": "pre-verify (a draft's first token, while it is drafted)", queue: "requests wait for a KV slot" };
 
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
@@ -121,7 +121,7 @@ function legend(model) {
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
   const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
-    ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
+    ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill", "queue"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
     lost ? item("draft", "discarded work", true) : null,
     fates.has("cancelled") ? el("li", {}, swatch("verify", true, true), "cancelled work") : null,
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),

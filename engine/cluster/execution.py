@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from engine.pairs.text import Detokenizer, IncrementalText
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
+from engine.run.serving import Load, Serving
+from engine.run.together import Gathering, Together, at_once
 from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Status
 from engine.types import Limits, Sampling
@@ -47,6 +50,8 @@ class Request:
     group: str
     plan: Plan | None = None
     """The plan of its draft, if it was planned."""
+    load: Load | None = None
+    """When its prompts arrive; None decodes them from the start."""
 
     @property
     def longest(self) -> int:
@@ -98,11 +103,12 @@ class Execution:
         ]
         for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
-        run, dispatcher = self._new_run(loop)
+        gathering = Gathering()
+        run, dispatcher = self._new_run(loop, gathering.join if self.request.load else at_once)
         samples = sampler(self.workers, recording, loop)
         others = None if isinstance(loop, VirtualLoop) else other_programs(self.workers)
         samples.start()
-        work = asyncio.ensure_future(self._decode(run))
+        work = asyncio.ensure_future(self._decode(run, gathering, dispatcher))
         watch = (
             None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._cancel_on_request(work))
         )
@@ -122,7 +128,7 @@ class Execution:
             if died is not None and self.cancel.is_set():
                 raise died  # this run reports the dead worker, not the next one
 
-    def _new_run(self, loop: asyncio.AbstractEventLoop) -> tuple[Run, Dispatcher]:
+    def _new_run(self, loop: asyncio.AbstractEventLoop, together: Together) -> tuple[Run, Dispatcher]:
         """Return the run for the method, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
@@ -139,12 +145,22 @@ class Execution:
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,
+            together=together,
         )
         return run, dispatcher
 
-    async def _decode(self, run: Run) -> None:
-        await run.start(self.begin.slots)
-        await self.request.method.decode(run, self.request.cfg)
+    async def _decode(self, run: Run, gathering: Gathering, dispatcher: Dispatcher) -> None:
+        request, method = self.request, self.request.method
+        if request.load is None:
+            await run.start(self.begin.slots)
+            await method.decode(run, request.cfg)
+            return
+
+        def decode(view: Run) -> Awaitable[None]:
+            return method.decode(view, request.cfg)
+
+        dispatcher.step = 1
+        await Serving(run, request.load, decode, gathering, dispatcher, self.recording.clock).serve()
 
     def _seconds_to_settle(
         self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None

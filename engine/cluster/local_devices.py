@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
-from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
+from engine.cluster.memory import Memory, part_of
+from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.pairs.load import load
@@ -41,17 +43,35 @@ class LocalDevices:
     """Devices that split each target by tensors."""
     drafter_tp: int = 1
     """Devices that split each drafter by tensors."""
+    spans: tuple[range, ...] = ()
+    """Layers of each device of a target that is split by layers; empty for a target that is not."""
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def ways(self) -> int:
+        """Devices of each target."""
+        return len(self.spans) or self.tp
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets the next ones.
 
         Without a drafter the first target gets the second device, if there is one.
         """
+        if layout.head and self.spans:
+            raise UsageError(
+                f"a drafting head needs the whole target on its device; this target is split by layers over {self.ways} "
+                "devices: split it by tensors (tp), or choose a method without a head"
+            )
         match layout.arrangement:
             case Colocated() | Pipelined() if max(self.tp, self.drafter_tp) > 1:
                 raise UsageError(
                     "tp and drafter_tp do not go together with a co-located or pipelined placement: "
                     "leave them at 1, or choose another placement"
+                )
+            case Colocated() if self.spans:
+                raise UsageError(
+                    f"the target is split by layers over {self.ways} devices, and a co-located placement has one: "
+                    "choose another placement"
                 )
             case Colocated():
                 device = self.devices[min(1, len(self.devices) - 1)]
@@ -59,6 +79,8 @@ class LocalDevices:
                 return {"drafter": [drafter], "target": [Assignment(device.name, (device,))]}
             case LayerParallel(ranks):
                 return self._layer_parallel(ranks)
+            case Pipelined(stages) if self.spans:
+                return self._pipelined(stages)
             case Pipelined(stages):
                 return pipeline_assignments(self._single(), stages)
             case Separate(targets, drafters):
@@ -69,7 +91,7 @@ class LocalDevices:
         return [Assignment(device.name, (device,)) for device in self.devices]
 
     def _separate(self, targets: int, drafters: int) -> dict[str, list[Assignment]]:
-        tp, drafter_tp, devices = self.tp, self.drafter_tp, self.devices
+        tp, drafter_tp, devices = self.ways, self.drafter_tp, self.devices
         needed = targets * tp + drafters * drafter_tp
         if targets == 1 and drafters <= 1 and tp + drafter_tp > len(devices):
             return self._shared(drafters)
@@ -83,14 +105,14 @@ class LocalDevices:
         if first + targets * tp > len(devices):
             first = len(devices) - targets * tp
         return {
-            "drafter": [_ranks(devices, i * drafter_tp, drafter_tp) for i in range(drafters)],
-            "target": [_ranks(devices, first + i * tp, tp) for i in range(targets)],
+            "drafter": [_ranks(devices[i * drafter_tp :][:drafter_tp]) for i in range(drafters)],
+            "target": [self._target(devices[first + i * tp :][:tp]) for i in range(targets)],
         }
 
     def _shared(self, drafters: int) -> dict[str, list[Assignment]]:
         """Give the drafter the first devices, the target the last; shared ones have two tracks."""
         count, tracks = len(self.devices), dict[str, tuple[Device, ...]]()
-        spans = {"drafter": range(self.drafter_tp), "target": range(count - self.tp, count)}
+        spans = {"drafter": range(self.drafter_tp), "target": range(count - self.ways, count)}
         both = set(spans["drafter"]) & set(spans["target"])
         for model, span in spans.items():
             devices = (self.devices[i] for i in span)
@@ -98,15 +120,32 @@ class LocalDevices:
                 replace(device, name=f"{device.name}/{model}") if i in both else device
                 for i, device in zip(span, devices, strict=True)
             )
-        models = ("drafter", "target") if drafters else ("target",)
-        return {m: [_ranks(tracks[m], 0, len(tracks[m]))] for m in models}
+        drafting = {"drafter": [_ranks(tracks["drafter"])]} if drafters else {}
+        return drafting | {"target": [self._target(tracks["target"])]}
+
+    def _target(self, devices: tuple[Device, ...]) -> Assignment:
+        """Return the assignment of a target to its devices."""
+        if len(self.spans) < 2:
+            return _ranks(devices)
+        members = tuple(Assignment(device.name, (device,)) for device in devices)
+        name = f"{members[0].name}..{members[-1].name}/pipeline"
+        return Assignment(name, devices, members, split=True, layers=self.spans)
+
+    def _pipelined(self, stages: int) -> dict[str, list[Assignment]]:
+        """Return PEARL's pipeline for a target that memory has split already."""
+        if stages != self.ways:
+            raise UsageError(
+                f"stages is {stages}; memory has split the target over {self.ways} devices: leave stages at 0"
+            )
+        (target,) = self._separate(1, 1)["target"]
+        return {"drafter": [target.members[-1], target.members[0]], "target": [target]}
 
     def _layer_parallel(self, ranks: int) -> dict[str, list[Assignment]]:
         """Draft on the first devices together; the target runs on the second one in turn.
 
         A target that is split by tensors has the same devices, as in EasySpec.
         """
-        if self.tp > 1:
+        if self.ways > 1:
             (target,) = self._separate(1, 0)["target"]
             return {"drafter": [_together(target.members[:ranks])], "target": [target]}
         if ranks > len(self.devices):
@@ -120,20 +159,20 @@ class LocalDevices:
 
     def servers(self, drafters: int) -> int:
         """Return the target servers that fit on the devices that drafters leave free."""
-        return (len(self.devices) - drafters * self.drafter_tp) // self.tp
+        return (len(self.devices) - drafters * self.drafter_tp) // self.ways
 
     def drafters(self) -> int:
         """Return the number of the pair's drafters."""
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
-        """Return the number of devices; if the target is split by tensors, the number of its own.
+        """Return the number of devices; if the target is split, the number of its own.
 
         A drafter that is split by tensors shares no layers: 1.
         """
         if self.drafter_tp > 1:
             return 1
-        return self.tp if self.tp > 1 else len(self.devices)
+        return self.ways if self.ways > 1 else len(self.devices)
 
     def depth(self) -> int:
         """Return 0: times are measured."""
@@ -141,7 +180,13 @@ class LocalDevices:
 
     def stage_limits(self) -> StageLimits:
         """Return two stages as usual: the fewest, because every further stage costs a transfer."""
-        return StageLimits(2, len(self.devices))
+        return StageLimits(len(self.spans) or 2, len(self.devices))
+
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
+        """Check that models fit; see `Site.check_memory`."""
+        dtype = dtype_of(self.dtype, self.devices[0])
+        parts, loaded = ([part_of(self.pair, dtype, *part) for part in each] for each in (loads, held))
+        self.memory.check(parts, loaded, dtype)
 
     def start_worker(self, assignment: Assignment) -> Worker:
         """Start a process or a thread on the assigned device."""
@@ -164,13 +209,13 @@ def _together(members: tuple[Assignment, ...]) -> Assignment:
     return Assignment("+".join(member.name for member in members), devices, members)
 
 
-def _ranks(devices: tuple[Device, ...], first: int, count: int) -> Assignment:
-    """Return the assignment of a model to `count` devices, from index `first`."""
-    members = tuple(Assignment(device.name, (device,)) for device in devices[first : first + count])
-    if count == 1:
+def _ranks(devices: tuple[Device, ...]) -> Assignment:
+    """Return the assignment of a model to devices that split it by tensors, or to one device."""
+    members = tuple(Assignment(device.name, (device,)) for device in devices)
+    if len(members) == 1:
         return members[0]
     name = f"{members[0].name}..{members[-1].name}/ranks"
-    return Assignment(name, devices[first : first + count], members, sharded=True)
+    return Assignment(name, devices, members, sharded=True)
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
@@ -191,6 +236,11 @@ def devices_of(device: str) -> tuple[Device, ...]:
     return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
 
 
+def dtype_of(dtype: str, device: Device) -> torch.dtype:
+    """Return the dtype of weights on a device; `dtype` is a key of `DTYPES`."""
+    return DTYPES[dtype] or (torch.bfloat16 if device.kind == "cuda" else torch.float32)
+
+
 def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False, dtype: str = "auto") -> Loader:
     """Return a function that loads a model of a pair on a device of this machine.
 
@@ -203,12 +253,11 @@ def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False, d
     """
     path = pair.models[model]
     on_gpu = device.kind == "cuda"
-    chosen = DTYPES[dtype] or (torch.bfloat16 if on_gpu else torch.float32)
     return partial(
         load,
         str(path),
         device=device.name.split("/")[0] if on_gpu else "cpu",
-        dtype=chosen,
+        dtype=dtype_of(dtype, device),
         name=model,
         target=str(pair.target_path),
         static=static,

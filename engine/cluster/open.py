@@ -44,6 +44,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     dtype: str = "auto",
     tp: int = 1,
     drafter_tp: int = 1,
+    address: str | None = None,
+    memory: str = "",
     head: Places = None,
     progress: Report | None = None,
     cancel: threading.Event | None = None,
@@ -57,7 +59,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race.
-        runtime: `local-process`, `local-thread` or `virtual`.
+        runtime: `local-process`, `local-thread`, `ray` or `virtual`.
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
@@ -71,6 +73,11 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         tp: Devices that split the target by tensors, with `local-process`: each holds a part of
             every layer (`engine.model.shard`).
         drafter_tp: The same for the drafter.
+        address: With `ray`, the head of the Ray cluster: `host:port`, or `auto` for the one that
+            this machine is in. By default a cluster of this machine alone is started.
+        memory: Bytes that models may take on devices, such as `0=4GiB,1=4GiB` (numbers count this
+            machine's devices from 0); by default what is free. A target that fits on no device is
+            split by layers (`engine.cluster.splitting`).
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
@@ -84,14 +91,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         ModelError: A model cannot be loaded or downloaded.
         RunCancelled: `cancel` was set during a download.
     """
-    drafters = _several(drafter)
-    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
-    if target is not None:
-        chosen = Pair.of(str(target), *drafters, resolve=find_model)
-    elif drafters:
-        raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
-    else:
-        chosen = pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
+    chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
     return Cluster(
         chosen,
         place(
@@ -106,10 +106,37 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             dtype=dtype,
             tp=tp,
             drafter_tp=drafter_tp,
+            address=address,
+            memory=memory,
         ),
         tuple(map(Path, _several(head))),
         plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),
     )
+
+
+def find_pair(
+    pair: str | Pair,
+    target: str | os.PathLike[str] | None = None,
+    drafter: Places = None,
+    *,
+    progress: Report | None = None,
+    cancel: threading.Event | None = None,
+    download: bool = True,
+) -> Pair:
+    """Return the pair of models that `open` loads; the arguments are those of `open`.
+
+    Raises:
+        UsageError: A name is unknown, or a drafter has no target.
+        ModelError: A model is broken or cannot be downloaded.
+        RunCancelled: `cancel` was set during a download.
+    """
+    drafters = _several(drafter)
+    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
+    if target is not None:
+        return Pair.of(str(target), *drafters, resolve=find_model)
+    if drafters:
+        raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
+    return pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
 
 
 def _several(places: Places) -> list[str]:

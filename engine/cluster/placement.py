@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from engine.cluster.site import Assignment, Site
+from engine.cluster.site import Assignment, ModelPart, Site
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout, Pipelined
@@ -68,11 +68,14 @@ class Placement:
     """The target's."""
     states: bool = True
     """Whether the target has hidden states; drawn and recorded tokens have none."""
+    finish: Callable[[], None] = lambda: None
+    """Called when all workers have ended."""
 
     def __post_init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, Group] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
+        self._held: list[ModelPart] = []
         self._slabs: dict[str, Slab] = {}
         self._connected: set[str] = set()
         try:
@@ -135,14 +138,19 @@ class Placement:
         assigned = {model: each for model, each in self.site.assign(layout).items() if each}
         if head is not None:
             assigned["drafter"] = assigned["target"]
+        drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
+        missing = self._missing(assigned, drafters, head)
+        self.site.check_memory(missing, self._held)
         for each in assigned.values():
             for member in (member for assignment in each for member in assignment.members):
                 if member.name not in self._workers:
                     self._workers[member.name] = self.site.start_worker(member)
-        drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
         workers = {model: tuple(map(self._worker, each)) for model, each in assigned.items()}
-        self._load(assigned, drafters, head)  # after the groups, whose ranks load parts of a model
-        self.vocab_size = next(f.vocab_size for (model, _), f in self._facts.items() if model == "target")
+        # after the groups, whose ranks load parts of a model
+        self._load(missing, head, assigned.get("drafter", ()))
+        self.vocab_size = next(
+            f.vocab_size for (model, _), f in self._facts.items() if model.split()[0] == "target"
+        )
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
@@ -158,28 +166,33 @@ class Placement:
             self._groups[name] = _group(assignment, members)
         return self._groups[name]
 
+    def _missing(
+        self, assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str], head: HeadFile | None
+    ) -> list[ModelPart]:
+        """Return the models, and the parts of models, that are not loaded yet."""
+        models = [(m, a) for m, a in _models_on(assigned, drafters) if head is None or m not in drafters]
+        parts = [ModelPart(m, a, i) for m, a in models for i in range(len(a.members))]
+        return [part for part in parts if (part.name, part.place.name) not in self._facts]
+
     def _load(
-        self,
-        assigned: Mapping[str, Sequence[Assignment]],
-        drafters: Sequence[str],
-        head: HeadFile | None,
+        self, parts: Sequence[ModelPart], head: HeadFile | None, drafting: Sequence[Assignment]
     ) -> None:
-        jobs = list[tuple[Load, Assignment]]()
-        for model, assignment in _models_on(assigned, drafters):
-            if head is not None and model in drafters:
-                continue
-            for member, stage in zip(assignment.members, assignment.stages, strict=True):
-                loader = self.site.loader(model, member)
-                if assignment.sharded:
-                    jobs.append((Load(model, loader, group=assignment.name), member))
-                elif stage is None:
-                    jobs.append((Load(model, loader), member))
-                else:
-                    jobs.append((Load(stage.of(model), partial(loader, stage=stage[:2])), member))
-        self._load_all(jobs)
+        """Load parts of models, then a head beside the target on the devices that draft."""
+        self._load_all([(self._job(part), part.place) for part in parts])
+        self._held += parts
         if head is not None:  # after the target, which it belongs to
             load = Load(_head_name(head), partial(load_head, str(head.path)), beside="target")
-            self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
+            self._load_all([(load, member) for each in drafting for member in each.members])
+
+    def _job(self, part: ModelPart) -> Load:
+        """Return the job that loads a part."""
+        loader, assignment = self.site.loader(part.model, part.place), part.assignment
+        if assignment.sharded:
+            return Load(part.name, loader, group=assignment.name)
+        if part.stage is None:
+            return Load(part.name, loader)
+        layers = assignment.layers[part.member] if assignment.layers else part.stage[:2]
+        return Load(part.name, partial(loader, stage=layers))
 
     def _load_all(self, jobs: Sequence[tuple[Load, Assignment]]) -> None:
         """Load the models that are not loaded yet, on all workers at once."""
@@ -225,6 +238,7 @@ class Placement:
         """End all workers."""
         for worker in self.workers:
             worker.close()
+        self.finish()
 
 
 def _group(assignment: Assignment, members: Sequence[Worker]) -> Group:
@@ -257,7 +271,7 @@ def _labelled_devices(
         role = "drafter" if model in drafters else model
         number = model.partition("drafter-")[2]
         for rank, device in enumerate(assignment.devices_of(role)):
-            part = f"rank {rank} of {len(assignment.group)}" if assignment.sharded else ""
+            part = assignment.share(rank) if assignment.sharded or assignment.layers else ""
             names.setdefault(device, {}).setdefault(role, " ".join(filter(None, (role, number, part))))
     return tuple(
         replace(device, role="+".join(roles), label=f"{device.label} · {' and '.join(roles.values())}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
+from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.simulate.latency import Latency
@@ -138,6 +138,9 @@ class ProfileDevices:
                 f"{where} does not say step.move_ms, which moving a KV cache takes: choose another profile"
             )
         return StageLimits(max(2, target.gpus), len(self.profile.gpus), target.layers)
+
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
+        """Do nothing: a profile's GPUs hold no models."""
 
     def start_worker(self, assignment: Assignment) -> Worker:
         """Start a virtual worker; workers on one device share its speed."""

@@ -10,6 +10,7 @@ from engine.cluster.occupancy import Sampler
 from engine.cluster.others import OtherPrograms
 from engine.trace.events import Event, Header, Occupancy, Row, Status
 from engine.trace.trace import Trace
+from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import ProcessWorker
 
 if TYPE_CHECKING:
@@ -63,12 +64,19 @@ def sampler(workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEve
     def emit(row: Occupancy) -> None:
         loop.call_soon_threadsafe(recording.add, row)
 
-    return Sampler(workers.devices, emit, recording.clock, pids=_pids(workers))
+    elsewhere = {device.name for worker in _on_nodes(workers) for device in worker.devices}
+    here = [device for device in workers.devices if device.name not in elsewhere]
+    return Sampler(here, emit, recording.clock, pids=_pids(workers))
 
 
-def other_programs(workers: RunWorkers) -> OtherPrograms:
-    """Return the load by other programs from now on."""
-    return OtherPrograms(set(_pids(workers).values()))
+def other_programs(workers: RunWorkers) -> OtherPrograms | None:
+    """Return the load by other programs from now on; None on a Ray cluster, where none is read."""
+    return None if _on_nodes(workers) else OtherPrograms(set(_pids(workers).values()))
+
+
+def _on_nodes(workers: RunWorkers) -> list[RayWorker]:
+    """Return the workers on nodes of a Ray cluster."""
+    return [worker for worker in workers.members if isinstance(worker, RayWorker)]
 
 
 def _pids(workers: RunWorkers) -> dict[str, int]:

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from engine.cluster.clocks import align
 from engine.cluster.execution import Execution, Request
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.placement import Placement, RunWorkers
@@ -25,6 +26,7 @@ from engine.layout import Layout
 from engine.methods import Method, Situation, find
 from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer
+from engine.run.serving import Load, under_load
 from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
@@ -106,14 +108,18 @@ class Cluster:
             self._head_files[kind] = self._heads.find(kind)
         return self._head_files[kind]
 
-    def check(self, method: str) -> None:
+    def check(self, method: str, load: Load | None = None) -> None:
         """Check that the cluster has the models and devices of a method with default settings.
+
+        With a load, check that the method can serve it, too.
 
         Raises:
             UsageError: A model or device is missing.
         """
         entry = find(method)
         layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
+        if load is not None:
+            under_load(method, layout, load, len(load.arrivals))
         self.placement.site.assign(layout)
         if layout.head:
             self.head(layout.head)
@@ -129,6 +135,7 @@ class Cluster:
         cancel: threading.Event | None = None,
         group: str = "",
         measuring: Callable[[], None] = lambda: None,
+        load: Load | None = None,
     ) -> Trace:
         """Decode a prompt with one method and return the run's trace.
 
@@ -142,6 +149,8 @@ class Cluster:
             cancel: Stops the run when set; its trace ends with status `cancelled`.
             group: Name shared by the runs of one comparison.
             measuring: Called before the models are measured to plan drafts, which takes seconds.
+            load: When each prompt arrives and how many decode at once; any method whose drafter
+                and target take turns then decodes several prompts.
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.
@@ -152,9 +161,16 @@ class Cluster:
         try:
             entry, cancel = find(method), cancel or threading.Event()
             cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
-            ids = self._encode(entry, prompts, limits)
+            ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
             cfg, plan = self._planned(entry, cfg, cancel, measuring)
-            asked = {"prompts": prompts, "ids": ids, "limits": limits, "group": group, "plan": plan}
+            asked = {
+                "prompts": prompts,
+                "ids": ids,
+                "limits": limits,
+                "group": group,
+                "plan": plan,
+                "load": load,
+            }
             request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
             return self._execute(request, listener, cancel)
         finally:
@@ -162,7 +178,7 @@ class Cluster:
 
     def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
         workers = self.placement.workers_for(request.layout, request.head)
-        recording = Recording(self._header(request, workers), listener)
+        recording = Recording(self._header(request, workers, align(workers.members)), listener)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         execution.execute(self.placement)
@@ -183,12 +199,12 @@ class Cluster:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
 
     def _encode(
-        self, entry: Method, prompts: tuple[Prompt, ...], limits: Limits
+        self, entry: Method, prompts: tuple[Prompt, ...], limits: Limits, *, several: bool
     ) -> tuple[tuple[int, ...], ...]:
         """Return the checked token ids of each prompt."""
         if not prompts:
             raise UsageError(f"{entry.key} was given no prompt; give it at least one")
-        if len(prompts) != 1 and not entry.batched:
+        if len(prompts) != 1 and not several:
             raise UsageError(
                 f"{entry.key} decodes one prompt in a run, not {len(prompts)}; give one, or choose a method for batches"
             )
@@ -264,13 +280,15 @@ class Cluster:
     def _request(self, method: Method, cfg: Any, **asked: Any) -> Request:
         """Return the checked request of a planned Config; `asked` are its other fields."""
         layout = self._layout(method, cfg)
+        if (load := asked.get("load")) is not None:
+            layout = under_load(method.key, layout, load, len(asked["ids"]))
         head = self.head(layout.head) if layout.head else None
         request = Request(method=method, cfg=cfg, layout=layout, head=head, **asked)
         if head is not None:
             head.check_length(request.longest)
         return request
 
-    def _header(self, request: Request, workers: RunWorkers) -> Header:
+    def _header(self, request: Request, workers: RunWorkers, clocks: Mapping[str, Any]) -> Header:
         placement, limits = self.placement, request.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -287,7 +305,9 @@ class Cluster:
             devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment() | self._facts(request, workers),
+            environment=environment()
+            | self._facts(request, workers)
+            | ({"clocks": clocks} if clocks else {}),
             group=request.group,
             lossless=request.method.lossless(request.cfg) or request.sampling.greedy,
         )
@@ -301,6 +321,8 @@ class Cluster:
             facts["head"] = str(request.head.path)
         if request.plan is not None:
             facts["planned"] = request.plan.facts()
+        if request.load is not None:
+            facts["load"] = request.load.facts()
         return facts
 
     async def _measure_c(self) -> float:

@@ -13,8 +13,8 @@ from engine.workers.jobs import Stage
 from engine.workers.worker import Worker
 
 Loader = Callable[..., LanguageModel]
-"""Loads a model. The keyword argument `stage` = (number, count) loads one stage of it, and `ranks`
-the part of one rank."""
+"""Loads a model. The keyword argument `stage` = (number, count), or the stage's layers, loads one
+stage of it, and `ranks` the part of one rank."""
 
 
 class Assignment(NamedTuple):
@@ -31,6 +31,8 @@ class Assignment(NamedTuple):
     """Whether each worker of the group holds one stage of the model instead of all its layers."""
     sharded: bool = False
     """Whether each worker of the group holds a part of every layer."""
+    layers: tuple[range, ...] = ()
+    """Layers of each stage; empty for parts of equal size."""
 
     @property
     def members(self) -> tuple[Assignment, ...]:
@@ -43,9 +45,43 @@ class Assignment(NamedTuple):
         count = len(self.members)
         return tuple(Stage(i, count) if self.split else None for i in range(count))
 
+    def share(self, member: int) -> str:
+        """Return the part of the model that a member holds, for people; empty for all of it."""
+        if self.sharded:
+            return f"rank {member} of {len(self.group)}"
+        if not self.layers:
+            return f"stage {member + 1} of {len(self.group)}" if self.split else ""
+        span = self.layers[member]
+        return f"layers {span.start}-{span.stop - 1}" if len(span) > 1 else f"layer {span.start}"
+
     def devices_of(self, model: str) -> tuple[Device, ...]:
         """Return the devices that a model keeps busy."""
         return self.devices[: dict(self.lanes).get(model)]
+
+
+class ModelPart(NamedTuple):
+    """The model, or the part of it, that one member of an assignment holds."""
+
+    model: str
+    """The workers' name."""
+    assignment: Assignment
+    member: int
+    """Number of the member, from 0."""
+
+    @property
+    def place(self) -> Assignment:
+        """The member's assignment."""
+        return self.assignment.members[self.member]
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage that it is; None for a part that is no stage."""
+        return self.assignment.stages[self.member]
+
+    @property
+    def name(self) -> str:
+        """The worker's name for what it holds."""
+        return self.model if self.stage is None else self.stage.of(self.model)
 
 
 class StageLimits(NamedTuple):
@@ -90,6 +126,18 @@ class Site(Protocol):
 
         Raises:
             UsageError: The profile has no times for a split target.
+        """
+        ...
+
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
+        """Check that models fit into the memory that is free now.
+
+        Args:
+            loads: What is to be loaded.
+            held: What is loaded already.
+
+        Raises:
+            ModelError: They do not; the message says what would fit.
         """
         ...
 

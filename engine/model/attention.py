@@ -33,6 +33,41 @@ class CacheView(NamedTuple):
     """Whether row i sees exactly rows 0 to i."""
 
 
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    cap: float,
+    *,
+    causal: bool = False,
+    grouped: bool = False,
+) -> Tensor:
+    """Return the weighted values, (S, heads, T, head_dim), of T scaled queries per slot.
+
+    Args:
+        queries: (S, heads, T, head_dim).
+        keys: (S, kv_heads, N, head_dim).
+        values: The same shape.
+        mask: Added to the scores, (T, N) or (S or 1, 1, T, N); None for none.
+        cap: See `ModelShape.attention_cap`; torch's fused attention has no cap.
+        causal: Whether row i sees rows 0 to i; then T = N, without a mask.
+        grouped: Whether several heads share keys and values.
+    """
+    if not cap:
+        return scaled_dot_product_attention(
+            queries, keys, values, mask, is_causal=causal, scale=1.0, enable_gqa=grouped
+        )
+    split = queries.unflatten(1, (keys.shape[1], -1))
+    scores = split @ keys.unsqueeze(2).transpose(-1, -2)
+    scores = scores.div_(cap).tanh_().mul_(cap)
+    if causal:
+        mask = scores.new_full(scores.shape[-2:], -torch.inf).triu_(1)
+    if mask is not None:
+        scores += mask.unsqueeze(-3)
+    return (torch.softmax(scores, -1) @ values.unsqueeze(2)).flatten(1, 2)
+
+
 class Attention(Protocol):
     """Attention of the new rows of one or several slots, in one forward."""
 
@@ -81,7 +116,7 @@ class SlotAttention:
         self._buffered_kv = buffers.kv.narrow(1, first, count)
         self._views: dict[int | None, CacheView] = {}
         shape = cache.shape
-        self._grouped = shape.heads != shape.kv_heads
+        self._grouped, self._cap = shape.heads != shape.kv_heads, shape.attention_cap
         queries = buffers.queries.narrow(0, first, count)
         attended = buffers.attended.narrow(0, first, count)
         if self._single:
@@ -111,17 +146,20 @@ class SlotAttention:
         if view is None:
             view = self._views[window] = self._view(window)
         if self._single:
-            weights = torch.softmax(torch.bmm(self._queries, view.keys[layer]), -1)
+            scores = torch.bmm(self._queries, view.keys[layer])
+            if self._cap:
+                scores.div_(self._cap).tanh_().mul_(self._cap)
+            weights = torch.softmax(scores, -1)
             torch.bmm(weights, view.values[layer], out=self._attended)
         else:
-            attended = scaled_dot_product_attention(
+            attended = attend(
                 self._queries,
                 view.keys[layer],
                 view.values[layer],
                 view.mask,
-                is_causal=view.causal,
-                scale=1.0,
-                enable_gqa=self._grouped,
+                self._cap,
+                causal=view.causal,
+                grouped=self._grouped,
             )
             self._attended.copy_(attended)
 

@@ -137,9 +137,10 @@ class Buffers:
         """Keys, then values, (2 x kv_heads, T, head_dim)."""
         self.attended = like.new_empty(count, heads * size)
         """Attention's weighted values, before the output projection, (T, heads x head_dim)."""
-        gate_up = like.new_empty(count, 2 * shape.inner)
+        gate_up = like.new_empty(count, (1 + shape.gated) * shape.inner)
         self.gate_up = gate_up
-        self.gate, self.up = gate_up.split(shape.inner, 1)
+        """Products of the MLP's first matrices, (T, 2 x inner), or (T, inner) without a gate."""
+        self.gate, self.up = gate_up[:, : shape.inner], gate_up[:, shape.inner :]
         self._exact = like.dtype in (torch.float32, torch.float64)
         if self._exact:
             pairs = self.queries_keys.view(count, heads + kv_heads, size // 2, 2)

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from engine.errors import RunCancelled, UsageError
+from engine.errors import RunCancelled
 from engine.model.attention import SlotAttention
 from engine.model.cache import Buffers, Cache
+from engine.model.checks import check_forward
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output, never
 from engine.model.padded_attention import attention_parts
-from engine.model.shape import EMBEDDING
-from engine.model.weights import Layer, Linear, Norm, identity
+from engine.model.shape import EMBEDDING, POSITIONS
+from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,17 +88,20 @@ class Decoder:
         self.make_inputs, self._lowest_id = make_inputs, -mask_tokens
         self._ranks = ranks
         self.layers = [Layer.of(shape, i, take, drafts=drafts) for i in span]
-        self.norm = Norm(take("model.norm.weight"), shape.eps) if shape.final_norm else identity
+        self.norm = norm_of(shape, take, "model.norm") if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
         self.embedding = self._load_embedding(take) if embedding is None else embedding
+        self.learned = take(POSITIONS) if shape.learned_positions and self.is_first else None
+        """Vector of each position, (P, D), added to the embeddings; None for rotary positions."""
+        self._activate = ACTIVATE[shape.activation]
         if shard is not None and ranks is not None:
             head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take) if head is None else head
         self._exact = Fuzzy(layer_groups(len(span), 1))
-        # The rotation of queries includes the factor 1 / sqrt(head_dim).
+        # The rotation of queries includes their factor.
         scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
-        scales[: shape.heads] /= math.sqrt(shape.head_dim)
+        scales[: shape.heads] *= shape.query_scale or 1 / math.sqrt(shape.head_dim)
         self.scales = scales.to(self.device)
         """Factors of the rotation of each head, (heads + kv_heads, 1)."""
         self.rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
@@ -145,7 +148,9 @@ class Decoder:
         stopped: Callable[[], bool] = never,
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
-        wanted = self._check(rows, want, hidden)
+        ids = range(self._lowest_id, self.vocab_size)
+        check_forward(self.name, rows, want, hidden, ids=ids, layers=self.shape.layers)
+        in_order = want.tolist() == list(range(len(rows)))
         before = self._communicated()
         segments = rows.segments()
         lengths = [(slot, cache.length(slot)) for slot, _, _ in segments]
@@ -158,16 +163,15 @@ class Decoder:
             buffers = cache.buffers(len(rows))
             parts = list(attention_parts(cache, buffers, segments))
             rotation = self._rotation(cache, rows, indices, parts)
-            x, attention_input = self._inputs(rows, stage_io)
+            x, attention_input = self._inputs(rows, cache.positions[rows.slots, indices], stage_io)
             states = self.run_layers(x, attention_input, rotation, buffers, parts, hidden, fuzzy, stopped)
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.is_last:
                 _required(stage_io).send(x)
                 return Output(x.new_empty((len(want), 0)), states, cells)
-            if wanted is not None:
-                x = x.index_select(0, wanted)
-            logits = self.head(self.norm(x)).float()
-            return Output(logits, states, cells, self._communicated() - before)
+            if not in_order:
+                x = x.index_select(0, torch.from_numpy(want).to(self.device))
+            return Output(self.logits(x), states, cells, self._communicated() - before)
         except BaseException:
             for slot, length in lengths:  # some of the new keys and values are not written
                 cache.truncate(slot, length)
@@ -177,12 +181,26 @@ class Decoder:
         """Return the nanoseconds of all communication so far; 0 for a model on one device."""
         return self._ranks.spent if self._ranks is not None else 0
 
-    def _add_to(self, x: Tensor, linear: Linear, inputs: Tensor) -> None:
-        """Add a linear layer's output to x, (T, D), in place, summed over the ranks."""
-        if self._ranks is None:
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits, (T, V) float32, of the last layer's states, (T, D)."""
+        logits, cap = self.head(self.norm(x)), self.shape.logit_cap
+        return (logits.div(cap).tanh_().mul_(cap) if cap else logits).float()
+
+    def _output(self, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return a linear layer's output, (T, D), summed over the ranks and normed."""
+        output = linear(inputs)
+        if self._ranks is not None:
+            output = self._ranks.add(output)
+        return output if norm is None else norm(output)
+
+    def _add_to(
+        self, x: Tensor, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        """Add `_output` to x, (T, D), in place."""
+        if self._ranks is None and norm is None:
             linear.add_to(x, inputs)
         else:
-            x.add_(self._ranks.add(linear(inputs)))
+            x.add_(self._output(linear, inputs, norm))
 
     def _rotation(
         self,
@@ -199,36 +217,29 @@ class Decoder:
             rotations = self.rotations[positions.to(self.device)]
         return rotations * self.scales
 
-    def _inputs(self, rows: Rows, stage_io: StageIO | None) -> tuple[Tensor, Tensor | None]:
+    def _inputs(
+        self, rows: Rows, positions: np.ndarray, stage_io: StageIO | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the first layer's residual input (T, D) and its attention input, if separate."""
         if not self.is_first:
             return _required(stage_io).receive(len(rows), self.layers[0].mlp_norm.weight), None
-        return self.inputs_of(rows)
+        if self.make_inputs is not None:
+            return self.inputs_of(rows)
+        ids, places = (torch.from_numpy(numbers).to(self.device) for numbers in (rows.tokens, positions))
+        return self.embed(ids, places), None
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the first layer's input, (T, D), for T token ids at their positions."""
+        x = self.embedding.index_select(0, ids)
+        if self.shape.embed_scale != 1.0:
+            x.mul_(torch.tensor(self.shape.embed_scale, dtype=x.dtype))
+        return x if self.learned is None else x.add_(self.learned.index_select(0, positions))
 
     def inputs_of(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the first layer's inputs in a whole model; see `MakeInputs`."""
         ids = rows.tokens if self.make_inputs is None else np.maximum(rows.tokens, 0)
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
         return (x, None) if self.make_inputs is None else self.make_inputs(rows, x)
-
-    def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
-        """Check a forward's arguments.
-
-        Returns:
-            The wanted rows as a tensor (W,) on the device; None if all rows are wanted in order.
-        """
-        ids, wanted = rows.tokens.tolist(), want.tolist()
-        if ids and not self._lowest_id <= min(ids) <= max(ids) < self.vocab_size:
-            unknown = next(token for token in ids if not self._lowest_id <= token < self.vocab_size)
-            raise UsageError(
-                f"token id {unknown} is not in the {self.name}'s vocabulary of {self.vocab_size}"
-            )
-        if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
-            invalid = next(row for row in wanted if not 0 <= row < len(ids))
-            raise UsageError(f"wanted row {invalid} is not one of the rows 0 to {len(ids) - 1}")
-        if not all(-1 <= i <= self.shape.layers for i in hidden):
-            raise UsageError(f"hidden layers are {hidden}; they must be -1 to {self.shape.layers}")
-        return None if wanted == list(range(len(ids))) else torch.from_numpy(want).to(self.device)
 
     def run_layers(
         self,
@@ -271,8 +282,7 @@ class Decoder:
 
         def attention_output(i: int) -> Tensor:
             attend(i)
-            output = self.layers[i].out(buffers.attended)
-            return output if self._ranks is None else self._ranks.add(output)
+            return self._output(self.layers[i].out, buffers.attended, self.layers[i].out_norm)
 
         for group in fuzzy.groups:
             if stopped():
@@ -284,9 +294,11 @@ class Decoder:
                     x.add_(outputs[i - group.start])
                 else:
                     attend(i)
-                    self._add_to(x, layer.out, buffers.attended)
+                    self._add_to(x, layer.out, buffers.attended, layer.out_norm)
                 layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
-                self._add_to(x, layer.down, functional.silu(buffers.gate).mul_(buffers.up))
+                inner = self._activate(buffers.gate)
+                inner = inner.mul_(buffers.up) if self.shape.gated else inner
+                self._add_to(x, layer.down, inner, layer.down_norm)
                 if i + 1 in hidden:
                     states[i + 1] = x.clone()
         if -1 in hidden:

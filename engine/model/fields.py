@@ -27,6 +27,13 @@ WHOLE = {
     "vocab_size": (1, MOST_TOKENS),
     "hidden_size": (1, 1 << 17),
     "intermediate_size": (1, 1 << 20),
+    "ffn_dim": (1, 1 << 20),
+    "n_inner": (1, 1 << 20),
+    "word_embed_proj_dim": (1, 1 << 17),
+    "n_embd": (1, 1 << 17),
+    "n_layer": (1, MOST_LAYERS),
+    "n_head": (1, 1024),
+    "n_positions": (1, MOST_POSITIONS),
     "num_hidden_layers": (1, MOST_LAYERS),
     "num_attention_heads": (1, 1024),
     "num_key_value_heads": (1, 1024),
@@ -41,6 +48,10 @@ WHOLE = {
 """Whole-number field -> its least and largest value."""
 REAL = {
     "rms_norm_eps": (0.0, math.nextafter(1, 0)),
+    "layer_norm_epsilon": (0.0, math.nextafter(1, 0)),
+    "query_pre_attn_scalar": (1e-3, 1e6),
+    "attn_logit_softcapping": (1e-3, 1e6),
+    "final_logit_softcapping": (1e-3, 1e6),
     "rope_theta": (math.nextafter(1, 2), 1e15),
     "partial_rotary_factor": (1e-3, 1.0),
 }
@@ -56,7 +67,12 @@ SCALING = {
     "mscale_all_dim": (0.0, 1e3),
 }
 """Numeric field of a rotation -> its least and largest value."""
-FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
+FLAGS = (
+    *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"),
+    *("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine", "_remove_final_layer_norm"),
+    *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"),
+    "use_bidirectional_attention",
+)
 ROPE = ("rope_parameters", "rope_scaling")
 """Names of the object with the rotary parameters; the second is the older one."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -66,6 +82,15 @@ _NEEDED = (
     "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
+    "ffn_dim",
+    "word_embed_proj_dim",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_positions",
+    "layer_norm_epsilon",
+    "query_pre_attn_scalar",
+    "hidden_activation",
     "max_position_embeddings",
     "rms_norm_eps",
     "rope_theta",
@@ -82,6 +107,8 @@ _EXPECTED = {
     "model_type": str,
     "tokenizer_class": str,
     "hidden_act": str,
+    "activation_function": str,
+    "hidden_activation": str,
     "quantization_config": dict,
     "layer_types": list,
 }

@@ -10,9 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from engine.model.attention import SlotAttention
+from engine.model.attention import SlotAttention, attend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +39,7 @@ class PaddedAttention:
         slots, rows = len(parts), parts[0].count
         self._shape = (slots, rows, shape.heads, shape.head_dim)
         self._rows_read = parts[0].rows_read
-        self._grouped = shape.heads != shape.kv_heads
+        self._grouped, self._cap = shape.heads != shape.kv_heads, shape.attention_cap
         kv = cache.tensor.narrow(1, parts[0].slot, slots)
         self._kv = kv.unbind(0)
         keys, values = kv.narrow(3, 0, self._rows_read).chunk(2, 2)
@@ -58,13 +57,13 @@ class PaddedAttention:
         self._kv[layer][self._slots, :, self._indices] = self._buffered_kv
         if window not in self._masks:
             self._masks[window] = self._mask(window)
-        attended = scaled_dot_product_attention(
+        attended = attend(
             self._queries,
             self._keys[layer],
             self._values[layer],
             self._masks[window],
-            scale=1.0,
-            enable_gqa=self._grouped,
+            self._cap,
+            grouped=self._grouped,
         )
         self._attended.copy_(attended.transpose(1, 2))
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
+from engine.model.families import ACTIVATIONS, FAMILIES, Place
 from engine.model.fields import WHOLE, check_fields, check_rotation
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from transformers import PretrainedConfig
 
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 EMBEDDING = "model.embed_tokens.weight"
-"""The embeddings' name in a checkpoint."""
+"""Our name of the embeddings."""
+POSITIONS = "model.embed_positions.weight"
+"""Our name of the table of learned positions."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported scalings; their frequencies do not depend on the length of the text."""
 
@@ -41,20 +44,40 @@ class ModelShape:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: bool
-    """Whether each head norms its queries and keys, as in Qwen3."""
     tied: bool
     """Whether embedding and LM head share their weight."""
     windows: tuple[int | None, ...]
     """Sliding window of each layer in positions; None for all positions."""
     frequencies: tuple[float, ...]
-    """Rotary frequencies in radians per position, (head_dim / 2,)."""
+    """Rotary frequencies in radians per position, (head_dim / 2,); 0 if positions are learned."""
     rope_scale: float
     """Factor of rotated queries and keys; other than 1 only for yarn."""
+    qk_norm: bool = False
+    """Whether each head norms its queries and keys, as in Qwen3."""
     input_norm: bool = True
     """Whether attention reads normed states; False in EAGLE's layer."""
     final_norm: bool = True
     """Whether the LM head reads normed states; False in EAGLE's layer."""
+    family: str = "LlamaForCausalLM"
+    """The architecture, a key of `FAMILIES`."""
+    layer_norm: bool = False
+    """Whether norms subtract the mean and have biases; otherwise they are RMS norms."""
+    gated: bool = True
+    """Whether the MLP multiplies two products; otherwise it has one."""
+    activation: str = "silu"
+    """One of `ACTIVATIONS`."""
+    learned_positions: bool = False
+    """Whether a vector for each position is added to the embeddings, without a rotation."""
+    post_norms: bool = False
+    """Whether norms follow attention and MLP, too."""
+    embed_scale: float = 1.0
+    """Factor of the embeddings, not of a tied LM head."""
+    query_scale: float = 0.0
+    """Factor of the queries; 0 for 1 / sqrt(head_dim)."""
+    attention_cap: float = 0.0
+    """Attention scores s become cap tanh(s / cap); 0 for no cap."""
+    logit_cap: float = 0.0
+    """The same for logits."""
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
@@ -69,65 +92,109 @@ class ModelShape:
             raise ModelError(
                 f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
             )
-        if config.hidden_act != "silu":
+        options: dict[str, Any] = FAMILIES[family].options(config)
+        FAMILIES[family].check(config, path)
+        act = FAMILIES[family].activation
+        allowed = ("silu",) if act == "hidden_act" else ACTIVATIONS
+        if (activation := getattr(config, act)) not in allowed:
             raise ModelError(
-                f"{path}: hidden_act {reprlib.repr(config.hidden_act)} is not supported; supported is silu"
+                f"{path}: {act} {reprlib.repr(activation)} is not supported; supported is {', '.join(allowed)}"
             )
         if getattr(config, "quantization_config", None):
             raise ModelError(f"{path}: quantized weights are not supported; use the unquantized model")
-        if config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads):
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if config.num_attention_heads % kv_heads:
             raise ModelError(
-                f"{path}: num_key_value_heads is {config.num_key_value_heads}; it must divide the "
-                f"{config.num_attention_heads} attention heads"
+                f"{path}: num_key_value_heads is {kv_heads}; it must divide the {config.num_attention_heads} attention heads"
             )
         if (size := _head_dim(config)) % 2 or size < 2:
             raise ModelError(
                 f"{path}: head_dim is {size}; it must be even, at least 2 and at most {WHOLE['head_dim'][1]}"
             )
-        frequencies, rope_scale = _rotary(config, path)
-        biased = bool(getattr(config, "attention_bias", False))
+        rotates = not options.get("learned_positions")
+        frequencies, rope_scale = _rotary(config, path) if rotates else ((0.0,) * (size // 2), 1.0)
         return cls(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=_head_dim(config),
-            inner=config.intermediate_size,
+            kv_heads=kv_heads,
+            head_dim=size,
             vocab=config.vocab_size,
             context=config.max_position_embeddings,
-            eps=config.rms_norm_eps,
-            qkv_bias=biased or family == "Qwen2ForCausalLM",
-            out_bias=biased,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=family == "Qwen3ForCausalLM",
             tied=bool(config.tie_word_embeddings),
             windows=_windows(config, path),
             frequencies=frequencies,
             rope_scale=rope_scale,
+            family=family,
+            activation=activation,
+            **options,
         )
 
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of all tensors of a checkpoint."""
+    def places(self, stored: Collection[str]) -> dict[str, Place]:
+        """Return where a checkpoint with these stored names keeps each of our tensors."""
+        tensors, family = self.tensors(), FAMILIES[self.family]
+        if not any(name.startswith(f"{family.prefix}.") for name in stored):
+            family = replace(family, prefix="")  # a checkpoint of the bare model
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        starts = {
+            "self_attn.k_proj": queries,
+            "self_attn.v_proj": queries + keys,
+            "mlp.up_proj": self.inner,
+        }
+        return {key: family.place(key, size, starts) for key, size in tensors.items()}
+
+    def check_llama(self, path: Path) -> None:
+        """Check that the block is Llama's, of which drafters and heads are made.
+
+        Raises:
+            ModelError: It differs, or its checkpoint names its matrices in other ways.
+        """
+        if FAMILIES[self.family].names:
+            raise ModelError(
+                f"{path}: {self.family} has a block or names of its own; drafters made of a target's layers and "
+                "trained heads need a target of Llama, Mistral, Qwen2 or Qwen3"
+            )
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers in the keys and values of one token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+    def tensors(self, span: range | None = None) -> dict[str, tuple[int, ...]]:
+        """Return name -> shape of a checkpoint's tensors.
+
+        Args:
+            span: Layers of one stage of a split model; default: all tensors.
+        """
+        span = range(self.layers) if span is None else span
+        is_last = span.stop == self.layers
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
-        names: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab, d)}
+        names: dict[str, tuple[int, ...]] = {}
+        if span.start == 0 or (is_last and self.tied):
+            names[EMBEDDING] = (self.vocab, d)
+        if span.start == 0 and self.learned_positions:
+            names[POSITIONS] = (self.context, d)
+        kinds = ("weight", "bias") if self.layer_norm else ("weight",)
         if self.final_norm:
-            names["model.norm.weight"] = (d,)
-        if not self.tied:
+            names |= {f"model.norm.{kind}": (d,) for kind in kinds}
+        if is_last and not self.tied:
             names["lm_head.weight"] = (self.vocab, d)
         linear = {
             "self_attn.q_proj": (q, d, self.qkv_bias),
             "self_attn.k_proj": (kv, d, self.qkv_bias),
             "self_attn.v_proj": (kv, d, self.qkv_bias),
             "self_attn.o_proj": (d, q, self.out_bias),
-            "mlp.gate_proj": (self.inner, d, self.mlp_bias),
+            **({"mlp.gate_proj": (self.inner, d, self.mlp_bias)} if self.gated else {}),
             "mlp.up_proj": (self.inner, d, self.mlp_bias),
             "mlp.down_proj": (d, self.inner, self.mlp_bias),
         }
-        for i in range(self.layers):
+        for i in span:
             prefix = f"model.layers.{i}."
-            names[f"{prefix}post_attention_layernorm.weight"] = (d,)
+            names |= {f"{prefix}post_attention_layernorm.{kind}": (d,) for kind in kinds}
+            if self.post_norms:
+                names |= {f"{prefix}{part}.post_norm.weight": (d,) for part in ("self_attn", "mlp")}
             if self.input_norm:
-                names[f"{prefix}input_layernorm.weight"] = (d,)
+                names |= {f"{prefix}input_layernorm.{kind}": (d,) for kind in kinds}
             for part, (rows, columns, bias) in linear.items():
                 names[f"{prefix}{part}.weight"] = (rows, columns)
                 if bias:
@@ -170,6 +237,8 @@ def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     else:
         dim = _head_dim(config)
+        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError(f"{path}: only a part of each head is rotated, which is not supported")
         frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
         scale = 1.0
     if 2 * len(frequencies) != _head_dim(config):

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from engine.model.attention import attend
 from engine.model.language import Output
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class StaticStep:
         decoder, attention = self._decoder, None
         ids, positions, _ = self._numbers
         if self._inputs is None:
-            x = decoder.embedding.index_select(0, ids)
+            x = decoder.embed(ids, positions)
         else:
             x, attention = self._inputs[0].clone(), self._inputs[1]
         rotation = self._rotations.index_select(0, positions) * decoder.scales
@@ -201,7 +201,7 @@ class StaticStep:
         parts = [self._attention]
         self._states = decoder.run_layers(x, attention, rotation, self._buffers, parts, self.size.hidden)
         if self.size.logits:
-            self._logits = decoder.head(decoder.norm(x)).float()
+            self._logits = decoder.logits(x)
 
 
 class StaticAttention:
@@ -220,7 +220,7 @@ class StaticAttention:
         shape = cache.shape
         heads = (shape.kv_heads, shape.heads // shape.kv_heads)
         split = (size.slots, size.rows, *heads, shape.head_dim)
-        self._size = size
+        self._size, self._cap = size, shape.attention_cap
         self._indices = indices
         self._slots = torch.arange(size.slots, device=indices.device).repeat_interleave(size.rows)
         kv = cache.tensor.narrow(1, size.slot, size.slots)
@@ -247,12 +247,12 @@ class StaticAttention:
     def run(self, layer: int, window: int | None) -> None:
         """Run the attention of all slots; see `Attention.run`."""
         self._kv[layer][self._slots, :, self._indices] = self._new_kv
-        attended = scaled_dot_product_attention(
+        attended = attend(
             self._queries.flatten(2, 3),
             self._keys[layer],
             self._values[layer],
             self._masks[window],
-            scale=1.0,
+            self._cap,
         )
         self._attended.copy_(attended.view(self._attended.shape))
 

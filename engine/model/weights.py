@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
 from engine.model.int8 import MULTIPLE, Int8Product
+from engine.model.packed import packed_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from engine.model.shape import ModelShape
 
 
 PACKED_FROM = 1 << 20
-"""Least bytes of a CPU matrix that MKL's packed layout speeds up."""
-
-_ROWS = 256
-"""Number of rows that the layout is optimised for; it accepts any number.
-
-Measured on one core, all matrices of SmolLM2-135M, 52 ms to read once: 1 row 64 ms, 4 rows 78,
-8 rows 88, 16 rows 111. oneDNN's layout takes 76, 76, 91 and 109, no layout 64, 119, 187 and 185."""
+"""Least bytes of a CPU matrix that a packed layout speeds up."""
 
 
 class Linear:
@@ -88,24 +83,7 @@ def _product(weight: Tensor, drafts: bool) -> Callable[[Tensor], Tensor] | None:
         return None
     if drafts and weight.shape[1] % MULTIPLE == 0:
         return Int8Product(weight)
-    return PackedProduct(weight) if torch.backends.mkl.is_available() else None
-
-
-class PackedProduct:
-    """x W' with W in MKL's packed layout.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
-        # The product reads the shape of W only: an expanded scalar holds no memory.
-        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out), for x of (T, in)."""
-        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
+    return packed_product(weight)
 
 
 def large(weight: Tensor) -> bool:
@@ -134,6 +112,32 @@ class Norm:
         return functional.rms_norm(x, (self.size,), None, self.eps) * self.weight
 
 
+class LayerNorm:
+    """Layer norm over the last dimension: (x - mean) / sqrt(variance + eps) * weight + bias."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normed rows, of x's shape."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def norm_of(shape: ModelShape, take: Callable[[str], Tensor], name: str) -> Norm | LayerNorm:
+    """Return a model's norm by its name, without its kind."""
+    weight = take(f"{name}.weight")
+    return LayerNorm(weight, take(f"{name}.bias"), shape.eps) if shape.layer_norm else Norm(weight, shape.eps)
+
+
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), partial(functional.gelu, approximate="tanh")),
+}
+"""The activations by name (`engine.model.families.ACTIVATIONS`)."""
+
+
 def identity(x: Tensor) -> Tensor:
     """Return x unchanged; replaces a norm that a drafting head lacks."""
     return x
@@ -150,9 +154,13 @@ class Layer:
     qk_norm: Norm | None
     """Weight (heads + kv_heads, head_dim); None without such a norm."""
     out: Linear
-    mlp_norm: Norm
+    mlp_norm: Norm | LayerNorm
     gate_up: Linear
     down: Linear
+    out_norm: Norm | LayerNorm | None = None
+    """Norm of attention's output, if it has one."""
+    down_norm: Norm | LayerNorm | None = None
+    """Norm of the MLP's output, if it has one."""
 
     @classmethod
     def of(
@@ -178,15 +186,19 @@ class Layer:
             return torch.cat([pairs(q), pairs(k), v])
 
         def mlp(kind: str) -> Tensor:
-            return torch.cat([take(f"{prefix}mlp.{part}_proj.{kind}") for part in ("gate", "up")])
+            parts = ("gate", "up") if shape.gated else ("up",)
+            return torch.cat([take(f"{prefix}mlp.{part}_proj.{kind}") for part in parts])
 
         def head_norm() -> Norm:
             q, k = (pairs(take(f"{prefix}self_attn.{part}_norm.weight")) for part in "qk")
             return Norm(torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]), shape.eps)
 
+        def post_norm(part: str) -> Norm | LayerNorm | None:
+            return norm_of(shape, take, f"{prefix}{part}.post_norm") if shape.post_norms else None
+
         return cls(
             window=shape.windows[number],
-            norm=Norm(take(f"{prefix}input_layernorm.weight"), shape.eps) if shape.input_norm else identity,
+            norm=norm_of(shape, take, f"{prefix}input_layernorm") if shape.input_norm else identity,
             qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None, drafts=drafts),
             qk_norm=head_norm() if shape.qk_norm else None,
             out=Linear(
@@ -194,11 +206,13 @@ class Layer:
                 take(f"{prefix}self_attn.o_proj.bias") if shape.out_bias else None,
                 drafts=drafts,
             ),
-            mlp_norm=Norm(take(f"{prefix}post_attention_layernorm.weight"), shape.eps),
+            mlp_norm=norm_of(shape, take, f"{prefix}post_attention_layernorm"),
             gate_up=Linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None, drafts=drafts),
             down=Linear(
                 take(f"{prefix}mlp.down_proj.weight"),
                 take(f"{prefix}mlp.down_proj.bias") if shape.mlp_bias else None,
                 drafts=drafts,
             ),
+            out_norm=post_norm("self_attn"),
+            down_norm=post_norm("mlp"),
         )

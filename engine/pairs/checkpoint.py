@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError, one_line, plain_name
 from engine.files import cache_folder
+from engine.model.families import FAMILIES, Place
 from engine.model.int8 import dequantised
 from engine.model.shape import EMBEDDING
 from engine.pairs.config import read_json
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from engine.model.shape import ModelShape
     from engine.model.shard import Part
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -43,17 +45,21 @@ class Checkpoint:
     Args:
         directory: The directory of the files.
         files: The files to read; default: the files of a model.
+        shape: The shape of the model, whose family may store our tensors in other ways; without
+            it, names are those of the file.
 
     Raises:
         ModelError: A file is missing or broken, or the directory has only pickled weights.
     """
 
-    def __init__(self, directory: Path, files: Sequence[Path] = ()) -> None:
+    def __init__(self, directory: Path, files: Sequence[Path] = (), shape: ModelShape | None = None) -> None:
         self.directory = directory
         self._shards = {path: _open(path) for path in files or self._files()}
         self._paths = {key: path for path, shard in self._shards.items() for key in shard.keys()}  # noqa: SIM118
         scaled = [key.removesuffix(SUFFIX) for key in self._paths if key.endswith(SUFFIX)]
         self._scaled = {key for key in scaled if key in self._paths and self._slice(key).get_dtype() == "I8"}
+        self._places = {} if shape is None else shape.places(self._paths)
+        self._ignored = () if shape is None else FAMILIES[shape.family].ignored
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,12 +76,15 @@ class Checkpoint:
         Raises:
             ModelError: They differ.
         """
+        expected = self._stored(expected)
         if missing := [key for key in expected if key not in self._paths]:
             raise ModelError(
                 f"{self.directory}: the weights lack {some(missing)}, which config.json asks for"
             )
         if unexpected := [
-            key for key in self.shapes if key not in expected and not _is_ignorable(key, expected)
+            key
+            for key in self.shapes
+            if key not in expected and not _is_ignorable(key, expected) and not key.endswith(self._ignored)
         ]:
             raise ModelError(f"{self.directory}: the weights hold {some(unexpected)}, unknown to config.json")
         for key, shape in expected.items():
@@ -84,6 +93,17 @@ class Checkpoint:
             if tuple(stored) != shape:
                 raise ModelError(f"{path}: {key} has shape {stored}; config.json asks for {list(shape)}")
             self.check_type(key, INTEGERS if key in integers else FLOATS)
+
+    def _stored(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return name -> shape of the stored tensors that hold ours."""
+        stored = dict[str, tuple[int, ...]]()
+        for key, size in ours.items():
+            place = self._places.get(key, Place(key))
+            rows, held = place.start + size[0], stored.get(place.key)
+            if held is not None:  # fused: the last of ours ends it
+                rows = max(rows, held[-1] if place.transposed else held[0])
+            stored[place.key] = (*size[:0:-1], rows) if place.transposed else (rows, *size[1:])
+        return stored
 
     def check_type(self, key: str, kinds: Sequence[str] = FLOATS) -> None:
         """Check that the type of a tensor is among `kinds`, in safetensors' names.
@@ -135,14 +155,41 @@ class Checkpoint:
             part: The rows or columns to read, without what lies beyond the tensor's end; default:
                 the whole tensor.
         """
+        place = self._places.get(key, Place(key))
+        if place.added:
+            stored = self._take_placed(place, part).to(device, torch.float32)
+            return (stored + place.added).to(dtype)
+        if place.start or place.transposed or self._is_fused(place):
+            return self._take_placed(place, part).to(device, dtype, copy=True)
+        is_embedding, key = key == EMBEDDING, place.key
         if part is not None:
             return self._take_part(key, part).to(device, dtype, copy=True)
         path = self._paths[key]
-        tensor = (_open(path) if key == EMBEDDING else self._shards[path]).get_tensor(key)
+        tensor = (_open(path) if is_embedding else self._shards[path]).get_tensor(key)
         if key in self._scaled:
             scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
             return dequantised(tensor, scale).to(device, dtype)
-        return tensor.to(device, dtype, copy=key != EMBEDDING or cache_folder() not in path.parents)
+        return tensor.to(device, dtype, copy=not is_embedding or cache_folder() not in path.parents)
+
+    def _is_fused(self, place: Place) -> bool:
+        """Return whether the stored tensor holds more rows than ours."""
+        return place.rows > 0 and self._slice(place.key).get_shape()[0] > place.rows
+
+    def _take_placed(self, place: Place, part: Part | None) -> Tensor:
+        """Return our tensor, or a part of it, from within a stored one, as stored or in float32."""
+        first, last, other = 0, place.rows, slice(None)
+        if part is not None and part.dim == 0:
+            first, last = min(part.start, place.rows), min(part.stop, place.rows)
+        elif part is not None:
+            other = slice(part.start, part.stop)
+        rows, stored = slice(place.start + first, place.start + last), self._slice(place.key)
+        if len(stored.get_shape()) == 1:
+            return stored[rows]
+        cut = (other, rows) if place.transposed else (rows, other)
+        tensor = stored[cut]
+        if place.key in self._scaled:
+            tensor = dequantised(tensor, self._slice(place.key + SUFFIX)[cut[0]])
+        return tensor.t() if place.transposed else tensor
 
     def _take_part(self, key: str, part: Part) -> Tensor:
         """Return a part of a tensor as stored, or in float32 if that is int8."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, UsageError, one_line
 from engine.files import parse_json, read_bytes
+from engine.model.families import FAMILIES
 from engine.model.fields import READ, check_fields
-from engine.model.shape import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +36,6 @@ _LLAMA = {
     "tie_word_embeddings": bool,
 }
 """Fields of a complete Llama config and their types, without the rotation."""
-_TYPES = dict(zip(FAMILIES, ("llama", "mistral", "qwen2", "qwen3"), strict=True))
-"""Architecture -> `model_type`."""
 
 
 def read_config(directory: Path) -> Any:
@@ -54,12 +52,12 @@ def read_config(directory: Path) -> Any:
         )
     families = raw.get("architectures") if isinstance(raw, dict) else None
     family = families[0] if isinstance(families, list) and families else None
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(
             f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
         )
     check_fields(raw, path)
-    kind = _TYPES[family]
+    kind = FAMILIES[family].model_type
     if raw.get("model_type", kind) != kind:
         raise ModelError(
             f"{path}: model_type is {reprlib.repr(raw['model_type'])}; it must be {kind!r} for {family}"

@@ -22,7 +22,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     name: str = "target",
-    stage: tuple[int, int] = (0, 1),
+    stage: tuple[int, int] | range = (0, 1),
     target: str | Path | None = None,
     ranks: Ranks | None = None,
     *,
@@ -37,8 +37,8 @@ def load(
         device: Device of the weights.
         dtype: Dtype of the weights.
         name: The model's name in spans: target or drafter.
-        stage: Number of this stage and number of all stages of a model split by layers; only the
-            layers of this stage are read.
+        stage: Number of this stage and number of all stages of a model split into equal parts, or
+            the layers of this stage; only these layers are read.
         target: The target of a drafter made of its layers; other models ignore it.
         ranks: The ranks of a model split by tensors; only this rank's part of it is read.
         static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
@@ -50,7 +50,7 @@ def load(
     """
     directory = resolve(model)
     if target is not None and is_layer_drafter(directory):
-        decoder = load_drafter(directory, resolve(target), device, dtype, name)
+        decoder = load_drafter(directory, resolve(target), device, dtype, name, ranks)
     else:
         decoder = _load(directory, device, dtype, name, stage, ranks)
     if static:
@@ -63,17 +63,17 @@ def _load(
     device: str | torch.device,
     dtype: torch.dtype,
     name: str,
-    stage: tuple[int, int],
+    stage: tuple[int, int] | range,
     ranks: Ranks | None,
 ) -> Decoder:
     """Return the decoder of a directory's own weights."""
     shape = ModelShape.of(read_config(directory), directory / "config.json")
-    checkpoint, place = Checkpoint(directory), torch.device(device)
+    checkpoint, place = Checkpoint(directory, shape=shape), torch.device(device)
     checkpoint.check(shape.tensors())
     if ranks is not None:
         return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name)
-    checkpoint.check_memory(shape.tensors(), place, dtype)
-    span = layer_stages(shape.layers, stage[1])[stage[0]]
+    span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
+    checkpoint.check_memory(shape.tensors(span), place, dtype)
     return Decoder(shape, lambda key: checkpoint.take(key, place, dtype), name, span)
 
 

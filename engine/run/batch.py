@@ -29,6 +29,7 @@ class Batch:
         self._size = size
         self._dynamic = dynamic
         self._feed_finished = feed_finished
+        self._sequences = {sequence.x.sequence: sequence for sequence in run.sequences}
         self._active = list(run.sequences[:size])
         self._waiting = list(run.sequences[size:])
         self._ended: list[int] = []
@@ -45,7 +46,7 @@ class Batch:
 
     def room(self, prefix: Prefix) -> int:
         """Return how many tokens the output can still take after a prefix."""
-        return self._run.sequences[prefix.sequence].room(prefix)
+        return self._sequences[prefix.sequence].room(prefix)
 
     async def propose(self, gamma: int) -> list[Draft]:
         """Let the drafter draft up to gamma tokens for each sequence."""
@@ -57,7 +58,7 @@ class Batch:
 
     async def verify(self, drafts: Sequence[Draft]) -> list[Verdict]:
         """Judge one draft for each sequence, all in one target forward."""
-        finished = [self._run.sequences[number].x for number in self._ended] if self._feed_finished else []
+        finished = [self._sequences[number].x for number in self._ended] if self._feed_finished else []
         empty = [Draft.empty() for _ in finished]
         verdicts = await self._run.target.verify_each([*self.xs, *finished], [*drafts, *empty])
         return verdicts[: len(drafts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from engine.errors import WorkerDied
@@ -13,6 +14,7 @@ from engine.workers.jobs import Drop, Job, Reply
 
 if TYPE_CHECKING:
     from engine.trace.emitter import TraceEmitter
+    from engine.workers.jobs import Chunk
     from engine.workers.worker import Ticket, Worker
 
 
@@ -37,6 +39,8 @@ class Submission:
         """The round that submitted it."""
         self.spans = range(0)
         """Span ids, one per stamp of the reply."""
+        self.chunks: Sequence[Chunk] = ()
+        """Parts of prompts that its forward caches; their spans' ids are the last of `spans`."""
         self.kind: SpanKind | None = None
         """Kind of its spans; None keeps the kinds that the worker reports."""
         self.reply = ticket.reply
@@ -129,7 +133,7 @@ class Dispatcher:
         """
         self._check()
         submission = Submission(self, worker, role, _sequence(job), worker.submit(job))
-        submission.spans = spans
+        submission.spans, submission.chunks = spans, getattr(job, "chunks", ())
         self._in_flight[submission.reply] = submission
         submission.reply.add_done_callback(lambda reply: self._in_flight.pop(reply, None))
         self.emitter.flush()
@@ -201,7 +205,12 @@ class Dispatcher:
             size = (stamp.rows, stamp.context, outcome, stamp.cells)
             rank = 0 if stamp.alone else stamp.lane
             alone = end - stamp.communicated
-            self._emit(Span(number, device, kind, start, alone, *origin, *size, rank))
+            span = Span(number, device, kind, start, alone, *origin, *size, rank)
+            forwards = work.chunks and kind not in ("sample", "communicate")
+            if forwards:
+                span = self._emit_chunks(work, span, stamp.lane)
+            if span.rows or not forwards:
+                self._emit(span)
             if stamp.communicated:  # the sum of many short exchanges, drawn after the computation
                 (other,) = self.span_ids(1)
                 rows = (stamp.rows, stamp.context, outcome)
@@ -209,6 +218,16 @@ class Dispatcher:
             for part in stamp.parts:
                 at = part.later(-self._origin)
                 self._emit(Part(number, at.kind, at.layer, at.start, at.end))
+
+    def _emit_chunks(self, work: Submission, forward: Span, lane: int) -> Span:
+        """Emit a prefill span for each part of a prompt in a forward; return the forward's rest."""
+        each, chunks = work.worker.lanes(work.role), work.chunks
+        for chunk, first in zip(chunks, work.spans[-each * len(chunks) :: each], strict=True):
+            rows, sequence = len(chunk.prefix) - chunk.start, chunk.prefix.sequence
+            facts = {"sequence": sequence, "rows": rows, "context": chunk.start, "cells": 0}
+            self._emit(replace(forward, id=first + lane, kind="prefill", **facts))
+            forward = replace(forward, rows=forward.rows - rows, context=forward.context - chunk.start)
+        return forward
 
 
 def _sequence(job: Job) -> int:

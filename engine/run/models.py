@@ -9,13 +9,14 @@ import numpy as np
 
 from engine.drafters.tree import TreeShape
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
+from engine.run.together import Call, Together, at_once
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
 from engine.workers.jobs import Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.workers.jobs import Job, Reply
+    from engine.workers.jobs import Chunk, Job, Reply
     from engine.workers.slab import Lease, Slab
     from engine.workers.worker import Worker
 
@@ -30,6 +31,7 @@ class Model:
         role: `target` or `drafter`, for the spans.
         sequences: The run's sequences: drafts end where the output does.
         slab: Rows of q for sampled drafts; None for a target and in a greedy run.
+        together: Makes drafts and verifications; under load those of several sequences in one.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Model:
         role: str,
         sequences: Sequence[Decoded],
         slab: Slab | None = None,
+        together: Together = at_once,
     ) -> None:
         self.worker = worker
         self.name = name
@@ -47,6 +50,7 @@ class Model:
         self._dispatcher = dispatcher
         self._sequences = sequences
         self._slab = slab
+        self._together = together
         self._cached: dict[int, np.ndarray] = {}
 
     @property
@@ -109,7 +113,7 @@ class Model:
                 verdict's `best` then has the most probable token after every row.
             typical: Judge by typical acceptance, which is lossy.
         """
-        return (await self.verify_each((prefix,), (draft,), window, typical))[0]
+        return (await self.verify_each((prefix,), (draft,), (window,), typical))[0]
 
     async def propose_each(
         self, prefixes: Sequence[Prefix], n: int, sampled: bool = True, stop_below: float = 0.0
@@ -118,12 +122,18 @@ class Model:
 
         Each forward drafts one token for all of them.
         """
+        return await self._together(
+            Call(self.role, self._propose, (prefixes, [n] * len(prefixes)), (sampled, stop_below))
+        )
 
+    async def _propose(
+        self, prefixes: Sequence[Prefix], lengths: Sequence[int], sampled: bool, stop_below: float
+    ) -> list[Draft]:
         def job(counts: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Propose:
             return Propose(self.name, tuple(prefixes), counts, sampled, rows, stop_below)
 
         self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}
-        drafts = await self._draft(prefixes, n, lambda count: count, sampled, job)
+        drafts = await self._draft(prefixes, lengths, lambda count: count, sampled, job)
         drafted = [(p, d) for p, d in zip(prefixes, drafts, strict=True) if d]
         self._cached |= {p.sequence: (p + d).tokens[:-1] for p, d in drafted}
         return drafts
@@ -139,8 +149,23 @@ class Model:
     ) -> list[Draft]:
         """Draft a tree after each prefix; for the other arguments see `grow`.
 
-        Each forward drafts one level of all trees. Several prefixes need a small model, not a head.
+        Each forward drafts one level of all trees; a head drafts one tree after the other.
         """
+        options = (shape, sampled, fuzzy, calibrate, unread)
+        return await self._together(Call(self.role, self._grow, (prefixes,), options))
+
+    async def _grow(
+        self,
+        prefixes: Sequence[Prefix],
+        shape: TreeShape,
+        sampled: bool,
+        fuzzy: int,
+        calibrate: bool,
+        unread: int,
+    ) -> list[Draft]:
+        if self.name != self.role and len(prefixes) > 1:  # a head
+            options = (shape, sampled, fuzzy, calibrate, unread)
+            return [draft for x in prefixes for draft in await self._grow((x,), *options)]
 
         def job(levels: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Grow:
             more = (fuzzy, calibrate, "", unread)
@@ -149,23 +174,35 @@ class Model:
         def n_rows(levels: int) -> int:
             return shape.parents if levels else 0
 
-        return await self._draft(prefixes, shape.depth, n_rows, sampled, job)
+        return await self._draft(prefixes, [shape.depth] * len(prefixes), n_rows, sampled, job)
 
     async def verify_each(
         self,
         prefixes: Sequence[Prefix],
         drafts: Sequence[Draft],
-        window: Tree | None = None,
+        windows: Sequence[Tree | None] = (),
         typical: Typical | None = None,
     ) -> list[Verdict]:
         """Score and judge one draft per prefix, all in one forward.
 
-        `window` needs a single prefix; for it and `typical` see `verify`.
+        For `windows`, one per prefix or none at all, and for `typical` see `verify`.
         """
-        spans = self._dispatcher.span_ids(3 * self.lanes)
+        columns = (prefixes, drafts, windows or [None] * len(drafts))
+        return await self._together(Call(self.role, self._verify, columns, (typical,)))
+
+    async def _verify(
+        self,
+        prefixes: Sequence[Prefix],
+        drafts: Sequence[Draft],
+        windows: Sequence[Tree | None],
+        typical: Typical | None,
+        chunks: tuple[Chunk, ...] = (),
+    ) -> list[Verdict]:
+        spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
         judges = tuple(judge_job(spans[0], draft, typical=typical) for draft in drafts)
-        rows = tuple(_rows(draft, window or NO_TREE) for draft in drafts)
-        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=window is not None)
+        rows = tuple(_rows(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
+        best = any(window is not None for window in windows)
+        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=best, chunks=chunks)
         judgements = (await self._call(job, spans)).value
         return [
             new_verdict(judgement, x, draft, mode_of(len(draft), len(draft)), spans[0])
@@ -225,7 +262,11 @@ class Model:
         if any(len(prefix) > 1 for prefix in prefixes):
             job = Prefill(self.name, tuple(prefixes))
             await self._call(job, self._dispatcher.span_ids(self.lanes))
-        self._cached = {p.sequence: p.tokens[:-1] for p in prefixes}
+        self._cached |= {p.sequence: p.tokens[:-1] for p in prefixes}
+
+    async def cache(self, chunks: tuple[Chunk, ...]) -> None:
+        """Cache parts of prompts in one forward of the target."""
+        await self._verify((), (), (), None, chunks)
 
     async def retire(self, sequences: Sequence[int]) -> None:
         """Free the KV slots of sequences that ended."""
@@ -238,7 +279,7 @@ class Model:
     async def _draft(
         self,
         prefixes: Sequence[Prefix],
-        depth: int,
+        lengths: Sequence[int],
         n_rows: Callable[[int], int],
         sampled: bool,
         job: Callable[[tuple[int, ...], tuple[tuple[int, ...], ...]], Propose | Grow],
@@ -247,12 +288,13 @@ class Model:
 
         Args:
             prefixes: The tokens so far of each sequence.
-            depth: Tokens of a draft's longest path at most.
+            lengths: Tokens of each draft's longest path at most.
             n_rows: Rows of q that a draft of this depth needs.
             sampled: Draw from q.
             job: (depths, slab rows), each per prefix -> the job; its value is the nodes per prefix.
         """
-        depths = tuple(max(0, min(depth, self._sequences[p.sequence].room(p))) for p in prefixes)
+        rooms = [self._sequences[p.sequence].room(p) for p in prefixes]
+        depths = tuple(max(0, min(one)) for one in zip(lengths, rooms, strict=True))
         slab = self._slab if sampled else None
         leases = [slab.lease(n_rows(n)) for n in depths] if slab else [None] * len(prefixes)
         spans = self._dispatcher.span_ids(max(depths, default=0) * self.lanes)

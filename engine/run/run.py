@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from engine.run.models import Model
 from engine.run.race import Race
+from engine.run.together import Together, at_once
 from engine.trace.emitter import Committed
 from engine.types import Draft, Prefix, Verdict
 
@@ -30,6 +32,7 @@ class Run:
         dispatcher: Submits the jobs.
         clock: Returns nanoseconds since the run's start.
         encode: Text -> token ids, without special ones.
+        together: See `Model`.
     """
 
     def __init__(
@@ -42,21 +45,25 @@ class Run:
         *,
         clock: Callable[[], int],
         encode: Callable[[str], tuple[int, ...]],
+        together: Together = at_once,
     ) -> None:
         self.sequences = sequences
         self.targets = [
-            Model(dispatcher, worker, "target", "target", sequences) for worker in workers.get("target", ())
+            Model(dispatcher, worker, "target", "target", sequences, together=together)
+            for worker in workers.get("target", ())
         ]
         """The target servers."""
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name))
+            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name), together)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         """Most methods use the first."""
         self._dispatcher = dispatcher
         self._clock = clock
         self._encode = encode
-        self._n_documents = 0
+        self._documents = list[tuple[int, ...]]()
+        self._all = sequences
+        self._counts_rounds = True
 
     @property
     def x(self) -> Prefix:
@@ -95,9 +102,23 @@ class Run:
     def document(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a reference document, and record it."""
         tokens = self._encode(text)
-        self._dispatcher.emitter.document(self._n_documents, tokens)
-        self._n_documents += 1
+        if self._counts_rounds or tokens not in self._documents:
+            self._dispatcher.emitter.document(len(self._documents), tokens)
+            self._documents.append(tokens)
         return tokens
+
+    def sequence(self, number: int) -> Decoded:
+        """Return a sequence by its number."""
+        return self._all[number]
+
+    def of(self, number: int) -> Run:
+        """Return this run as the method of one of its sequences sees it: without the others.
+
+        The models are shared. Rounds are those of all sequences, so a commit begins none.
+        """
+        view = copy(self)
+        view.sequences, view._counts_rounds = [self.sequence(number)], False
+        return view
 
     async def start(self, n: int) -> None:
         """Prefill the first n sequences and begin round 1."""
@@ -106,7 +127,7 @@ class Run:
 
     async def prefill(self, numbers: Sequence[int]) -> None:
         """Cache sequences on all models at once, without their last tokens."""
-        prefixes = [self.sequences[number].x for number in numbers]
+        prefixes = [self.sequence(number).x for number in numbers]
         # heads are last: they read the hidden states that the target leaves on their worker
         heads_last = sorted((*self.drafters, *self.targets), key=lambda model: model.name != model.role)
         async with asyncio.TaskGroup() as prefills:
@@ -129,7 +150,7 @@ class Run:
         emitter, step, now = self._dispatcher.emitter, self.step, self._clock()
         kept_ids = {token.number for token in kept.tokens} if kept else set[int]()
         for verdict in verdicts:
-            sequence = self.sequences[verdict.sequence]
+            sequence = self.sequence(verdict.sequence)
             committed = self._append(verdict)
             if verdict.draft.source is not None:
                 emitter.defer(emitter.prompt, verdict.sequence, sequence.x.tokens[: sequence.prompt_length])
@@ -138,10 +159,11 @@ class Run:
                 emitter.defer(emitter.pool, step, verdict, pool.update())
             if verdict.own is not None or sequence.done:
                 emitter.defer(emitter.discard, step, verdict.sequence, kept_ids)
-        self._dispatcher.step += 1
+        if self._counts_rounds:
+            self._dispatcher.step += 1
 
     def _append(self, verdict: Verdict) -> list[Committed]:
-        sequence, committed = self.sequences[verdict.sequence], list[Committed]()
+        sequence, committed = self.sequence(verdict.sequence), list[Committed]()
         origins = ["accepted"] * len(verdict.accepted) + ([verdict.origin] if verdict.origin else [])
         for token, origin in zip(verdict.emitted, origins, strict=True):
             if sequence.done:

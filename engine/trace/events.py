@@ -61,15 +61,16 @@ class Header:
     limits: dict[str, Any]
     """max_new_tokens, stop, eos."""
     runtime: str
-    """local-thread, local-process, virtual."""
+    """local-thread, local-process, ray, virtual."""
     profile: str
     """Name of the latency profile; empty if the times are measured."""
     devices: tuple[Device, ...]
     target_path: str
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
-    """Software versions, processor and host. In virtual runs also the profile's pair and the token
-    source; with a drafting head its path; of a run of another engine, `imported` (see
+    """Software versions, processor and host. On several nodes `clocks` (see
+    `engine.cluster.clocks`); in virtual runs also the profile's pair and the token source; with a
+    drafting head its path; under load, `load`; of another engine, `imported` (see
     `traces.imported`); of a replay, `whatif` (see `traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""

@@ -129,6 +129,7 @@ class Forwards:
         kind: str,
         *,
         logits: bool = True,
+        prompts: Sequence[Prefix] = (),
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,
         vectors: Callable[[int], torch.Tensor] | None = None,
@@ -143,6 +144,7 @@ class Forwards:
             stamps: The forward's stamp is appended.
             kind: The span's kind.
             logits: Whether to compute logits.
+            prompts: Prefixes of further sequences, cached without logits by the same forward.
             fuzzy: Layer groups of a fuzzy forward; None for the ordinary forward.
             stage_io: Hidden states that enter and leave a stage of a split model.
             vectors: For a drafting head and one prefix: maps the first forwarded row to the
@@ -158,7 +160,10 @@ class Forwards:
         cache = self.cache(name)
         pairs = enumerate(zip(prefixes, drafts, strict=True))
         blocks = [self._uncached(cache, i, prefix, draft, logits, vectors) for i, (prefix, draft) in pairs]
-        return self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io, stopped)
+        for i, prompt in enumerate(prompts, len(blocks)):
+            blocks.append(self._uncached(cache, i, prompt, NO_DRAFT, False, None))
+        out = self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io, stopped)
+        return out[: len(prefixes)]
 
     def branch(
         self,

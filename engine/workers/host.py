@@ -153,7 +153,8 @@ class Host:
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
-                value = measure(self.forwards.models[job.model], job, stopped, agree)
+                model = job.model if job.stage is None else job.stage.of(job.model)
+                value = measure(self.forwards.models[model], job, stopped, agree)
         return Reply(value, tuple(stamps))
 
     def _load(self, job: Load) -> Facts:
@@ -266,9 +267,14 @@ class Host:
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)
-        logits = self.forwards.extend(model, job.prefixes, job.drafts, stamps, kind, stage_io=stage_io)
+        prompts = [chunk.prefix for chunk in job.chunks]
+        logits = self.forwards.extend(
+            model, job.prefixes, job.drafts, stamps, kind, prompts=prompts, stage_io=stage_io
+        )
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
+        if not job.judges and job.chunks:  # only parts of prompts
+            return ()
         if not job.judges:
             self._scores[job.scores] = (logits[0], job.prefixes[0])
             return None

@@ -186,6 +186,14 @@ class Grow:
     """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
 
 
+class Chunk(NamedTuple):
+    """A part of a prompt that joins: the rows from `start` to the prefix's end."""
+
+    prefix: Prefix
+    start: int
+    """Rows cached before."""
+
+
 @dataclass(frozen=True)
 class Score:
     """One forward over the drafts.
@@ -206,6 +214,8 @@ class Score:
     greedy: bool = False
     """Judge at temperature 0 and within the target's vocabulary: a drafter decodes greedily."""
     stage: Stage | None = None
+    chunks: tuple[Chunk, ...] = ()
+    """Parts of other sequences' prompts, cached by the same forward (chunked prefill)."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +251,8 @@ class Measure:
     """The numbers, in the order in which they are measured."""
     seconds: float = inf
     """Time after which no forward starts; the first one always does."""
+    stage: Stage | None = None
+    """The stage of a split model to time; it reads hidden states of zeros."""
 
 
 Job: TypeAlias = (

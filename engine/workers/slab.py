@@ -46,7 +46,9 @@ class Slab:
             SpecScopeError: More rows are in use than the slab has.
         """
         if n > len(self._free):
-            raise SpecScopeError(f"more than {ROWS} rows of q are in use at once; use a smaller gamma")
+            raise SpecScopeError(
+                f"more than {ROWS} rows of q are in use at once; use a smaller gamma or batch"
+            )
         return Lease(self, tuple(self._free.pop() for _ in range(n)))
 
     def free(self, rows: tuple[int, ...]) -> None:

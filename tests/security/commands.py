@@ -79,7 +79,7 @@ class Models:
     def __exit__(self, *_):
         pass
 
-    def check(self, _):
+    def check(self, *_):
         pass
 
     def count(self, prompt):

@@ -84,6 +84,12 @@ def changes(mine, theirs):
             {"environment": {**CPU, "tp": 2}, **MEASURED},
             ["ranks of the target (tp)"],
         ),
+        ({"environment": CPU, **MEASURED}, {"environment": {**CPU, "nodes": 2}, **MEASURED}, ["nodes"]),
+        (
+            {"environment": {**CPU, "stages": [4, 4]}, **MEASURED},
+            {"environment": {**CPU, "stages": [5, 3]}, **MEASURED},
+            ["layers of the target per device"],
+        ),
         ({}, {"target_path": "other", "profile": "other"}, ["target", "profile"]),
     ],
 )

@@ -96,6 +96,13 @@ def test_another_method_is_advised_only_where_both_models_have_a_device() -> Non
     assert judged(sample_trace("shared"))["run"]["method"] == "speculative"
 
 
+def test_nothing_is_predicted_from_forwards_of_one_row() -> None:
+    """What a second row costs is unknown then."""
+    trace = sample_trace("pearl", gamma=1)
+    assert rates_of(trace, measure(trace), sample_trace("autoregressive")) is None
+    assert judged(trace)["run"] is None
+
+
 def test_a_prediction_for_another_length_is_near_a_run_with_that_length() -> None:
     trace = sample_trace("speculative", tokens=400, gamma=6)
     plain = sample_trace("autoregressive", tokens=400)

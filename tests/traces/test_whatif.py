@@ -12,6 +12,7 @@ import pytest
 import engine
 from engine.errors import UsageError
 from engine.pairs.pair import Pair
+from engine.run.serving import Load
 from engine.simulate.oracle import Source, bernoulli_models
 from engine.trace.trace import Trace
 from tests.traces.samples import sample_trace
@@ -69,6 +70,21 @@ def test_under_the_recorded_settings_a_replay_repeats_every_row(method: str, con
     assert result.drawn == 0
     assert measure(result.replay) == measure(trace)
     assert result.replay.header.clock == f"what-if of {trace.header.run_id} · {trace.header.clock}"
+
+
+def test_requests_of_a_replay_arrive_when_the_recorded_ones_did():
+    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
+    source = Source(bernoulli_models((0.7,), 30, avoid=[EOS]), "bernoulli:0.7")
+    load, prompts = Load((0.0, 0.001, 0.2, 0.9), batch=2, chunk=4), [(5, 6, 7 + i) * 3 for i in range(4)]
+    with engine.open(pair, runtime="virtual", profile=PROFILE, tokens=source) as cluster:
+        trace = cluster.run("speculative", *prompts, config={"gamma": 3}, limits=engine.Limits(12), load=load)
+    result = replayed(trace)
+    assert result.replay.spans == trace.spans
+    assert result.replay.rounds == trace.rounds
+    assert result.plain
+    assert result.plain.header.method == "autoregressive"
+    assert result.plain.header.environment["load"] == trace.header.environment["load"]
+    assert comparisons([[result.replay], [result.plain]])[0].baseline == 1
 
 
 def test_what_the_recording_did_not_test_is_drawn_and_counted():

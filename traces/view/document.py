@@ -24,6 +24,7 @@ from traces.view.ghosts import GhostView, ghosts
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import NgramsView, ngrams
 from traces.view.packings import PackingView, packings
+from traces.view.queue import queue
 from traces.view.rounds import RoundView, rounds
 from traces.view.servers import ServersView, server_pool
 from traces.view.settings import config_text, planned_text, shown_config
@@ -255,7 +256,7 @@ def sections(
     return {
         "from": min(times, default=0.0),
         "to": max(times, default=0.0),
-        "tracks": tracks(trace, known.waits, devices),
+        "tracks": [*tracks(trace, known.waits, devices), *(queue(trace) if devices is None else ())],
         "band": band(trace, known.band),
         "headline": headline(trace, known.band),
         "note": _note(trace),

@@ -81,7 +81,7 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
         rows.append(
             {
                 "device": device.name,
-                "label": device.label,
+                "label": _label(trace, device),
                 "role": device.role,
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
@@ -90,6 +90,13 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
             }
         )
     return rows
+
+
+def _label(trace: Trace, device: Device) -> str:
+    """Return a device's label, with the error of its node's clock if it has one."""
+    clock = trace.header.environment.get("clocks", {}).get(device.name, {})
+    error = clock.get("uncertainty_ns", 0) / 1e6
+    return f"{device.label} · clock ±{error:.2g} ms" if error else device.label
 
 
 def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> SpanColumns:

@@ -14,6 +14,7 @@ from engine.methods import BASELINE, METHODS, find
 from engine.simulate.profile import Profile
 from engine.simulate.records import MOST_GPUS
 from engine.types import check_range
+from traces.requests import load_of
 from traces.whatif.recording import read
 from traces.whatif.script import script_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.methods import Method
+    from engine.run.serving import Load
     from engine.trace.events import Header
     from engine.trace.trace import Trace
     from traces.whatif.recording import Recording
@@ -86,13 +88,13 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     with engine.open(
         script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
     ) as cluster:
-        replay = script.restored(
-            cluster.run(method.key, *script.prompts, config=config, limits=script.limits)
-        )
-        baseline = _baseline(method, config, len(script.prompts))
+        load = _load(trace.header)
+        options: dict[str, Any] = {"limits": script.limits, "load": load}
+        replay = script.restored(cluster.run(method.key, *script.prompts, config=config, **options))
+        baseline = (BASELINE, {}) if load else _baseline(method, config, len(script.prompts))
         if baseline != (method.key, config):
             key, settings = baseline
-            plain = script.restored(cluster.run(key, *script.prompts, config=settings, limits=script.limits))
+            plain = script.restored(cluster.run(key, *script.prompts, config=settings, **options))
     _check_drafts(recording, replay)
     decided, drawn = _tests(recording, replay)
     notes = (*recording.notes, *_assumptions(trace, replay))
@@ -117,6 +119,14 @@ def _method(recording: Recording, change: Change) -> tuple[Method, dict[str, Any
     elif not known and not change.method:
         config = {"gamma": min(32, max(1, recording.longest_draft)), **config}
     return method, config
+
+
+def _load(header: Header) -> Load | None:
+    """Return the recorded load: requests of a replay arrive when the recorded ones did."""
+    from engine.run.serving import Load
+
+    known = load_of(header)
+    return Load(tuple(t / 1e9 for t in known.arrivals), known.batch, known.chunk) if known else None
 
 
 def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:

@@ -36,13 +36,22 @@ class Panel(NamedTuple):
     lines: Sequence[Line]
 
 
-def draw(panels: Sequence[Panel]) -> str:
-    """Return the diagrams side by side as SVG; a panel without points stays empty."""
-    width, body = len(panels) * (_WIDTH + _KEY), list[str]()
+def draw(panels: Sequence[Panel], columns: int = 0) -> str:
+    """Return the diagrams as SVG; a panel without points stays empty.
+
+    Args:
+        panels: The diagrams.
+        columns: Diagrams side by side; 0 for all of them.
+    """
+    columns = columns or len(panels)
+    longest = max((len(line.name) for panel in panels for line in panel.lines), default=0)
+    each = _WIDTH + max(_KEY, 40 + 7 * longest)
+    width, height, body = columns * each, ceil(len(panels) / columns) * _HEIGHT, list[str]()
     for i, panel in enumerate(panels):
-        body.append(f'<g transform="translate({i * (_WIDTH + _KEY)},0)">{_panel(panel)}</g>')
+        place = f"{i % columns * each},{i // columns * _HEIGHT}"
+        body.append(f'<g transform="translate({place})">{_panel(panel)}</g>')
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" width="{width}" height="{_HEIGHT}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
         f"<style>{_STYLE}</style>{''.join(body)}</svg>\n"
     )
 

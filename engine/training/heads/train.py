@@ -154,6 +154,7 @@ def check(options: HeadOptions) -> ModelShape:
         ModelError: The target or `start` is missing or broken.
     """
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
+    shape.check_llama(options.target)
     check_lengths(options, shape.context, "the target")
     check_range("vocabulary", options.vocabulary, 0, shape.vocab)
     if options.lm_heads == "own" and build_head(options.kind, shape, options.size, 0).add_lm_heads is None:

@@ -133,6 +133,7 @@ def check(options: DrafterOptions) -> ModelShape:
         ModelError: The target is missing, broken or of an unsupported architecture.
     """
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
+    shape.check_llama(options.target)
     check_lengths(options, shape.context, "the target")
     if options.start is not None:
         read_drafter(options.start, options.target)

@@ -21,6 +21,7 @@ from engine.workers.jobs import (
     Judge,
     Link,
     Load,
+    Measure,
     Prefill,
     Reply,
     Score,
@@ -85,6 +86,8 @@ class PipelineWorker:
             self._start(self._pass_stages(job, stopped, reached), reply)
         elif isinstance(job, Judge):
             self._start(self._judge(job), reply)
+        elif isinstance(job, Measure):
+            self._start(self._measure(job, stopped), reply)
         else:
             if isinstance(job, Begin):
                 self._turn, self._scoring = asyncio.Lock(), {}
@@ -140,6 +143,18 @@ class PipelineWorker:
         last = len(self.members) - 1
         reply = await self.members[last].submit(job).reply
         return Reply(reply.value, tuple(_on_lane(reply, last)))
+
+    async def _measure(self, job: Measure, stopped: asyncio.Event) -> Reply:
+        """Time one stage after the other; a forward takes the sum of its stages."""
+        count, sums = len(self.members), (0.0,) * len(job.rows)
+        async with self._turn:
+            for number, member in enumerate(self.members):
+                if stopped.is_set():
+                    return Reply((), ())
+                staged = replace(job, stage=Stage(number, count), seconds=job.seconds / count)
+                value = (await member.submit(staged).reply).value
+                sums = tuple(a + b for a, b in zip(sums, value, strict=False))
+        return Reply(sums, ())
 
     def _drop(self, job: Drop) -> Ticket:
         """Drop the scores on all members once they are computed."""

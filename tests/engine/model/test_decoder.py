@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.model import weights
+from engine.model import packed, weights
 from engine.model.attention import SlotAttention
 from engine.model.slots import PAD, PROVISIONAL, Rows
 from engine.pairs.load import load
@@ -186,13 +186,14 @@ def test_hidden_states(both):
     out = both.decoder.forward(
         both.decoder.new_cache(1, 20), Rows.chain(0, ids, 0), np.array([11]), requested
     )
-    states = []
-    hooks = [
-        layer.register_forward_hook(lambda *a: states.append(a[2])) for layer in both.reference.model.layers
-    ]
+    states, model = [], both.reference.base_model
+    inner = getattr(model, "decoder", model)
+    layers = getattr(inner, "layers", None) or inner.h
+    hooks = [layer.register_forward_hook(lambda *a: states.append(a[2])) for layer in layers]
+    hooks.append(layers[0].register_forward_pre_hook(lambda _, given: states.append(given[0])))
     with torch.inference_mode():
-        final = both.reference.model(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
-        embedded = both.reference.model.embed_tokens(torch.from_numpy(ids))
+        final = model(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
+    embedded = states.pop(0)[0]
     for hook in hooks:
         hook.remove()
     assert set(out.hidden) == set(requested)
@@ -292,12 +293,14 @@ def test_forwards_alternate_between_two_caches(models):
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL")
+@pytest.mark.parametrize("intel", [True, False])
 @pytest.mark.parametrize("family", ["llama-gqa-tied-bias", "narrow-heads", "qwen3-bias"])
-def test_packed_matrices(family, tmp_path, models, monkeypatch):
+def test_packed_matrices(family, intel, tmp_path, models, monkeypatch):
     """Pack all matrices of a tiny model, not only large ones; check 19 rows, 1 row and a tree."""
     both, ids = models(family), text(20)
     save(both.reference, tmp_path)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
+    monkeypatch.setattr(packed, "is_intel", lambda: intel)
     decoder = load(tmp_path)
     assert not decoder.layers[0].qkv.transposed.numel(), "the product has its own copy"
     assert load(tmp_path, dtype=torch.bfloat16).layers[0].qkv.transposed.numel()
@@ -316,9 +319,9 @@ def test_packed_and_plain_matrices_give_equal_products(rows, bias, monkeypatch):
     weight, x = torch.randn(96, 64), torch.randn(rows, 64)
     plain = weights.Linear(weight, torch.randn(96) if bias else None)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
-    packed = weights.Linear(weight, plain.bias)
+    own = weights.Linear(weight, plain.bias)
     expected = torch.nn.functional.linear(x, weight, plain.bias)
-    for linear in (plain, packed):
+    for linear in (plain, own):
         out, total = torch.empty(rows, 2 * 96)[:, 96:], torch.ones(rows, 96)
         linear.into(out, x)
         linear.add_to(total, x)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
 )
@@ -51,6 +55,31 @@ CONFIGS = {
     ),
     "narrow-heads": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4, head_dim=4, attention_bias=True),
     "qwen3": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12),
+    "opt": lambda: OPTConfig(
+        **{name: size for name, size in _SIZES.items() if name != "intermediate_size"},
+        ffn_dim=56,
+        word_embed_proj_dim=32,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_positions=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "phi3": lambda: Phi3Config(**_SIZES, num_key_value_heads=2),
+    "phi3-window": lambda: Phi3Config(**_SIZES, num_key_value_heads=4, sliding_window=7),
+    "gemma2": lambda: Gemma2Config(
+        **_SIZES,
+        num_key_value_heads=2,
+        head_dim=12,
+        sliding_window=7,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
 }
 

@@ -130,9 +130,9 @@ def test_a_config_without_architecture_is_refused(model, content):
 
 
 def test_an_unsupported_architecture_is_refused(model):
-    edit(model / "config.json", lambda c: c.update(architectures=["GPT2LMHeadModel"], model_type="gpt2"))
+    edit(model / "config.json", lambda c: c.update(architectures=["BloomForCausalLM"], model_type="bloom"))
     message = refused(model)
-    assert "config.json: architecture 'GPT2LMHeadModel' is not supported" in message
+    assert "config.json: architecture 'BloomForCausalLM' is not supported" in message
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in message
 
 

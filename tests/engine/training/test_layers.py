@@ -275,9 +275,9 @@ def test_material_of_another_target_is_refused(
 
 def test_an_unsupported_architecture_is_refused(settings: Options, trained: Path, tmp_path: Path) -> None:
     target = shutil.copytree(trained / "target", tmp_path / "target")
-    config = json.loads((target / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
+    config = json.loads((target / "config.json").read_text()) | {"architectures": ["BloomForCausalLM"]}
     (target / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="architecture 'GPT2LMHeadModel' is not supported"):
+    with pytest.raises(ModelError, match="architecture 'BloomForCausalLM' is not supported"):
         train_drafter(settings(out=tmp_path / "out", target=target))
 
 

@@ -1,0 +1,135 @@
+"""Show what a pair takes on this machine's devices and what fits, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli import common
+from app.cli.waiting import DownloadBar
+from engine.types import check_range
+
+if TYPE_CHECKING:
+    from engine.cluster.fit import Fit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    common.add_models(parser)
+    common.add_devices(parser)
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens whose keys and values the table counts and a split leaves room for (2048, or the models' context)",
+    )
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; the exit code is 1 if the pair does not fit."""
+    from engine.cluster.fit import fit
+    from engine.cluster.open import find_pair
+    from engine.cluster.runtimes import local_site
+    from engine.cluster.splitting import TOKENS
+
+    with DownloadBar() as bar:
+        pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show)
+    tokens = min(TOKENS, pair.context) if args.context is None else args.context
+    check_range("--context", tokens, 1, pair.context)
+    site = local_site(
+        pair,
+        device=args.device,
+        dtype=args.dtype,
+        tp=args.tp,
+        drafter_tp=args.drafter_tp,
+        memory=args.memory,
+        tokens=tokens,
+    )
+    found = fit(site, tuple(map(Path, args.head or ())))
+    if args.json:
+        common.print_json(_document(found, tokens))
+    else:
+        print("\n".join(_lines(found, tokens)))
+    return 0 if found.tokens >= tokens else 1
+
+
+def _document(found: Fit, tokens: int) -> dict[str, Any]:
+    """Return the plan as JSON; sizes are bytes."""
+    return {
+        "fits": found.tokens >= tokens,
+        "dtype": found.dtype,
+        "context": tokens,
+        "tokens_that_fit": found.tokens,
+        "most_context": found.context,
+        "parts": [
+            {
+                "device": part.device.name,
+                "model": part.model,
+                "part": part.share,
+                "weights": part.weights,
+                "kv_cache": tokens * part.per_token,
+                "kv_per_token": part.per_token,
+            }
+            for part in found.parts
+        ],
+        "memory": [
+            {
+                "name": use.memory,
+                "free": use.free,
+                "weights": use.weights,
+                "kv_cache": tokens * use.per_token,
+                "tokens_that_fit": use.tokens(),
+            }
+            for use in found.uses
+        ],
+        "heads": [
+            {"kind": h.kind, "path": str(h.path), "weights": h.weights, "kv_cache": tokens * h.per_token}
+            for h in found.heads
+        ],
+        "methods": {
+            key: {"runs": not reason, "reason": reason or None} for key, reason in found.methods.items()
+        },
+    }
+
+
+def _lines(found: Fit, tokens: int) -> list[str]:
+    from engine.pairs.progress import megabytes
+
+    head = ("device", "model", "part", "weights", f"KV of {tokens:,} tokens")
+    rows = [
+        (p.device.label, p.model, p.share, megabytes(p.weights), megabytes(tokens * p.per_token))
+        for p in found.parts
+    ]
+    rows += [
+        ("the target's", f"head {h.kind}", "if used", megabytes(h.weights), megabytes(tokens * h.per_token))
+        for h in found.heads
+    ]
+    lines = [f"Weights in {found.dtype}; nothing is loaded.", "", *_table([head, *rows]), ""]
+    for use in found.uses:
+        needed = megabytes(use.weights + tokens * use.per_token)
+        lines.append(
+            f"Memory of {use.memory}: {needed} of {megabytes(use.free)} free; room for {use.tokens():,} tokens"
+        )
+    verdict = "fits" if found.tokens >= tokens else "does not fit"
+    lines += [f"The pair {verdict} with {tokens:,} tokens; its context is {found.context:,}.", ""]
+    lines.append(
+        f"Can run: {', '.join(key for key, reason in found.methods.items() if not reason) or 'no method'}"
+    )
+    for reason in dict.fromkeys(filter(None, found.methods.values())):
+        keys = ", ".join(key for key, other in found.methods.items() if other == reason)
+        lines.append(f"Cannot run {keys}: {reason}")
+    return lines
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines; the columns after the third are numbers, on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i > 2 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,231 @@
+"""The connection to a Ray cluster: an existing one, or one of this machine that ends with it.
+
+`ray` is imported when a cluster is opened, because it is an optional package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from engine.errors import SpecScopeError, UsageError, one_line, shown
+from engine.workers.ray.node import Node, reachable
+from engine.workers.ray.worker import RayWorker
+from engine.workers.transports.process import Setup
+
+EVERY_S = 1.0
+"""Seconds between two checks of the workers."""
+STORE_BYTES = 256 << 20
+"""Size of the object store of a cluster that is started here; Ray writes the rest to disk."""
+MISSING = "--runtime ray needs: pip install 'specscope[ray]'"
+LONGEST_FOLDER = 25
+"""Characters; Ray's sockets are in this folder, and the path of a socket is limited to 107."""
+_lock = threading.Lock()
+_users: list[RayCluster] = []
+"""Open clusters: one process has one connection, which the last of them closes."""
+
+
+class RayCluster:
+    """A connection to Ray, its nodes, and a thread that checks the workers.
+
+    Args:
+        address: `host:port` of a cluster's head, or `auto` for the cluster of this machine; None
+            starts a cluster of this machine alone.
+        cpus: Processors of a cluster that is started here.
+
+    Raises:
+        UsageError: `ray` is not installed, or the address is malformed.
+        SpecScopeError: The cluster cannot be reached or started.
+    """
+
+    def __init__(self, address: str | None, cpus: int) -> None:
+        self._workers: list[RayWorker] = []
+        self._closing = threading.Event()
+        self._folder = ""
+        where = _checked(address)
+        self._ray = _ray(token=where == "local")
+        with _lock:
+            if not self._ray.is_initialized():
+                self._connect(where, cpus)
+            elif not _users or _users[0].address != where:
+                raise UsageError(
+                    "this process is connected to a Ray cluster already; close it (ray.shutdown()), or "
+                    "give the address of the open one"
+                )
+            self.address = where
+            _users.append(self)
+        self._keeper = threading.Thread(target=self._check_workers, name="keeper of Ray's workers")
+        self._keeper.daemon = True
+        self._keeper.start()
+
+    def _connect(self, address: str, cpus: int) -> None:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+        if address == "local":
+            self._folder = _folder()
+            quiet |= {
+                "num_cpus": cpus,
+                "include_dashboard": False,
+                "object_store_memory": STORE_BYTES,
+                "_temp_dir": self._folder,
+            }
+        try:
+            with _own_signals(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._ray.init(address=address, **quiet)
+        except BaseException as error:
+            self._disconnect()
+            if isinstance(error, SystemExit):  # Ray's handler raised it
+                signal.raise_signal(signal.SIGTERM)
+            if not isinstance(error, Exception):
+                raise
+            if address == "local":
+                raise SpecScopeError(f"cannot start Ray: {one_line(error)}") from None
+            raise SpecScopeError(
+                f"cannot connect to Ray at {address}: {one_line(error)}; if the cluster has a token, set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
+            ) from None
+
+    def nodes(self) -> list[tuple[Node, dict[str, float]]]:
+        """Return the nodes that answer, with their resources; this machine's own node first."""
+        own = self._ray.get_runtime_context().get_node_id()
+        alive = [each for each in self._ray.nodes() if each["Alive"]]
+        alive.sort(key=lambda each: (each["NodeID"] != own, each["NodeManagerAddress"], each["NodeID"]))
+        found = [(_node(each, each["NodeID"] == own), each["Resources"]) for each in alive]
+        found = [(node, resources) for node, resources in found if node.answers()]
+        if len(found) > 1:
+            for number, (node, _) in enumerate(found, 1):
+                node.name = f"node {number} ({node.address})"
+        return found
+
+    def starter(self, node: Node, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
+        """Return a function that starts the actor of a worker on a node.
+
+        Args:
+            node: The node.
+            cpus: Processors that Ray reserves for it.
+            gpus: GPUs that Ray reserves for it, and shows it.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from engine.workers.ray.server import RayServer
+
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_concurrency": 1000,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+        }
+        actor = self._ray.remote(RayServer).options(**options)
+        return lambda setup: actor.remote(setup, node.name)
+
+    def watch(self, worker: RayWorker) -> None:
+        """Check a worker from now on, once a second."""
+        self._workers.append(worker)
+
+    def _check_workers(self) -> None:
+        while not self._closing.wait(EVERY_S):
+            for worker in list(self._workers):
+                worker.check()
+
+    def close(self) -> None:
+        """Disconnect; end a cluster that was started here, and remove its files."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._keeper.join()
+        with _lock:
+            _users.remove(self)
+            if _users:
+                _users[0]._folder = _users[0]._folder or self._folder
+                return
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        try:
+            with _own_signals():
+                self._ray.shutdown()
+        finally:  # also after Ctrl-C
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _ray(*, token: bool) -> Any:
+    """Import Ray.
+
+    Ray listens on all addresses of a machine. With a token it answers only those who know it; both
+    its library and its servers read the token when they start.
+
+    Args:
+        token: Whether a cluster is started here, and needs a token.
+
+    Raises:
+        UsageError: Ray is not installed, or was imported without a token.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends nothing to its makers
+    if token and os.environ.get("RAY_AUTH_MODE") != "token":
+        if "ray" in sys.modules:
+            raise UsageError(
+                "this process imported ray without a token, so the cluster would answer everybody; set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before it starts, or give the address of a cluster"
+            )
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    try:
+        import ray
+    except ImportError:
+        raise UsageError(MISSING) from None
+    return ray
+
+
+def _checked(address: str | None) -> str:
+    """Return the address for `ray.init`.
+
+    Raises:
+        UsageError: It is malformed.
+        SpecScopeError: Nothing answers there.
+    """
+    if address is None:
+        return "local"
+    if address == "auto":
+        return address
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+        raise UsageError(
+            f"address is {shown(address)}; give host:port of Ray's head, for example 10.0.0.1:6379"
+        )
+    if not reachable(host, int(port)):
+        raise SpecScopeError(
+            f"no Ray cluster answers at {address}; start its head there: ray start --head --port {port}"
+        )
+    return address
+
+
+def _node(entry: Any, own: bool) -> Node:
+    return Node(entry["NodeID"], "", entry["NodeManagerAddress"], entry["NodeManagerPort"], own)
+
+
+def _folder() -> str:
+    place = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="specscope-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
+
+
+@contextmanager
+def _own_signals() -> Generator[None]:
+    """Keep this process's handler of SIGTERM, which Ray replaces."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if main and before is not None:
+            signal.signal(signal.SIGTERM, before)

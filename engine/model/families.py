@@ -1,0 +1,218 @@
+"""The supported families of models, as data: their options, and the names in their checkpoints.
+
+Our names are Llama's. A family differs in a norm, an activation, biases, positions, and in how its
+checkpoint names, fuses or transposes the same matrices.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
+"""Supported activations, by their names in configs."""
+
+
+class Place(NamedTuple):
+    """Where a checkpoint keeps one of our tensors."""
+
+    key: str
+    """The stored tensor's name."""
+    start: int = 0
+    """First row of ours in it; matrices that are fused follow each other."""
+    rows: int = 0
+    """Number of our rows."""
+    transposed: bool = False
+    """Whether it is stored as (in, out)."""
+    added: float = 0.0
+    """Added to what is stored."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture."""
+
+    model_type: str
+    options: Callable[[Any], dict[str, Any]]
+    """Config -> fields of the shape that differ from Llama's."""
+    activation: str = "hidden_act"
+    """The config's field with the activation."""
+    needs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Field of the config -> its only supported value."""
+    prefix: str = "model"
+    """Prefix of the stored names; a checkpoint of the bare model lacks it."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Our name of a part -> the stored one, without prefix, number of the layer, and kind."""
+    fused: tuple[str, ...] = ()
+    """Stored names of matrices that hold several of ours."""
+    transposed: bool = False
+    """Whether the matrices of layers are stored as (in, out)."""
+    norm_offset: float = 0.0
+    """Added to the stored weights of norms."""
+    skipped: int = 0
+    """Rows of the stored table of positions before position 0."""
+    ignored: tuple[str, ...] = ()
+    """Ends of names of stored tensors without weights."""
+
+    def check(self, config: Any, path: Path) -> None:
+        """Check the options that only one value is supported of.
+
+        Raises:
+            ModelError: An option has another value.
+        """
+        for name, value in self.needs.items():
+            value = getattr(config, value) if isinstance(value, str) else value
+            given = getattr(config, name, value)
+            if (bool(given) if isinstance(value, bool) else given) != value:
+                raise ModelError(
+                    f"{path}: {name} {reprlib.repr(given)} is not supported; supported is {value}"
+                )
+
+    def place(self, key: str, size: tuple[int, ...], starts: Mapping[str, int]) -> Place:
+        """Return where a checkpoint keeps one of our tensors.
+
+        Args:
+            key: Our name.
+            size: Its shape.
+            starts: First row of each matrix within a fused one; 0 for others.
+        """
+        words = key.split(".")
+        is_layer = words[1] == "layers"
+        ours = ".".join(words[3:-1] if is_layer else words[:-1])
+        stored, kind = self.names.get(ours, ours), words[-1]
+        fused = stored.rpartition(".")[2] in self.fused
+        if is_layer:
+            stored = f"{self.names.get('model.layers', 'layers')}.{words[2]}.{stored}"
+        if is_layer or ours in self.names:
+            stored = f"{self.prefix}.{stored}".lstrip(".")
+        start = starts.get(ours, 0) if fused else 0
+        start = self.skipped if ours == "model.embed_positions" else start
+        transposed = self.transposed and is_layer and len(size) == 2
+        added = self.norm_offset if "norm" in ours else 0.0
+        return Place(f"{stored}.{kind}", start, size[0], transposed, added)
+
+
+def _llama(config: Any) -> dict[str, Any]:
+    biased = bool(getattr(config, "attention_bias", False))
+    return {
+        "inner": config.intermediate_size,
+        "eps": config.rms_norm_eps,
+        "qkv_bias": biased,
+        "out_bias": biased,
+        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+    }
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """Return the options of models before Llama: layer norms, biases, learned positions."""
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
+    return {
+        **biases,
+        "inner": getattr(config, "ffn_dim", None)
+        or getattr(config, "n_inner", None)
+        or 4 * config.hidden_size,
+        "eps": getattr(config, "layer_norm_epsilon", 1e-5),
+        "layer_norm": True,
+        "gated": False,
+        "learned_positions": True,
+    }
+
+
+def _gemma2(config: Any) -> dict[str, Any]:
+    return {
+        **_llama(config),
+        "post_norms": True,
+        "embed_scale": config.hidden_size**0.5,
+        "query_scale": config.query_pre_attn_scalar**-0.5,
+        "attention_cap": config.attn_logit_softcapping or 0.0,
+        "logit_cap": config.final_logit_softcapping or 0.0,
+    }
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("llama", _llama),
+    "MistralForCausalLM": Family("mistral", _llama),
+    "Qwen2ForCausalLM": Family("qwen2", lambda config: {**_llama(config), "qkv_bias": True}),
+    "Qwen3ForCausalLM": Family("qwen3", lambda config: {**_llama(config), "qk_norm": True}),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        _llama,
+        names={
+            **dict.fromkeys(
+                ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv_proj"
+            ),
+            **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
+        },
+        fused=("qkv_proj", "gate_up_proj"),
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        _gemma2,
+        "hidden_activation",
+        needs={"use_bidirectional_attention": False},
+        names={
+            "post_attention_layernorm": "pre_feedforward_layernorm",
+            "self_attn.post_norm": "post_attention_layernorm",
+            "mlp.post_norm": "post_feedforward_layernorm",
+        },
+        norm_offset=1.0,
+    ),
+    "OPTForCausalLM": Family(
+        "opt",
+        _plain,
+        "activation_function",
+        needs={
+            "do_layer_norm_before": True,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+            "_remove_final_layer_norm": False,
+            "word_embed_proj_dim": "hidden_size",
+        },
+        prefix="model.decoder",
+        names={
+            "model.embed_tokens": "embed_tokens",
+            "model.embed_positions": "embed_positions",
+            "model.norm": "final_layer_norm",
+            "self_attn.o_proj": "self_attn.out_proj",
+            "input_layernorm": "self_attn_layer_norm",
+            "post_attention_layernorm": "final_layer_norm",
+            "mlp.up_proj": "fc1",
+            "mlp.down_proj": "fc2",
+        },
+        skipped=2,
+    ),
+    "GPT2LMHeadModel": Family(
+        "gpt2",
+        _plain,
+        "activation_function",
+        needs={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        prefix="transformer",
+        names={
+            "model.embed_tokens": "wte",
+            "model.embed_positions": "wpe",
+            "model.layers": "h",
+            "model.norm": "ln_f",
+            "input_layernorm": "ln_1",
+            "post_attention_layernorm": "ln_2",
+            **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn.c_attn"),
+            "self_attn.o_proj": "attn.c_proj",
+            "mlp.up_proj": "mlp.c_fc",
+            "mlp.down_proj": "mlp.c_proj",
+        },
+        fused=("c_attn",),
+        transposed=True,
+        ignored=(".attn.bias", ".attn.masked_bias"),
+    ),
+}
+"""Architecture -> its family."""

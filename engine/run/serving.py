@@ -1,0 +1,200 @@
+"""Requests that arrive while others decode: continuous batching with chunked prefill.
+
+A request waits for a free KV slot. Then its prompt is cached in chunks, each in the forward that
+verifies the drafts of the others (Sarathi-Serve, arXiv:2403.02310). Then its sequence decodes: the
+method's own coroutine, which sees a run of this sequence alone. The coroutines go in step: when all
+of them wait for a model, their drafts are one call, and so are their verifications. A sequence that
+ends frees its slot (Orca, OSDI 2022).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.errors import UsageError, shown
+from engine.layout import Layout, Packing, Separate
+from engine.run.dispatch import Dispatcher
+from engine.run.run import Run
+from engine.run.together import Gathering
+from engine.types import Prefix, check_range
+from engine.workers.jobs import Chunk
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_SEQUENCES = 64
+"""Largest number of sequences decoded at once under load."""
+CHUNK = 256
+"""Prompt tokens that a forward caches at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests in time."""
+
+    arrivals: tuple[float, ...]
+    """Seconds after the run's start at which each prompt arrives, in any order."""
+    batch: int = 8
+    """Sequences decoded at once, and KV slots."""
+    chunk: int = CHUNK
+    """Prompt tokens that a forward caches at most."""
+
+    def __post_init__(self) -> None:
+        check_range("batch", self.batch, 1, MOST_SEQUENCES)
+        check_range("chunk", self.chunk, 1, 2**20)
+        for time in self.arrivals:
+            if not (math.isfinite(time) and time >= 0):
+                raise UsageError(f"an arrival is {shown(time)}; it must be a time in seconds of at least 0")
+
+    @property
+    def times(self) -> list[int]:
+        """The arrivals in nanoseconds, whole microseconds."""
+        return [round(1e6 * time) * 1000 for time in self.arrivals]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the load for a run's header: `arrivals` in nanoseconds, `batch` and `chunk`."""
+        return {"arrivals": self.times, "batch": self.batch, "chunk": self.chunk}
+
+
+def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
+    """Return a method's layout with the batch of a load.
+
+    Raises:
+        UsageError: Drafter and target do not take turns, the method pads, or the number of
+            arrivals is not that of the prompts.
+    """
+    models = layout.arrangement
+    if not (isinstance(models, Separate) and models.targets == 1 and (models.turns or not models.drafters)):
+        raise UsageError(
+            f"{method} cannot run under load: its models do not take turns; choose a method in which they do"
+        )
+    if layout.packing != Packing():
+        raise UsageError(f"{method} cannot pad under load; leave unpad_inputs and unpad_kv on")
+    if len(load.arrivals) != prompts:
+        raise UsageError(f"there are {len(load.arrivals)} arrivals and {prompts} prompts; give one for each")
+    return replace(layout, batch=load.batch)
+
+
+class _Part(NamedTuple):
+    """Tokens `start` to `end` of a sequence's prompt."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+class Serving:
+    """Serves the requests of a run.
+
+    Args:
+        run: The run; its models make their calls through `gathering`.
+        load: When its sequences arrive, and how many decode at once.
+        decode: The method: (run of one sequence) -> until it is done.
+        gathering: The calls of the sequences that decode.
+        dispatcher: Its step counts the rounds.
+        clock: Returns nanoseconds since the run's start.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        load: Load,
+        decode: Callable[[Run], Awaitable[None]],
+        gathering: Gathering,
+        dispatcher: Dispatcher,
+        clock: Callable[[], int],
+    ) -> None:
+        self._run, self._load, self._decode = run, load, decode
+        self._gathering, self._dispatcher, self._clock = gathering, dispatcher, clock
+        self._times = load.times
+        self._waiting = sorted(range(len(self._times)), key=self._times.__getitem__)
+        self._cached: dict[int, int] = {}
+        """Prompt tokens cached, of each sequence that has a slot but does not decode."""
+        self._ended: list[int] = []
+
+    async def serve(self) -> None:
+        """Decode all requests."""
+        async with asyncio.TaskGroup() as decoders:
+            while True:
+                await self._free_slots()
+                self._admit()
+                self._begin(decoders)
+                await self._gathering.complete()
+                if self._ended:
+                    continue  # a slot is free
+                if self._gathering.decoding or self._cached:
+                    await self._round()
+                elif self._waiting:
+                    await asyncio.sleep((self._times[self._waiting[0]] - self._clock()) / 1e9)
+                else:
+                    return
+
+    async def _free_slots(self) -> None:
+        ended, self._ended = self._ended, []
+        if ended and self._waiting:
+            await self._run.retire(ended)
+
+    def _admit(self) -> None:
+        """Give free slots to requests that have arrived, the longest waiting first."""
+        while (
+            self._waiting
+            and self._gathering.decoding + len(self._cached) < self._load.batch
+            and self._times[self._waiting[0]] <= self._clock()
+        ):
+            self._cached[self._waiting.pop(0)] = 0
+
+    def _begin(self, decoders: asyncio.TaskGroup) -> None:
+        """Start the method for each sequence whose prompt is cached."""
+        for number, cached in list(self._cached.items()):
+            if cached == self._prompt(number) - 1:
+                del self._cached[number]
+                self._gathering.decoding += 1
+                decoders.create_task(self._decode_one(number))
+
+    async def _decode_one(self, number: int) -> None:
+        await self._decode(self._run.of(number))
+        self._ended.append(number)
+        self._gathering.end()
+
+    async def _round(self) -> None:
+        """Draft for all sequences that decode, verify all drafts, and cache parts of prompts."""
+        while self._gathering.waits("drafter"):
+            await self._gathering.make("drafter")
+            await self._gathering.complete()
+        parts = self._next_parts()
+        chunks = tuple(map(self._chunk, parts))
+        prefixes = [Prefix(p.sequence, self._tokens(p.sequence)[: p.end + 1]) for p in parts]
+        async with asyncio.TaskGroup() as work:
+            # the target is first: heads read the states that it leaves on their worker
+            if self._gathering.waits("target"):
+                work.create_task(self._gathering.make("target", chunks=chunks))
+            elif chunks:
+                work.create_task(self._run.target.cache(chunks))
+            for model in self._run.drafters if parts else ():
+                work.create_task(model.prefill(prefixes))
+        self._cached |= {p.sequence: p.end for p in parts}
+        await self._gathering.complete()  # the round is committed
+        self._dispatcher.step += 1
+
+    def _next_parts(self) -> list[_Part]:
+        """Return the parts of prompts for one forward, in the order of the requests."""
+        left, parts = self._load.chunk, list[_Part]()
+        for number, cached in self._cached.items():
+            count = min(left, self._prompt(number) - 1 - cached)
+            if count > 0:
+                parts.append(_Part(number, cached, cached + count))
+                left -= count
+        return parts
+
+    def _chunk(self, part: _Part) -> Chunk:
+        return Chunk(Prefix(part.sequence, self._tokens(part.sequence)[: part.end]), part.start)
+
+    def _tokens(self, number: int) -> np.ndarray:
+        return self._run.sequence(number).x.tokens
+
+    def _prompt(self, number: int) -> int:
+        return self._run.sequence(number).prompt_length

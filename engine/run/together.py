@@ -1,0 +1,77 @@
+"""Calls of models for several sequences, and how calls of one kind become one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+
+class Call(NamedTuple):
+    """A call of a model for some sequences."""
+
+    role: str
+    """`target` or `drafter`."""
+    start: Callable[..., Awaitable[list[Any]]]
+    """(*columns, *options) -> one result for each sequence."""
+    columns: tuple[Sequence[Any], ...]
+    """Arguments with one entry for each sequence; the first are the prefixes."""
+    options: tuple[Any, ...]
+    """The other arguments."""
+
+
+Together: TypeAlias = Callable[[Call], Awaitable[list[Any]]]
+"""Makes a call, perhaps as a part of a larger one."""
+
+
+async def at_once(call: Call) -> list[Any]:
+    """Make a call by itself."""
+    return await call.start(*call.columns, *call.options)
+
+
+class Gathering:
+    """Calls of sequences that decode at the same time; each sequence has one call at most."""
+
+    def __init__(self) -> None:
+        self.decoding = 0
+        """Sequences that will make a call, or end."""
+        self._calls: list[tuple[Call, asyncio.Future[list[Any]]]] = []
+        self._changed = asyncio.Event()
+
+    async def join(self, call: Call) -> list[Any]:
+        """Wait until the call has been made together with others; return its own results."""
+        results: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._calls.append((call, results))
+        self._changed.set()
+        return await results
+
+    def end(self) -> None:
+        """Count a sequence as ended."""
+        self.decoding -= 1
+        self._changed.set()
+
+    async def complete(self) -> None:
+        """Wait until each decoding sequence waits in a call, or ended."""
+        while len(self._calls) < self.decoding:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def waits(self, role: str) -> bool:
+        """Return whether a sequence waits in a call of this role."""
+        return any(call.role == role for call, _ in self._calls)
+
+    async def make(self, role: str, **more: Any) -> None:
+        """Make the calls of a role, equal ones as one; `more` are arguments of the first."""
+        taken = [one for one in self._calls if one[0].role == role]
+        self._calls = [one for one in self._calls if one[0].role != role]
+        while taken:
+            first = taken[0][0]
+            same = [one for one in taken if one[0][1::2] == first[1::2]]
+            taken = [one for one in taken if one[0][1::2] != first[1::2]]
+            columns = zip(*(call.columns for call, _ in same), strict=True)
+            joined = [[entry for part in parts for entry in part] for parts in columns]
+            found, more = await first.start(*joined, *first.options, **more), {}
+            for call, results in same:
+                count = len(call.columns[0])
+                results.set_result(found[:count])
+                found = found[count:]

@@ -1,0 +1,141 @@
+"""`specscope load`: figures, verdicts, charts, stored runs, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import app.cli.load
+from app.cli.arrivals import poisson, read_arrivals
+from engine.errors import UsageError
+from tests.app.commands import call
+from traces.requests import figures
+from traces.store import Store
+
+CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "6"]
+LOAD = ["load", "--methods", "speculative", *CLUSTER, "--requests", "4", "--batch", "2,1"]
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_figures_of_each_method_and_batch_size_are_those_of_stored_runs(capsys, db, tmp_path):
+    file = tmp_path / "load.svg"
+    code, out, err = call(capsys, *LOAD, "--rate", "20", "-o", str(file), "--json", *db)
+    assert (code, err.count("is done")) == (0, 4)
+    result = json.loads(out)
+    assert result["virtual"] is True
+    assert result["arrivals"] == pytest.approx(poisson(20, 4, 0), abs=1e-6)
+    assert list(result["methods"]) == ["autoregressive", "speculative"]
+    with Store(Path(db[1]), readonly=True) as store:
+        for method in result["methods"].values():
+            assert list(method["batches"]) == ["1", "2"]
+            for batch, row in method["batches"].items():
+                trace = store.load(row["run"])
+                assert trace.header.environment["load"]["batch"] == int(batch)
+                assert row == {"run": row["run"], **figures(trace, 1000, 100)}
+    assert file.read_text(encoding="utf-8").startswith("<svg")
+    code, *_ = call(capsys, "report", row["run"], "-o", str(tmp_path / "r.html"), *db)
+    assert code == 0
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_the_table_says_where_a_method_stops_paying(capsys, db, tmp_path):
+    file = tmp_path / "load.html"
+    words = ["--set", "speculative.gamma=16", "--prompt", "Hi", "-o", str(file)]
+    code, out, _ = call(capsys, *LOAD, *words, *db)
+    assert code == 0
+    assert out.startswith("4 requests · virtual · pearl-4xA100")
+    assert "speculative stops paying at batch size" in out or "speculative pays at every batch size" in out
+    page = file.read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert page.count("<tr>") == 5
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_requests_of_a_file_have_its_times_and_prompts(capsys, db, tmp_path):
+    file = tmp_path / "arrivals.jsonl"
+    file.write_text('{"arrival": 0.5, "prompt": "Hi"}\n\n{"arrival": 0, "prompt": "A story"}\n')
+    words = ["load", "--methods", "autoregressive", *CLUSTER, "--arrivals", str(file), "--batch", "1"]
+    code, out, _ = call(capsys, *words, "--json", *db)
+    assert code == 0
+    result = json.loads(out)
+    assert result["arrivals"] == [0.5, 0]
+    with Store(Path(db[1]), readonly=True) as store:
+        run = store.load(result["methods"]["autoregressive"]["batches"]["1"]["run"])
+    assert run.header.prompts == ("Hi", "A story")
+    first = {i: min(c.time for c in run.commits if c.sequence == i) for i in range(2)}
+    assert first[1] < 5e8 < first[0]
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_ctrl_c_shows_what_is_finished(capsys, db, monkeypatch):
+    done = []
+
+    def interrupted(*args):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(args)
+        return recorded(*args)
+
+    recorded = app.cli.load.recorded
+    monkeypatch.setattr(app.cli.load, "recorded", interrupted)
+    code, out, err = call(capsys, *LOAD, *db)
+    assert code == 130
+    assert "stopped before the end" in out
+    assert (
+        len([line for line in out.splitlines() if line.startswith(("autoregressive ", "speculative "))]) == 3
+    )
+    assert err.splitlines()[-1] == "specscope: stopped"
+
+
+def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate():
+    times = poisson(5, 2000, 3)
+    assert times == poisson(5, 2000, 3) != poisson(5, 2000, 4)
+    assert times[0] == 0
+    assert times == sorted(times)
+    assert times[-1] / 1999 == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--rate", "0"], "--rate is 0; it must be more than 0"),
+        (["--rate", "nan"], "--rate is nan"),
+        (["--batch", "0,2"], "--batch is 0; it must be at least 1 and at most 64"),
+        (["--batch", "1,x"], "--batch is '1,x'; it must be whole numbers"),
+        (["--chunk", "0"], "--chunk is 0"),
+        (["--itl-ms", "0"], "--itl-ms is 0"),
+        (["--requests", "0"], "--requests is 0"),
+        (["-o", "chart.pdf"], "the output chart.pdf is no chart"),
+        (["--methods", "pearl"], "pearl cannot run under load"),
+        (["--methods", "nothing"], "there is no method 'nothing'"),
+    ],
+)
+@pytest.mark.usefixtures("shared_clusters")
+def test_wrong_values_are_refused_in_one_line(capsys, db, words, error):
+    code, out, err = call(capsys, *LOAD, *words, *db)
+    assert (code, out) == (2, "")
+    assert error in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("a.txt", "0.5\n\nsoon\n", "a.txt line 3 is 'soon'; it must be a time in seconds"),
+        ("a.txt", "0\n-1\n", "a.txt line 2 has the time -1; it must be at least 0"),
+        ("a.txt", "1e999\n", "a.txt line 1 has the time inf"),
+        ("a.txt", "\n", "a.txt has no arrival"),
+        ("a.jsonl", '{"arrival": 0}\n{', "a.jsonl line 2 is not JSON"),
+        ("a.jsonl", "[1]\n", "a.jsonl line 1 is [1]; it must be an object"),
+        ("a.jsonl", '{"prompt": "x"}\n', "a.jsonl line 1 has arrival None"),
+        ("a.jsonl", '{"arrival": 1, "prompt": 3}\n', "a.jsonl line 1 has prompt 3"),
+        ("a.jsonl", '{"arrival": 1, "prompt": "x"}\n{"arrival": 2}\n', "has a prompt in 1 of 2 rows"),
+    ],
+)
+def test_a_wrong_file_of_arrivals_is_refused_with_its_line(tmp_path, name, text, error):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as raised:
+        read_arrivals(tmp_path / name)
+    assert error in str(raised.value)

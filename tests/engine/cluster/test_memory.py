@@ -1,0 +1,123 @@
+"""Bytes of models before they are loaded, compared with the loaded ones; limits and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.cluster import memory
+from engine.cluster.memory import MACHINE, Memory, Part, parse_limits
+from engine.errors import ModelError, UsageError
+from engine.model.decoder import Decoder
+from engine.model.shard import SplitHead
+from engine.model.weights import LayerNorm, Linear, Norm
+from engine.pairs.load import load
+from engine.pairs.sizes import Split, checked_shape, layer_sizes, model_size
+from engine.trace.events import Device
+from tests.engine.model import tiny
+from tests.engine.model.together import on_ranks
+
+CORES = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(3))
+
+
+def held(decoder: Decoder) -> int:
+    """Return the bytes of a loaded decoder's weights; a tied head is a view of the embeddings."""
+    layers = [getattr(layer, name) for layer in decoder.layers for name in layer.__slots__]
+    linears = [x for x in layers if isinstance(x, Linear)]
+    norms = [x for x in [*layers, decoder.norm] if isinstance(x, Norm | LayerNorm)]
+    heads = decoder.head._linear if isinstance(decoder.head, SplitHead) else decoder.head
+    tensors = [decoder.embedding, heads.transposed.t(), *(norm.weight for norm in norms)]
+    tensors += [t for x in linears for t in (x.transposed, x.bias) if t is not None]
+    tensors += [norm.bias for norm in norms if isinstance(norm, LayerNorm)]
+    tensors += [] if decoder.learned is None else [decoder.learned]
+    storages = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors if t.numel()}
+    repeated = sum(norm.weight.nbytes for norm in norms if norm.weight.ndim > 1)
+    per_head = sum(2 * norm.size * norm.weight.element_size() for norm in norms if norm.weight.ndim > 1)
+    return sum(storages.values()) - repeated + per_head
+
+
+@pytest.fixture(params=["llama-gqa-tied-bias", "qwen3", "gemma2", "opt", "gpt2"])
+def path(request, tmp_path):
+    tiny.save(tiny.reference(request.param), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sizes_are_those_of_the_loaded_model_and_its_stages(path, dtype):
+    for layers in (None, range(2), range(2, 3), (1, 2)):
+        decoder = load(path, dtype=dtype, stage=layers or (0, 1))
+        size = model_size(path, path, dtype, on_cpu=True, split=Split(layers))
+        assert size.weights == held(decoder)
+        assert size.per_token == decoder.new_cache(1, 1).tensor[:, :, :, 0].nbytes
+
+
+def test_layers_add_up_to_the_model(path):
+    sizes = layer_sizes(checked_shape(path), torch.float32, on_cpu=True)
+    whole = model_size(path, path, torch.float32, on_cpu=True)
+    shape = checked_shape(path)
+    again = 2 * 32 * 4 * (1 + shape.layer_norm) + (97 * 32 * 4 if shape.tied else 0)
+    assert sum(size.weights for size in sizes) == whole.weights + again, "each stage has the last norm"
+    assert sum(size.per_token for size in sizes) == whole.per_token
+
+
+@pytest.mark.parametrize("ways", [2, 3])
+def test_sizes_of_ranks(path, ways):
+    decoders = on_ranks(ways, lambda ranks: load(path, ranks=ranks))
+    for rank, decoder in enumerate(decoders):
+        size = model_size(path, path, torch.float32, on_cpu=True, split=Split(rank=rank, ways=ways))
+        assert size.weights == held(decoder)
+        assert size.per_token == decoder.new_cache(1, 1).tensor[:, :, :, 0].nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3=1GiB", "'3=1GiB' must name a device from 0 to 2"),
+        ("cpu=1GiB", "must name a device from 0 to 2"),
+        ("0=4", "'4' must be a size with a unit"),
+        ("0=-1GB", "'-1GB' must be a size with a unit"),
+        ("0=infGB", "'infGB' must be a size with a unit"),
+    ],
+)
+def test_wrong_limits_are_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_limits(text, CORES)
+
+
+def test_limits_are_per_device_and_other_cores_share_the_machine():
+    limited = Memory(parse_limits("0=1GiB, 2=5MB", CORES), lambda _: 77)
+    assert [limited.free(core) for core in CORES] == [2**30, 77, 5_000_000]
+    assert [limited.name(core) for core in CORES] == ["cpu:0", MACHINE, "cpu:2"]
+    held_there = [Part("target", CORES[2], "all", 4_000_000, 1)]
+    assert limited.free(CORES[2], held_there) == 1_000_000
+    assert limited.free(CORES[1], held_there) == 77, "a measurement has loaded models already"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "free", "advice"),
+    [
+        (torch.float32, 60_000_000, "--dtype bfloat16 takes 50.0 MB"),
+        (torch.float32, 40_000_000, "at most 10 million weights of float32 fit"),
+        (torch.bfloat16, 60_000_000, "at most 30 million weights of bfloat16 fit"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(dtype, free, advice):
+    parts = [
+        Part("drafter", CORES[0], "all", 20_000_000, 1),
+        Part("target", CORES[1], "all", 80_000_000, 1),
+    ]
+    Memory(measure=lambda _: 100_000_000).check(parts, (), dtype)
+    message = f"drafter and target: the weights take 100.0 MB in the memory of this machine, .*{advice}"
+    with pytest.raises(ModelError, match=message) as error:
+        Memory(measure=lambda _: free).check(parts, (), dtype)
+    assert "\n" not in str(error.value)
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    free = memory.measured(CORES[0])
+    for name, content in (("max", "3000\n"), ("current", "2500\n"), ("stat", "anon 1\ninactive_file 400\n")):
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert memory.measured(CORES[0]) == 900
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.measured(CORES[0]) > 900 < free

@@ -1,0 +1,178 @@
+"""A target larger than one device: its layers by memory, what each stage reads, and equal texts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from safetensors import safe_open
+
+import engine
+from engine.cluster.local_devices import LocalDevices
+from engine.cluster.memory import Memory
+from engine.cluster.runtimes import base_layout
+from engine.cluster.splitting import layer_spans, split_by_memory
+from engine.errors import ModelError, UsageError
+from engine.layout import Colocated, Layout, Pipelined, Separate
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
+from engine.pairs.sizes import Size
+from engine.trace.events import Device
+from engine.types import Limits, Sampling
+from tests.engine.model import tiny
+
+GPUS = tuple(Device(f"cuda:{i}", "", f"GPU {i}", "cuda") for i in range(4))
+LAYERS = [Size(30, 1), *[Size(10, 1)] * 4, Size(40, 1)]
+"""Six layers; the first has the embeddings, the last the LM head."""
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "spans"),
+    [
+        ([110], 0, {0: range(6)}),
+        ([109], 0, {}),
+        ([60, 50], 0, {0: range(4), 1: range(4, 6)}),
+        ([60, 49], 0, {}),
+        ([60, 49, 40], 0, {0: range(4), 1: range(4, 5), 2: range(5, 6)}),
+        ([29, 60, 50], 0, {1: range(4), 2: range(4, 6)}),
+        ([60, 50], 5, {}),
+        ([80, 60], 5, {0: range(4), 1: range(4, 6)}),
+        ([79, 60], 5, {}),
+        ([79, 75], 5, {0: range(3), 1: range(3, 6)}),
+        ([1000, 1000], 5, {0: range(6)}),
+    ],
+)
+def test_devices_are_filled_in_order_and_no_layer_is_split(limits, tokens, spans, caplog, recwarn):
+    assert layer_spans(LAYERS, limits, tokens) == spans
+    assert not caplog.records
+    assert not recwarn.list
+
+
+def gpus(free, dtype="float32", **options) -> LocalDevices:
+    """Return the bundled pair on stand-ins for GPUs with these free bytes."""
+    devices, by_name = GPUS[: len(free)], dict(zip((gpu.name for gpu in GPUS), free, strict=False))
+    memory = Memory(measure=lambda device: by_name[device.name])
+    return LocalDevices(
+        Pair.find("bundled"), "local-process", devices, 1, dtype=dtype, memory=memory, **options
+    )
+
+
+def placed(site, tokens=100):
+    site = split_by_memory(site, base_layout(site.pair), tokens)
+    assigned = site.assign(base_layout(site.pair))
+    return {model: [d.name for d in each[0].devices] for model, each in assigned.items()}, site.spans
+
+
+MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("free", "drafter", "target", "sizes"),
+    [
+        ([50 * MB] * 2, "cuda:0", ["cuda:1"], []),
+        ([50 * MB, 5 * MB, 60 * MB], "cuda:0", ["cuda:2"], []),
+        ([50 * MB, 30 * MB, 30 * MB], "cuda:0", ["cuda:1", "cuda:2"], [4, 4]),
+        ([50 * MB, 30 * MB, 3 * MB, 30 * MB], "cuda:0", ["cuda:1", "cuda:3"], [4, 4]),
+        ([50 * MB, 30 * MB], "cuda:0/drafter", ["cuda:0/target", "cuda:1"], [6, 2]),
+    ],
+)
+def test_the_target_gets_the_devices_after_the_drafters_and_then_what_it_leaves(free, drafter, target, sizes):
+    devices, spans = placed(gpus(free))
+    assert devices == {"drafter": [drafter], "target": target}
+    assert [len(span) for span in spans] == sizes
+    assert [i for span in spans for i in span] == list(range(sum(sizes)))
+
+
+def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit():
+    with pytest.raises(ModelError, match=r"free are .* GPU 0, 10.0 MB on GPU 1; at most 5 million weights"):
+        placed(gpus([20 * MB, 10 * MB]))
+    with pytest.raises(ModelError, match="--dtype bfloat16 takes half"):
+        placed(gpus([30 * MB, 20 * MB]))
+    devices, spans = placed(gpus([30 * MB, 20 * MB], dtype="bfloat16"))
+    assert (devices, spans) == ({"drafter": ["cuda:0/drafter"], "target": ["cuda:0/target"]}, ())
+
+
+def test_what_cannot_run_on_a_split_target_is_refused():
+    site = split_by_memory(gpus([50 * MB, 30 * MB, 30 * MB]), Layout(), 100)
+    for layout, message in (
+        (Layout(Separate(drafters=0), head="eagle"), "a drafting head needs the whole target"),
+        (Layout(Colocated()), "a co-located placement has one"),
+        (Layout(Pipelined(3)), "stages is 3; memory has split the target over 2 devices"),
+        (Layout(Separate(targets=2)), r"2 target server\(s\) and 1 drafter\(s\) need 5 devices"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            site.assign(layout)
+    pipeline = site.assign(Layout(Pipelined(2)))
+    assert [a.name for a in pipeline["drafter"]] == ["cuda:2", "cuda:1"]
+    assert site.servers(1) == 1
+    assert replace(site, spans=()).servers(1) == 2
+
+
+def names(path, span) -> set[str]:
+    """Return the names of the tensors that a stage needs, from the file's own names."""
+    with safe_open(path / "model.safetensors", framework="pt") as file:
+        keys = set(file.keys())
+    tied = json.loads((path / "config.json").read_text())["tie_word_embeddings"]
+    layers = {key for key in keys if any(key.startswith(f"model.layers.{i}.") for i in span)}
+    first = {"model.embed_tokens.weight"} if span.start == 0 or (tied and span.stop == 3) else set()
+    last = {"lm_head.weight"} & keys if span.stop == 3 else set()
+    return {*layers, *first, *last, "model.norm.weight"}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "llama-gqa-tied-bias"])
+def test_a_stage_reads_its_own_tensors_and_nothing_else(family, tmp_path, monkeypatch):
+    tiny.save(tiny.reference(family), tmp_path)
+    read, take = list[str](), Checkpoint.take
+    monkeypatch.setattr(
+        Checkpoint, "take", lambda self, key, *more: read.append(key) or take(self, key, *more)
+    )
+    for span in (range(1), range(1, 3), range(2, 3)):
+        load(tmp_path, stage=span)
+        assert len(read) == len(set(read))
+        assert set(read) == names(tmp_path, span)
+        read.clear()
+
+
+SPLIT = {"device": "cpu", "runtime": "local-thread", "memory": "0=75MB,1=60MB"}
+
+
+@pytest.fixture(scope="module")
+def split():
+    with engine.open("bundled", **SPLIT) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with engine.open("bundled", device="cpu", runtime="local-thread") as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        ("autoregressive", {}),
+        ("speculative", {"gamma": 3}),
+        ("tree", {"width": 2, "depth": 2}),
+        ("pearl", {"gamma": 2}),
+        ("pearl", {"gamma": 2, "placement": "pipeline"}),
+        ("lookahead", {}),
+        ("dsi", {}),
+        ("ems", {}),
+    ],
+)
+def test_the_split_target_decodes_the_text_of_the_whole_one(split, whole, method, config, temperature):
+    options = {"config": config, "sampling": Sampling(temperature, seed=3), "limits": Limits(6)}
+    trace, expected = (c.run(method, "Tell me a story.", **options) for c in (split, whole))
+    assert trace.token_ids(0) == expected.token_ids(0)
+    assert trace.status == "done"
+    targets = [d for d in trace.header.devices if "target" in d.role]
+    assert [d.label.rpartition("layers ")[2] for d in targets] == ["0-3", "4-7"]
+    assert trace.header.environment["stages"] == [4, 4]
+
+
+def test_the_time_of_a_split_target_is_the_sum_of_its_stages(split):
+    assert split.c > 1

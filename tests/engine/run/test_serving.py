@@ -1,0 +1,170 @@
+"""Requests under load: texts as alone, slots, chunks of prompts, rounds, errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import engine
+from engine import Load
+from engine.errors import UsageError
+from engine.trace.events import Event, Span
+from engine.trace.trace import Trace
+from engine.types import Limits, Sampling
+from tests.engine.heads.random_heads import with_heads
+from tests.engine.methods.pairs import make_pair
+
+PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
+LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)
+"""Two slots; the third request waits for one, and the last finds an idle cluster."""
+LIMITS = Limits(10)
+SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=4)]
+CONFIGS = [
+    ("autoregressive", {}),
+    ("speculative", {"gamma": 3}),
+    ("assisted", {"start": 3}),
+    ("tree", {"width": 3, "depth": 3}),
+    ("ems", {"base": "llma", "match": 1}),
+    ("ems", {"base": "speculative", "width": 2}),
+    ("llma", {"match": 1}),
+    ("prompt_lookup", {"ngram": 1}),
+    ("lookahead", {"level": 3, "window": 4}),
+    ("ouroboros", {"gamma": 3}),
+    ("easyspec", {"size": 1}),
+    ("medusa", {}),
+    ("hydra", {}),
+    ("eagle", {}),
+    ("eagle2", {"depth": 3, "total": 9}),
+    ("parallelspec_medusa", {}),
+    ("parallelspec_eagle", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[engine.Cluster]:
+    folder = tmp_path_factory.mktemp("load")
+    pair = with_heads(make_pair(folder, "qwen3", "other")[0], folder / "heads")
+    with engine.open(pair, runtime="virtual", profile="pearl-4xA100") as opened:
+        yield opened
+
+
+def loaded(cluster: engine.Cluster, method: str, **options: Any) -> Trace:
+    options = {"limits": LIMITS, "load": LOAD, **options}
+    return cluster.run(method, *PROMPTS, **options)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("method", "config"), CONFIGS, ids=str)
+def test_texts_are_those_of_the_prompts_alone(
+    cluster: engine.Cluster, method: str, config: dict[str, Any], sampling: Sampling
+) -> None:
+    trace = loaded(cluster, method, config=config, sampling=sampling)
+    assert trace.status == "done"
+    assert "verify" in {s.kind for s in trace.spans if s.sequence == -1}  # some were verified together
+    for i, prompt in enumerate(PROMPTS):
+        seeded = Sampling(sampling.temperature, seed=sampling.seed + i)
+        alone = cluster.run(method, prompt, config=config, sampling=seeded, limits=LIMITS)
+        assert trace.token_ids(i) == alone.token_ids()
+        assert trace.footer
+        assert alone.footer
+        assert trace.footer.reasons[i] == alone.footer.reasons[0]
+
+
+def test_a_request_waits_for_a_slot_and_its_prompt_is_cached_in_chunks(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "autoregressive")
+    chunks = [s for s in trace.spans if s.kind == "prefill" and s.model == "target" and s.sequence == 2]
+    assert [s.rows for s in chunks] == [6, 6, 6, 6, 5]
+    assert [s.context for s in chunks] == [0, 6, 12, 18, 24]
+    ends = {i: max(c.time for c in trace.commits if c.sequence == i) for i in range(5)}
+    assert chunks[0].start >= min(ends[0], ends[1]) > LOAD.times[2]  # both slots were in use
+    assert min(c.time for c in trace.commits if c.sequence == 4) > LOAD.times[4]
+
+
+def test_a_chunk_shares_the_forward_that_decodes_the_others(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "autoregressive")
+    forwards = {(s.start, s.end): s for s in trace.spans if s.kind == "verify"}
+    shared = [s for s in trace.spans if s.kind == "prefill" and (s.start, s.end) in forwards]
+    assert shared
+    assert all(forwards[s.start, s.end].rows == 1 for s in shared)  # the other sequence's one row
+    latency = {s.end - s.start for s in trace.spans if s.rows == 1 and s.kind == "verify"}
+    assert max(latency) < 2 * min(latency)  # the batch does not stall
+
+
+def test_rounds_and_slots(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "speculative", config={"gamma": 3})
+    steps = [(s.step, s.start) for s in trace.spans if s.kind == "verify"]
+    assert all(a[0] < b[0] for a, b in pairwise(steps))  # one verification in each round
+    together = [{r.sequence for r in trace.rounds if r.step == step} for step, _ in steps]
+    assert max(map(len, together)) == LOAD.batch
+    ids = [s.id for s in trace.spans]
+    assert len(ids) == len(set(ids))
+    known = {s.id: s for s in trace.spans}
+    assert all(isinstance(known[r.span], Span) and known[r.span].kind == "verify" for r in trace.rounds)
+    assert all(known[d.draft_span].kind == "draft" for d in trace.decisions if d.draft_span >= 0)
+    assert trace.header.environment["load"] == {"arrivals": LOAD.times, "batch": 2, "chunk": 6}
+
+
+def test_a_reference_is_recorded_once(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "llma", config={"match": 1, "reference": "abc"})
+    assert [document.document for document in trace.documents] == [0]
+
+
+def test_virtual_runs_repeat(cluster: engine.Cluster) -> None:
+    first, second = loaded(cluster, "speculative"), loaded(cluster, "speculative")
+    assert list(first.rows()) == list(second.rows())
+
+
+def test_a_measured_run_in_threads(cluster: engine.Cluster) -> None:
+    load = Load((0.0, 0.0, 0.01, 0.02, 0.03), batch=3, chunk=8)
+    with engine.open(cluster.pair, runtime="local-thread") as threads:
+        trace = loaded(threads, "speculative", config={"gamma": 3}, load=load)
+    virtual = loaded(cluster, "speculative", config={"gamma": 3})
+    assert [trace.token_ids(i) for i in range(5)] == [virtual.token_ids(i) for i in range(5)]
+    first = [min(c.time for c in trace.commits if c.sequence == i) for i in range(5)]
+    assert all(time > arrival for time, arrival in zip(first, load.times, strict=True))
+
+
+def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None:
+    cancel = threading.Event()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Span) and event.sequence == 3:
+            cancel.set()
+
+    trace = loaded(cluster, "autoregressive", listener=listen, cancel=cancel)
+    assert trace.status == "cancelled"
+    assert trace.footer
+    assert trace.footer.reasons[1] == "length"
+    assert len(trace.token_ids(1)) == 10
+    assert not trace.token_ids(4)
+    assert loaded(cluster, "autoregressive").status == "done"
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "load", "words"),
+    [
+        ("pearl", {}, LOAD, "pearl cannot run under load: its models do not take turns"),
+        ("dsi", {}, LOAD, "dsi cannot run under load"),
+        ("ems", {"unpad_kv": False}, LOAD, "ems cannot pad under load"),
+        ("autoregressive", {}, Load((0.0,)), "there are 1 arrivals and 5 prompts"),
+    ],
+)
+def test_refusals(
+    cluster: engine.Cluster, method: str, config: dict[str, Any], load: Load, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        loaded(cluster, method, config=config, load=load)
+
+
+def test_the_values_of_a_load() -> None:
+    with pytest.raises(UsageError, match="batch is 0; it must be at least 1 and at most 64"):
+        Load((0.0,), batch=0)
+    with pytest.raises(UsageError, match="chunk is 0; it must be at least 1"):
+        Load((0.0,), chunk=0)
+    for wrong in (-0.5, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="an arrival is"):
+            Load((wrong,))

@@ -1,0 +1,248 @@
+"""Ray: two nodes on this machine write the rows of worker processes; a death has a name."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import engine
+from app.main import main
+from engine.errors import ModelError, WorkerDied
+from engine.pairs.load import load
+from engine.pairs.pair import Pair
+from engine.types import Draft, DraftToken, Limits, Prefix, RowRef, Sampling
+from engine.workers.jobs import Import, Judge, Load, Propose, Reply, Score, Stage, Stamp
+from engine.workers.ray.clock import Clock, compare
+from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
+from tests.engine.workers.processes import PROMPT, at_span
+from tests.engine.workers.test_contract import WARM, facts
+from traces.view.document import view_model
+
+SHORT = Limits(12)
+TARGET = Pair.find("bundled").target_path
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
+CONFIGS = {
+    "speculative": {},
+    "pearl": {"gamma": 3},
+    "pearl in a pipeline": {"gamma": 3, "placement": "pipeline"},
+    "ems": {"base": "speculative", "width": 2},
+}
+"""Settings by name; its first word is the method. The pipeline also moves KV rows and states."""
+
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    if find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'specscope[ray]'")
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="ss-", dir="/tmp") as folder:  # a socket's path is short
+        head = {**SMALL, "include_dashboard": False, "temp_dir": folder}
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        nodes.add_node(**SMALL)
+        yield nodes
+        nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def on_ray(two_nodes):
+    with engine.open(runtime="ray", address=two_nodes.address) as opened:
+        yield opened
+
+
+def prompts(method: str) -> tuple[str, ...]:
+    return (PROMPT, "Who are you?") if method == "ems" else (PROMPT,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_nodes_write_the_rows_and_text_of_worker_processes(name, on_ray, cluster):
+    method = name.split()[0]
+    for sampling in (Sampling(), WARM):
+        settings = {"config": CONFIGS[name], "sampling": sampling, "limits": SHORT}
+        trace, expected = (each.run(method, *prompts(method), **settings) for each in (on_ray, cluster))
+        assert trace.footer.texts == expected.footer.texts
+        assert facts(trace) == facts(expected)
+        assert {span.device for span in trace.spans} == {"cpu:0", "cpu:1"}
+
+
+@pytest.mark.slow
+def test_dsi_writes_the_same_text_across_nodes(on_ray, cluster):
+    for sampling in (Sampling(), WARM):
+        texts = {each.run("dsi", PROMPT, sampling=sampling, limits=SHORT).text for each in (on_ray, cluster)}
+        assert len(texts) == 1
+
+
+@pytest.mark.slow
+def test_the_trace_has_the_clock_of_each_node_and_the_timeline_shows_its_error(on_ray):
+    trace = on_ray.run("speculative", PROMPT, limits=SHORT)
+    here, there = (trace.header.environment["clocks"][device.name] for device in trace.header.devices)
+    assert (here["offset_ns"], here["uncertainty_ns"]) == (0, 0)
+    assert here["node"].startswith("node 1 (")
+    assert there["node"].startswith("node 2 (")
+    assert abs(there["offset_ns"]) <= there["uncertainty_ns"] < 1e9, "both nodes read one clock"
+    labels = [track["label"] for track in view_model([trace])["runs"][0]["tracks"]]
+    assert labels[0] == f"{here['node']} · CPU 0 · drafter"
+    assert labels[1] == f"{there['node']} · CPU 0 · target · clock ±{there['uncertainty_ns'] / 1e6:.2g} ms"
+
+
+@pytest.mark.slow
+def test_a_node_without_the_model_is_named(on_ray):
+    (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
+    wait = worker.prepare(Load("elsewhere", partial(load, "/nowhere/at/all")))
+    with pytest.raises(ModelError, match=r"node 2 \(.*\) cannot load a model: /nowhere/at/all: there is no"):
+        wait()
+
+
+@pytest.mark.slow
+def test_a_killed_actor_and_a_killed_node_end_their_runs_with_a_name_and_the_next_run_starts(
+    two_nodes, on_ray
+):
+    pids = [worker.pid for worker in on_ray.placement.workers]
+    error = death(on_ray, lambda: os.kill(pids[0], signal.SIGKILL))
+    assert (
+        f"the worker on node 1 ({two_nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died"
+        in error
+    )
+    on_ray.close()
+    second = next(node for node in two_nodes.list_all_nodes() if node is not two_nodes.head_node)
+    with engine.open(runtime="ray", address=two_nodes.address) as opened:
+        pids += [worker.pid for worker in opened.placement.workers]
+        assert "the worker on node 2 (" in death(opened, partial(kill_node, second))
+    with engine.open(target=TARGET, runtime="ray", address=two_nodes.address) as opened:
+        pids += [worker.pid for worker in opened.placement.workers]
+        trace = opened.run("autoregressive", PROMPT, limits=SHORT)
+        assert (trace.status, {d.label.split(" · ")[0] for d in trace.header.devices}) == ("done", {"CPU 0"})
+    gone = [process for process in processes(pids) if process.wait(10) is None]
+    assert not any(map(psutil.pid_exists, pids)), gone
+
+
+def death(opened, act) -> str:
+    """Return the error of a run in which `act` kills something; it must end within 10 s."""
+    began = list[float]()
+
+    def kill() -> None:
+        began.append(time.monotonic())
+        act()
+
+    with pytest.raises(WorkerDied) as raised:
+        opened.run("pearl", PROMPT, limits=Limits(1000), listener=at_span(6, kill))
+    assert time.monotonic() - began[0] < 10
+    return str(raised.value)
+
+
+def kill_node(node) -> None:
+    """Kill a node's processes, as a loss of power would."""
+    (raylet,) = (psutil.Process(info.process.pid) for info in node.all_processes["raylet"])
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.kill()
+
+
+def processes(pids: list[int]) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.slow
+def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(two_nodes, capsys, tmp_path):
+    folder, before = Path(tempfile.gettempdir()), {p.pid for p in psutil.Process().children(recursive=True)}
+    words = [
+        "--target",
+        str(TARGET),
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "8",
+        "--db",
+        str(tmp_path / "runs.db"),
+    ]
+    handler = signal.getsignal(signal.SIGTERM)
+    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *words]) == 0
+    assert "measured · ray" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+    assert not list(folder.glob("specscope-ray-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--runtime", "ray"], 2, "--runtime ray needs: pip install 'specscope[ray]'"),
+        (
+            ["--address", "auto"],
+            2,
+            "address is 'auto', but the runtime is local-process; use the runtime ray",
+        ),
+        (["--runtime", "ray", "--address", "ray://host:1"], 2, "address is 'ray://host:1'; give host:port"),
+        (["--runtime", "ray", "--address", "127.0.0.1:1"], 1, "no Ray cluster answers at 127.0.0.1:1"),
+        (["--runtime", "ray", "--tp", "2"], 2, "use the runtime local-process instead of ray"),
+        (["--runtime", "ray", "--device", "tpu"], 2, "there is no device 'tpu'; choose auto, cpu or cuda"),
+    ],
+)
+def test_bad_use_ends_with_one_line(words, code, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    database = ["--db", str(tmp_path / "runs.db")]
+    assert main(["run", "--method", "speculative", "--prompt", "Hi", *words, *database]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_fastest_round_trip_gives_a_clock_and_its_error():
+    """The other clock is 5,000 ahead; trips take 2,000 there, 400 back; the fastest 100 and 60."""
+    now, trips = [0], iter([(2000, 400)] * 7 + [(100, 60)] + [(2000, 400)] * 8)
+
+    def there() -> int:
+        out, back = next(trips)
+        now[0] += out + back
+        return now[0] - back + 5000
+
+    clock = compare(there, lambda: now[0])
+    assert clock == (5020, 80)
+    reply = clock.local(Reply(None, (Stamp("verify", 6020, 7020, 1, 0),)))
+    assert [(stamp.start, stamp.end) for stamp in reply.stamps] == [(1000, 2000)]
+    assert Clock().local(reply) is reply
+
+
+def test_rows_and_bytes_travel_by_reference_only():
+    """The drafter's rows reach the target's copy of the slab; the message has their places only."""
+    parcels, store = Parcels(), {}
+    drafting, judging = ({"cpu:0": np.zeros((8, 3), dtype=np.float32)} for _ in range(2))
+    drafting["cpu:0"][[5, 2]] = [[1, 2, 3], [4, 5, 6]]
+    job = Propose("drafter", (), (2,), sampled=True, rows=((5, 2),))
+    reply, store["q"] = split_reply(job, Reply((), ()), drafting["cpu:0"])
+    parcels.put("cpu:0", job, "q")
+    tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
+    judge = Judge(1, Draft(tokens), bonus=True, skip=0)
+    score = Score("target", (), (), 1, judges=(judge,))
+    for job in (judge, score):
+        packed, references = parcels.pack(job)
+        assert references == ["q"]
+        assert unpack(packed, judging, tuple(store[name] for name in references)) == job
+        np.testing.assert_array_equal(judging["cpu:0"][[5, 2]], [[1, 2, 3], [4, 5, 6]])
+    reply, store["kv"] = split_reply(judge, Reply(b"rows", ()), None)
+    value = join_reply(reply, "kv").value
+    assert value == Kept("kv")
+    for job in (
+        Import("target", (Prefix(0, np.zeros(1, dtype=np.int64)),), 0, value),
+        Score("target", (), (), 1, stage=Stage(1, 2, value)),
+    ):
+        packed, references = parcels.pack(job)
+        whole = unpack(packed, judging, tuple(store[name] for name in references))
+        assert (whole.data if isinstance(whole, Import) else whole.stage.states) == b"rows"

@@ -1,0 +1,193 @@
+"""Requests of a run under load: when each arrived, began and ended, and the figures of all.
+
+A run under load has its arrivals in the header (`environment["load"]`); everything else is computed
+from its rows. A request begins with the first part of its prompt in a forward of the target, or
+with its first round. Times are integer nanoseconds since the run's start.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.events import Header
+    from engine.trace.trace import Trace
+
+
+class LoadFacts(NamedTuple):
+    """The load of a run."""
+
+    arrivals: tuple[int, ...]
+    """Of each prompt."""
+    batch: int
+    """Sequences decoded at once, at most."""
+    chunk: int
+    """Prompt tokens in a forward, at most."""
+
+
+class Request(NamedTuple):
+    """One request."""
+
+    sequence: int
+    arrival: int
+    begin: int | None
+    """When it got a KV slot; None while it waits."""
+    commits: tuple[tuple[int, int], ...]
+    """(time, tokens) of each round that committed tokens."""
+    finished: bool
+
+    @property
+    def ttft(self) -> int | None:
+        """Time to first token: from the arrival to the first commit."""
+        return self.commits[0][0] - self.arrival if self.commits else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies: a round's tokens share the time since the round before."""
+        times = pairwise(self.commits)
+        return [(end - start) / n for (start, _), (end, n) in times for _ in range(n)]
+
+    @property
+    def itl(self) -> float | None:
+        """Mean time per token after the first; None with fewer than two tokens."""
+        tokens = sum(n for _, n in self.commits)
+        return (self.commits[-1][0] - self.commits[0][0]) / (tokens - 1) if tokens > 1 else None
+
+    def meets(self, ttft: float, itl: float) -> bool:
+        """Return whether it finished within limits in nanoseconds for `ttft` and `itl`."""
+        return self.finished and self.ttft is not None and self.ttft <= ttft and (self.itl or 0.0) <= itl
+
+
+class Figures(TypedDict):
+    """The figures of a run under load; None where nothing was measured."""
+
+    requests: int
+    finished: int
+    tokens: int
+    seconds: float
+    """From the first arrival to the last token."""
+    tokens_per_second: float | None
+    """Throughput: all tokens by `seconds`."""
+    busy_tokens_per_second: float | None
+    """All tokens by the seconds in which a request waits or is served: the idle time between rare
+    arrivals does not count."""
+    ttft_ms: float | None
+    """Median time to first token."""
+    ttft_p95_ms: float | None
+    itl_ms: float | None
+    """Median inter-token latency."""
+    itl_p95_ms: float | None
+    good: int
+    """Finished requests that meet both limits."""
+    good_share: float
+    """Their share of all requests."""
+    goodput: float | None
+    """Their number by `seconds`."""
+
+
+def load_of(header: Header) -> LoadFacts | None:
+    """Return the load of a run; None for a run without arrivals, or with facts of another form."""
+    facts = header.environment.get("load")
+    if not isinstance(facts, dict):
+        return None
+    named = cast("dict[str, Any]", facts)
+    arrivals, batch, chunk = (named.get(name) for name in ("arrivals", "batch", "chunk"))
+    known = isinstance(arrivals, list | tuple) and len(cast("Sequence[Any]", arrivals)) == len(header.prompts)
+    if not known or not isinstance(batch, int) or not isinstance(chunk, int):
+        return None
+    times = tuple(cast("Sequence[Any]", arrivals))
+    return LoadFacts(times, batch, chunk) if all(type(time) is int for time in times) else None
+
+
+def requests(trace: Trace) -> list[Request]:
+    """Return the requests of a run by number; none of a run without arrivals."""
+    load = load_of(trace.header)
+    if load is None:
+        return []
+    spans = {s.id: s.start for s in trace.spans}
+    begins: dict[int, int] = {}
+    work = [(s.sequence, s.start) for s in trace.spans if s.kind == "prefill" and s.model == "target"]
+    for sequence, start in (*work, *((r.sequence, spans.get(r.span, r.time)) for r in trace.rounds)):
+        begins[sequence] = min(start, begins.get(sequence, start))
+    commits: dict[int, dict[int, int]] = {}
+    for c in trace.commits:
+        rounds = commits.setdefault(c.sequence, {})
+        rounds[c.time] = rounds.get(c.time, 0) + 1
+    reasons = trace.footer.reasons if trace.footer else ()
+    return [
+        Request(
+            i,
+            arrival,
+            begins.get(i),
+            tuple(commits.get(i, {}).items()),
+            i < len(reasons) and bool(reasons[i]),
+        )
+        for i, arrival in enumerate(load.arrivals)
+    ]
+
+
+def figures(trace: Trace, ttft_ms: float, itl_ms: float) -> Figures:
+    """Return the figures of a run under load.
+
+    Args:
+        trace: The run.
+        ttft_ms: Limit of a good request's time to first token.
+        itl_ms: Limit of its mean time per further token.
+    """
+    found = requests(trace)
+    first, gaps = [r.ttft for r in found if r.ttft is not None], [gap for r in found for gap in r.gaps]
+    ends = [r.commits[-1][0] for r in found if r.commits]
+    busy = _union([(r.arrival, r.commits[-1][0]) for r in found if r.commits]) / 1e9
+    tokens, good = len(trace.commits), sum(r.meets(1e6 * ttft_ms, 1e6 * itl_ms) for r in found)
+    seconds = (max(ends) - min(r.arrival for r in found)) / 1e9 if ends else 0.0
+    return {
+        "requests": len(found),
+        "finished": sum(r.finished for r in found),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "busy_tokens_per_second": tokens / busy if busy else None,
+        "ttft_ms": median(first) / 1e6 if first else None,
+        "ttft_p95_ms": _p95(first),
+        "itl_ms": median(gaps) / 1e6 if gaps else None,
+        "itl_p95_ms": _p95(gaps),
+        "good": good,
+        "good_share": good / len(found) if found else 0.0,
+        "goodput": good / seconds if seconds else None,
+    }
+
+
+def stops_paying(mine: dict[int, Figures], plain: dict[int, Figures]) -> int | None:
+    """Return the smallest batch size at which a method has fewer tokens/s than plain decoding.
+
+    Idle time does not count: at a low rate the arrivals alone decide the throughput.
+
+    Args:
+        mine: The method's figures by batch size.
+        plain: Plain decoding's.
+    """
+    slower = [
+        batch
+        for batch in sorted(mine.keys() & plain.keys())
+        if (mine[batch]["busy_tokens_per_second"] or 0.0) < (plain[batch]["busy_tokens_per_second"] or 0.0)
+    ]
+    return slower[0] if slower else None
+
+
+def _union(times: Sequence[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals."""
+    total, reached = 0, 0
+    for start, end in sorted(times):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _p95(values: Sequence[float]) -> float | None:
+    """Return the 95th percentile in milliseconds: the smallest value that 95 % do not exceed."""
+    return sorted(values)[ceil(0.95 * len(values)) - 1] / 1e6 if values else None
