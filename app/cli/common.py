@@ -216,7 +216,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="split the target's heads and columns over N devices, local-process only (1)",
+        help="split the target's heads and columns over N devices, with local-process or ray (1)",
     )
     parser.add_argument(
         "--drafter-tp", type=int, default=1, metavar="M", help="the same for the drafter, over M devices (1)"

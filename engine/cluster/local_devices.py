@@ -105,7 +105,7 @@ class LocalDevices:
         if first + targets * tp > len(devices):
             first = len(devices) - targets * tp
         return {
-            "drafter": [_ranks(devices[i * drafter_tp :][:drafter_tp]) for i in range(drafters)],
+            "drafter": [ranks_of(devices[i * drafter_tp :][:drafter_tp]) for i in range(drafters)],
             "target": [self._target(devices[first + i * tp :][:tp]) for i in range(targets)],
         }
 
@@ -120,13 +120,13 @@ class LocalDevices:
                 replace(device, name=f"{device.name}/{model}") if i in both else device
                 for i, device in zip(span, devices, strict=True)
             )
-        drafting = {"drafter": [_ranks(tracks["drafter"])]} if drafters else {}
+        drafting = {"drafter": [ranks_of(tracks["drafter"])]} if drafters else {}
         return drafting | {"target": [self._target(tracks["target"])]}
 
     def _target(self, devices: tuple[Device, ...]) -> Assignment:
         """Return the assignment of a target to its devices."""
         if len(self.spans) < 2:
-            return _ranks(devices)
+            return ranks_of(devices)
         members = tuple(Assignment(device.name, (device,)) for device in devices)
         name = f"{members[0].name}..{members[-1].name}/pipeline"
         return Assignment(name, devices, members, split=True, layers=self.spans)
@@ -209,7 +209,7 @@ def _together(members: tuple[Assignment, ...]) -> Assignment:
     return Assignment("+".join(member.name for member in members), devices, members)
 
 
-def _ranks(devices: tuple[Device, ...]) -> Assignment:
+def ranks_of(devices: tuple[Device, ...]) -> Assignment:
     """Return the assignment of a model to devices that split it by tensors, or to one device."""
     members = tuple(Assignment(device.name, (device,)) for device in devices)
     if len(members) == 1:

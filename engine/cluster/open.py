@@ -70,8 +70,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             (`engine.model.static`); not run on a GPU yet.
         dtype: Of the weights: `float32`, `bfloat16`, or `auto` for bfloat16 on GPUs and float32 on
             CPUs.
-        tp: Devices that split the target by tensors, with `local-process`: each holds a part of
-            every layer (`engine.model.shard`).
+        tp: Devices that split the target by tensors, with `local-process` or on one node of `ray`:
+            each holds a part of every layer (`engine.model.shard`).
         drafter_tp: The same for the drafter.
         address: With `ray`, the head of the Ray cluster: `host:port`, or `auto` for the one that
             this machine is in. By default a cluster of this machine alone is started.

@@ -52,6 +52,7 @@ class RayCluster:
         self._workers: list[RayWorker] = []
         self._closing = threading.Event()
         self._folder = ""
+        self._printer: Callable[..., None] | None = None
         where = _checked(address)
         self._ray = _ray(token=where == "local")
         with _lock:
@@ -82,6 +83,8 @@ class RayCluster:
             with _own_signals(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._ray.init(address=address, **quiet)
+            # Ray has no setting that keeps its long report of a dead worker off standard output.
+            self._printer = _swap_printer(self._ray, lambda *_, **__: None)
         except BaseException as error:
             self._disconnect()
             if isinstance(error, SystemExit):  # Ray's handler raised it
@@ -148,6 +151,7 @@ class RayCluster:
             _users.remove(self)
             if _users:
                 _users[0]._folder = _users[0]._folder or self._folder
+                _users[0]._printer = _users[0]._printer or self._printer
                 return
             self._disconnect()
 
@@ -155,6 +159,8 @@ class RayCluster:
         try:
             with _own_signals():
                 self._ray.shutdown()
+            if self._printer is not None:
+                _swap_printer(self._ray, self._printer)
         finally:  # also after Ctrl-C
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -185,6 +191,13 @@ def _ray(*, token: bool) -> Any:
     except ImportError:
         raise UsageError(MISSING) from None
     return ray
+
+
+def _swap_printer(ray: Any, printer: Callable[..., None]) -> Callable[..., None]:
+    """Replace the function by which Ray prints what its nodes report; return the one before."""
+    module = ray._private.worker
+    before, module.print_to_stdstream = module.print_to_stdstream, printer
+    return before
 
 
 def _checked(address: str | None) -> str:

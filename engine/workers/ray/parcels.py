@@ -7,6 +7,7 @@ node. This module needs no Ray: a reference is any object.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -49,6 +50,8 @@ class Parcels:
     """
 
     def __init__(self) -> None:
+        self.session = secrets.token_hex(16)
+        """A name that nobody can guess; the ranks of a split model find each other by it."""
         self._rows: dict[Row, tuple[Any, int]] = {}
 
     def put(self, slab: str, job: Job, reference: Any) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ import torch
 
 from engine.errors import ModelError, SpecScopeError
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Connect, Drop, Job, Load, Reply
+from engine.workers.jobs import CONTROL, Connect, Drop, Job, Link, Load, Reply
 from engine.workers.ray.parcels import Packed, split_reply, unpack
 from engine.workers.transports.process import Setup, Wire
 
@@ -96,11 +100,21 @@ class RayServer:
         finally:
             self._stopped.discard(number)
 
+    def _link(self, job: Link) -> Reply:
+        """Meet the other ranks, which are on this node, at a file whose name only they know."""
+        meeting = Path(tempfile.gettempdir()) / f"specscope-{sha256(job.path.encode()).hexdigest()}"
+        try:
+            return self._host.handle(replace(job, path=str(meeting)))
+        finally:
+            meeting.unlink(missing_ok=True)
+
     def _do(self, job: Job, number: int) -> Reply:
         if isinstance(job, Connect):  # a node has its own copy of each row that it reads
             self._slabs = {name: np.zeros(shape, dtype=np.float32) for name, _, shape in job.slabs}
             self._host.connect(self._slabs)
             return Reply(None, ())
+        if isinstance(job, Link):
+            return self._link(job)
         try:
             return self._host.handle(job, lambda: number in self._stopped)
         except ModelError as error:

@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -32,7 +33,10 @@ SILENT = 7
 """Checks without an answer after which a worker is given up."""
 SILENT_LONG = 60
 """The same while it loads a model."""
-Deliver: TypeAlias = Callable[["Reply | BaseException"], None]
+Outcome: TypeAlias = Callable[[], Reply]
+"""Returns a reply or raises the job's error."""
+Deliver: TypeAlias = Callable[[Outcome], None]
+"""Passes an outcome, from any thread, to the thread that sent the job."""
 
 
 class RayWorker:
@@ -54,7 +58,9 @@ class RayWorker:
         self._parcels = parcels
         self._wire = Wire()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[int, tuple[Job, Deliver]] = {}
+        self._jobs: dict[int, Job] = {}
+        """Unanswered jobs. Only the sending thread lets go of a job: its draft may be the last."""
+        self._waiting: dict[int, Deliver] = {}
         self._numbers = 0
         self._dropped: list[Drop] = []
         self._ended: WorkerDied | None = None
@@ -62,6 +68,8 @@ class RayWorker:
         self._ping: Future[int] | None = None
         self._late = 0
         self._closed = False
+        self._patient = False
+        """Whether it loads a model, which may take long."""
         self._actor = actor(setup)
         self._started: Future[int] = self._actor.pid.remote().future()
 
@@ -71,19 +79,25 @@ class RayWorker:
 
     def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
+        if isinstance(job, Link):  # its path is one of this machine
+            job = replace(job, path=f"{self._parcels.session} {job.group}")
         done: Future[Reply] = Future()
 
-        def deliver(outcome: Reply | BaseException) -> None:
-            if isinstance(outcome, BaseException):
-                done.set_exception(outcome)
-            else:
-                done.set_result(outcome)
+        def deliver(outcome: Outcome) -> None:
+            try:
+                done.set_result(outcome())
+            except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
+                done.set_exception(error)
 
+        self._patient = isinstance(job, Load | Connect | Link)
         self._call(job, deliver)
 
         def wait() -> Reply:
             self._wait_for_start()
-            return done.result()
+            try:
+                return done.result()
+            finally:
+                self._patient = False
 
         return wait
 
@@ -130,7 +144,7 @@ class RayWorker:
             self._dropped.append(job)
             return Ticket(reply, lambda: None)
 
-        def deliver(outcome: Reply | BaseException) -> None:
+        def deliver(outcome: Outcome) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(_settle, reply, outcome)
 
@@ -147,9 +161,9 @@ class RayWorker:
             number, self._numbers = self._numbers, self._numbers + 1
             ended = self._ended
             if ended is None:
-                self._waiting[number] = job, deliver
+                self._jobs[number], self._waiting[number] = job, deliver
         if ended is not None:
-            deliver(ended)
+            deliver(partial(_throw, ended))
             return number
         packed, references = self._parcels.pack(self._wire.pack(job))
         drops, self._dropped = tuple(self._dropped), []
@@ -163,15 +177,17 @@ class RayWorker:
         if error is not None:  # in another thread: finding the cause takes time, and Ray waits here
             threading.Thread(target=self._end, args=(_cause(error),), daemon=True).start()
             return
-        waiting, value = self._waiting.pop(number, None), answer.result()
-        if waiting is None:
-            return
-        job, deliver = waiting
+        deliver = self._waiting.pop(number, None)
+        if deliver is not None:
+            deliver(partial(self._take, number, data, answer.result()))
+
+    def _take(self, number: int, data: Any, value: Reply | BaseException) -> Reply:
+        """Return the reply of an answer, or raise its error; in the thread that sent the job."""
+        job = self._jobs.pop(number)
         if isinstance(value, BaseException):
-            deliver(value)
-            return
+            raise value
         self._parcels.put(self.name, job, data)
-        deliver(self.node.clock.local(join_reply(value, data)))
+        return self.node.clock.local(join_reply(value, data))
 
     def check(self) -> None:
         """Ask an actor that owes a reply for a sign of life. Call it once a second.
@@ -185,10 +201,9 @@ class RayWorker:
             self._ping, self._late = self._actor.pid.remote().future(), 0
             return
         self._late += 1
-        loading = any(isinstance(job, Load | Connect) for job, _ in list(self._waiting.values()))
         if self._late >= LATE and not self.node.answers():
             self._end("")
-        elif self._late >= (SILENT_LONG if loading else SILENT):
+        elif self._late >= (SILENT_LONG if self._patient else SILENT):
             self.kill(f"did not answer for {self._late} s")
 
     def kill(self, why: str) -> None:
@@ -216,8 +231,8 @@ class RayWorker:
         with self._lock:
             self._ended = self._ended or death
             waiting, self._waiting = self._waiting, {}
-        for _, deliver in waiting.values():
-            deliver(self._ended)
+        for number, deliver in waiting.items():
+            deliver(partial(self._take, number, None, self._ended))
 
     @property
     def _place(self) -> str:
@@ -230,13 +245,19 @@ class RayWorker:
         return WorkerDied(f"the worker on {self._place} {how or 'ended'}; start the run again")
 
 
-def _settle(reply: asyncio.Future[Reply], outcome: Reply | BaseException) -> None:
-    if reply.cancelled():
-        return
-    if isinstance(outcome, BaseException):
-        reply.set_exception(outcome)
+def _settle(reply: asyncio.Future[Reply], outcome: Outcome) -> None:
+    try:
+        value = outcome()
+    except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+        if not reply.cancelled():
+            reply.set_exception(error)
     else:
-        reply.set_result(outcome)
+        if not reply.cancelled():
+            reply.set_result(value)
+
+
+def _throw(error: BaseException) -> Reply:
+    raise error
 
 
 def _cause(error: BaseException) -> str:

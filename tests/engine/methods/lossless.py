@@ -33,7 +33,7 @@ CONFIGS = {
         {"gamma": 1, "level": 2, "phrases": 8, "window": 2},
         {"phrases": 0},
     ],
-    "dsi": [{}, {"lookahead": 32, "sp": 1}, {"acceptance": "rejection"}, {"drafts": "sampled"}],
+    "dsi": [{}, {"lookahead": 64, "sp": 1}, {"acceptance": "rejection"}, {"drafts": "sampled"}],
     "ems": [
         {},
         {"base": "speculative"},

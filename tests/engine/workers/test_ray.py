@@ -18,12 +18,16 @@ import pytest
 
 import engine
 from app.main import main
-from engine.errors import ModelError, WorkerDied
+from engine.cluster.local_devices import devices_of
+from engine.cluster.ray_devices import RayDevices
+from engine.errors import ModelError, UsageError, WorkerDied
+from engine.layout import Layout, Separate
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.types import Draft, DraftToken, Limits, Prefix, RowRef, Sampling
 from engine.workers.jobs import Import, Judge, Load, Propose, Reply, Score, Stage, Stamp
 from engine.workers.ray.clock import Clock, compare
+from engine.workers.ray.node import Node
 from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
 from tests.engine.workers.processes import PROMPT, at_span
 from tests.engine.workers.test_contract import WARM, facts
@@ -112,7 +116,7 @@ def test_a_node_without_the_model_is_named(on_ray):
 
 @pytest.mark.slow
 def test_a_killed_actor_and_a_killed_node_end_their_runs_with_a_name_and_the_next_run_starts(
-    two_nodes, on_ray
+    two_nodes, on_ray, capfd
 ):
     pids = [worker.pid for worker in on_ray.placement.workers]
     error = death(on_ray, lambda: os.kill(pids[0], signal.SIGKILL))
@@ -129,6 +133,7 @@ def test_a_killed_actor_and_a_killed_node_end_their_runs_with_a_name_and_the_nex
         pids += [worker.pid for worker in opened.placement.workers]
         trace = opened.run("autoregressive", PROMPT, limits=SHORT)
         assert (trace.status, {d.label.split(" · ")[0] for d in trace.header.devices}) == ("done", {"CPU 0"})
+    assert not any(capfd.readouterr()), "Ray prints nothing of its own"
     gone = [process for process in processes(pids) if process.wait(10) is None]
     assert not any(map(psutil.pid_exists, pids)), gone
 
@@ -172,11 +177,57 @@ def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(two_nod
         str(tmp_path / "runs.db"),
     ]
     handler = signal.getsignal(signal.SIGTERM)
-    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *words]) == 0
+    split = ["--tp", str(min(2, len(devices_of("cpu"))))]
+    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *split, *words]) == 0
     assert "measured · ray" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is handler
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
     assert not list(folder.glob("specscope-ray-*"))
+
+
+class Nodes:
+    """Nodes of a number of processors each, without Ray."""
+
+    def __init__(self, *cpus: int) -> None:
+        self._cpus = cpus
+
+    def nodes(self):
+        return [
+            (Node(str(i), f"node {i}", "", 0, own=not i), {"CPU": cpus}) for i, cpus in enumerate(self._cpus)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "tp", "drafter_tp", "targets", "found"),
+    [
+        ((1, 1, 1), 1, 1, 2, {"drafter": [0], "target": [1, 2]}),
+        ((2, 2), 1, 1, 3, {"drafter": [0], "target": [1, 0, 1]}),
+        ((2, 1), 2, 1, 1, {"drafter": [1], "target": [0, 0]}),
+        ((2, 2), 2, 2, 1, {"drafter": [1, 1], "target": [0, 0]}),
+        ((4, 3), 2, 1, 2, {"drafter": [0], "target": [0, 0, 1, 1]}),
+        ((2,), 2, 1, 1, {"drafter": [0], "target": [0, 0]}),
+    ],
+)
+def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
+    site = RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu", tp=tp, drafter_tp=drafter_tp)
+    assert site.servers(1) >= targets or len(cpus) == 1
+    assigned = site.assign(Layout(Separate(targets)))
+    on = {
+        model: [int(d.label.split()[1]) if len(cpus) > 1 else 0 for group in groups for d in group.devices]
+        for model, groups in assigned.items()
+    }
+    assert on == found
+    if targets == 1:
+        (alone,) = site.assign(Layout(Separate(1, drafters=0)))["target"]
+        assert alone == assigned["target"][0], "the target stays where it is"
+
+
+def test_devices_that_another_split_uses_are_refused():
+    site = RayDevices(Pair.find("bundled"), Nodes(3, 2), "cpu", tp=2)
+    site.assign(Layout(Separate(1)))
+    site._groups["target", "cpu:0"] = "another"
+    with pytest.raises(UsageError, match="cpu:0 holds a part of the target for other devices"):
+        site.assign(Layout(Separate(1)))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +241,7 @@ def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(two_nod
         ),
         (["--runtime", "ray", "--address", "ray://host:1"], 2, "address is 'ray://host:1'; give host:port"),
         (["--runtime", "ray", "--address", "127.0.0.1:1"], 1, "no Ray cluster answers at 127.0.0.1:1"),
-        (["--runtime", "ray", "--tp", "2"], 2, "use the runtime local-process instead of ray"),
+        (["--runtime", "ray", "--tp", "2", "--forward", "static"], 2, "has eager forwards only"),
         (["--runtime", "ray", "--device", "tpu"], 2, "there is no device 'tpu'; choose auto, cpu or cuda"),
     ],
 )
