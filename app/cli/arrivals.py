@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from app.cli.common import MAX_PROMPT_FILE
+from app.cli.prompts import MAX_PROMPT_FILE
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
 

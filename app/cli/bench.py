@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common
+from app.cli.prompts import prompts_of
 from engine.errors import UsageError
 from engine.files import replacing
 
@@ -179,7 +180,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     keys, left_out = method_keys(args.methods), dict[str, str]()
     args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
     args.prompt_file = args.prompt_file or methods.PROMPTS
-    rows = common.prompts_of(args)
+    rows = prompts_of(args)
     with _progress() as note:
         note("worker processes")
         models = {"target": args.target, "drafter": args.drafter, "head": args.head}

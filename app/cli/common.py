@@ -1,4 +1,4 @@
-"""Options, prompts, clusters, stores and JSON output, shared by the commands."""
+"""Options, stores and JSON output, shared by the commands."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.waiting import DownloadBar
+from app.cli.clusters import is_measured
 from engine.errors import StoreMissing, UsageError, shown
-from engine.files import parse_json, read_text
-from engine.types import Limits, Sampling, check_range, check_text
+from engine.types import Limits, Sampling
 
 if TYPE_CHECKING:
     from app.busy import Reading
     from traces.store import Store
-
-MAX_PROMPT_FILE = 64 * 2**20
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -139,97 +136,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add models and runtime."""
-    add_models(parser)
-    _add_runtime(parser)
-    add_devices(parser)
-
-
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """Add a pair, or a target with its drafters and heads."""
-    parser.add_argument(
-        "--pair",
-        default="bundled",
-        metavar="NAME",
-        help="bundled, a toy, or a model of `specscope models` (bundled)",
-    )
-    parser.add_argument(
-        "--target",
-        metavar="PATH",
-        help="directory, .gguf file, short name or hub id of a target, instead of the pair",
-    )
-    parser.add_argument(
-        "--drafter",
-        action="append",
-        metavar="PATH",
-        help="the same for its drafter; repeat for several (dsi)",
-    )
-    parser.add_argument(
-        "--head",
-        action="append",
-        metavar="PATH",
-        help="directory of a drafting head of the target; repeatable: a method uses the first of its kind",
-    )
-
-
-def _add_runtime(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--runtime",
-        metavar="NAME",
-        help="local-process, local-thread, ray, or virtual (local-process; virtual with --profile)",
-    )
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="head of a Ray cluster, or auto for the one this machine is in (with ray: this machine alone)",
-    )
-    parser.add_argument(
-        "--profile", metavar="NAME", help="latency profile of a virtual cluster: a name or a .toml file"
-    )
-    parser.add_argument("--profile-pair", metavar="NAME", help="one of the profile's pairs")
-    parser.add_argument(
-        "--tokens",
-        default="pair",
-        metavar="SOURCE",
-        help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate (pair)",
-    )
-    parser.add_argument(
-        "--forward",
-        default="eager",
-        metavar="NAME",
-        help="eager, or static for forwards of fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
-    )
-
-
-def add_devices(parser: argparse.ArgumentParser) -> None:
-    """Add devices, their memory, and how models are split over them."""
-    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        metavar="NAME",
-        help="of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs (auto)",
-    )
-    parser.add_argument(
-        "--tp",
-        type=int,
-        default=1,
-        metavar="N",
-        help="split the target's heads and columns over N devices, with local-process or ray (1)",
-    )
-    parser.add_argument(
-        "--drafter-tp", type=int, default=1, metavar="M", help="the same for the drafter, over M devices (1)"
-    )
-    parser.add_argument(
-        "--memory",
-        default="",
-        metavar="SIZES",
-        help="bytes that models may take on devices, as in 0=4GiB,1=4GiB; a target that fits on none of them is split "
-        "by layers (what is free)",
-    )
-
-
 def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
     """Return the sampling options, after checking the seeds of all prompts."""
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
@@ -247,11 +153,6 @@ def limits_of(args: argparse.Namespace) -> Limits:
     return Limits(args.max_new_tokens, tuple(args.stop))
 
 
-def is_measured(args: argparse.Namespace) -> bool:
-    """Return whether the runs are measured on this machine, not timed by a profile."""
-    return args.profile is None and args.runtime != "virtual"
-
-
 def busy_warning(args: argparse.Namespace, before: Reading) -> str:
     """Return the warning of a busy machine for measured runs, else nothing; print it on stderr.
 
@@ -265,113 +166,6 @@ def busy_warning(args: argparse.Namespace, before: Reading) -> str:
     if warning:
         print(f"specscope: {warning}", file=sys.stderr)
     return warning
-
-
-def open_cluster(args: argparse.Namespace) -> Any:
-    """Open the cluster that the options describe; show downloads of its models on stderr."""
-    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
-    if runtime == "local-process" and args.device != "cuda":
-        from engine.workers.transports.forks import warm_up
-
-        warm_up()  # it imports torch while this process does
-    import engine
-
-    with DownloadBar() as bar:
-        return engine.open(
-            args.pair,
-            target=args.target,
-            drafter=args.drafter,
-            runtime=runtime,
-            profile=args.profile,
-            profile_pair=args.profile_pair,
-            tokens=args.tokens,
-            device=args.device,
-            forward=args.forward,
-            dtype=args.dtype,
-            tp=args.tp,
-            drafter_tp=args.drafter_tp,
-            address=args.address,
-            memory=args.memory,
-            head=args.head,
-            progress=bar.show,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """A prompt with its category in the prompt file."""
-
-    text: str
-    category: str = ""
-    line: int = 1
-    """Line in the file, from 1."""
-
-
-def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
-    """Return the prompts that the options name.
-
-    Raises:
-        UsageError: The file cannot be read or contains no prompt; the message has line and reason.
-    """
-    if args.limit is not None:
-        check_range("--limit", args.limit, 1)
-    if args.prompt is None:
-        rows = read_prompts(args.prompt_file)
-    elif not args.prompt:
-        raise UsageError("the prompt is empty; type some text")
-    else:
-        rows = [PromptRow(args.prompt)]
-    return rows if args.limit is None else spread(rows, args.limit)
-
-
-def read_prompts(path: Path) -> list[PromptRow]:
-    """Read a text file (one prompt), or .jsonl with turns, prompt, question or text per row."""
-    content = read_text(path, MAX_PROMPT_FILE)
-    if path.suffix != ".jsonl":
-        rows = [PromptRow(content.strip())]
-    else:
-        # JSON strings may contain other line ends of Unicode, so split at "\n" only.
-        rows = [_row(path, n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
-    if not any(row.text for row in rows):
-        raise UsageError(f"{path} contains no prompt; add some text")
-    for row in rows:
-        if not row.text:
-            raise UsageError(f"{path} line {row.line} has an empty prompt; type some text")
-        check_text(f"{path} line {row.line}", row.text)
-    return rows
-
-
-def _row(path: Path, number: int, line: str) -> PromptRow:
-    try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise UsageError(f"{path} line {number} is not JSON ({error})") from None
-    category = row.get("category", "") if isinstance(row, dict) else ""
-    if not isinstance(category, str | int):
-        raise UsageError(f"{path} line {number} has category {shown(category)}; it must be a text")
-    for key in ("turns", "prompt", "question", "text"):
-        value = row.get(key) if isinstance(row, dict) else None
-        if isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, str):
-            return PromptRow(value, str(category), number)
-    raise UsageError(f"{path} line {number} has none of turns, prompt, question, text")
-
-
-def spread(rows: list[PromptRow], n: int) -> list[PromptRow]:
-    """Return n rows in file order, taken evenly from the categories."""
-    groups: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        groups.setdefault(row.category, []).append(i)
-    order = [g[k] for k in range(max(map(len, groups.values()))) for g in groups.values() if k < len(g)]
-    return [rows[i] for i in sorted(order[:n])]
-
-
-def prompt_for(args: argparse.Namespace, row: PromptRow) -> Any:
-    """Return a row's text, or messages if the options have a system prompt."""
-    if not args.system:
-        return row.text
-    return [{"role": "system", "content": args.system}, {"role": "user", "content": row.text}]
 
 
 def clean(value: Any) -> Any:

@@ -16,8 +16,9 @@ import uuid
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from app.cli import common
+from app.cli import clusters, common
 from app.cli.compared import print_comparison
+from app.cli.prompts import PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
 from engine.errors import UsageError
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"passes, 1 to {MAX_PASSES}: every other one backwards; shows median and spread (default: 1)",
     )
     common.add_generation(parser)
-    common.add_cluster(parser)
+    clusters.add_cluster(parser)
     common.add_database(parser)
     common.add_json(parser)
 
@@ -65,16 +66,16 @@ def run(args: argparse.Namespace) -> int:
     for key, config in configs.items():
         find(key).configure(config)
     _check_repeat(args)
-    limits, rows = common.limits_of(args), common.prompts_of(args)
+    limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(common.open_cluster(args))
+        cluster = stack.enter_context(clusters.open_cluster(args))
         if args.methods == "all":
             keys, left_out = able(keys, cluster)
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
         entries = _entries(keys, configs, rows)
-        prompts = [common.prompt_for(args, row) for row in rows]
+        prompts = [prompt_for(args, row) for row in rows]
         passes: list[Traces] = [{name: {} for name in entries} for _ in range(args.repeat)]
         before = read_load()
         for i in range(len(rows)):
@@ -162,17 +163,17 @@ def able(keys: list[str], cluster: Any, load: Any = None) -> tuple[list[str], di
 
 
 def _fitting(
-    args: argparse.Namespace, cluster: Any, rows: list[common.PromptRow]
-) -> tuple[list[common.PromptRow], list[dict[str, Any]]]:
+    args: argparse.Namespace, cluster: Any, rows: list[PromptRow]
+) -> tuple[list[PromptRow], list[dict[str, Any]]]:
     """Return the rows that fit the context with their output, and the skipped rows with reasons.
 
     Raises:
         UsageError: No row fits.
     """
-    fitting, skipped = list[common.PromptRow](), list[dict[str, Any]]()
+    fitting, skipped = list[PromptRow](), list[dict[str, Any]]()
     new, context = args.max_new_tokens, cluster.context
     for row in rows:
-        prompt, about = common.prompt_for(args, row), {"line": row.line, "category": row.category}
+        prompt, about = prompt_for(args, row), {"line": row.line, "category": row.category}
         try:
             check_prompt(prompt, context)
         except UsageError as error:  # too long even to tokenize
@@ -193,7 +194,7 @@ def _fitting(
 
 
 def _entries(
-    keys: list[str], configs: dict[str, dict[str, Any]], rows: list[common.PromptRow]
+    keys: list[str], configs: dict[str, dict[str, Any]], rows: list[PromptRow]
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return name -> (method, config) for each row of the comparison.
 
@@ -208,7 +209,7 @@ def _entries(
     return entries
 
 
-def _parts(method: str, rows: list[common.PromptRow]) -> dict[int, list[int]]:
+def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
     """Return the prompt numbers of each run of a method, by the first number.
 
     A run has one prompt, or for a method for batches a block of rows of one category.
@@ -220,7 +221,7 @@ def _parts(method: str, rows: list[common.PromptRow]) -> dict[int, list[int]]:
     return {block[0]: block for block in blocks}
 
 
-def _summaries(traces: dict[str, dict[int, Trace]], rows: list[common.PromptRow]) -> dict[str, Any]:
+def _summaries(traces: dict[str, dict[int, Trace]], rows: list[PromptRow]) -> dict[str, Any]:
     """Return the summary of each method: figures of all runs, facts, and figures by category."""
     figures = _compared({key: list(runs.values()) for key, runs in traces.items()})
     summaries = {key: {**figures[key], **_facts(list(runs.values()))} for key, runs in traces.items()}

@@ -15,9 +15,10 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.cli import common
+from app.cli import clusters, common
 from app.cli.arrivals import poisson, read_arrivals
 from app.cli.compare import able, method_keys
+from app.cli.prompts import PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError, shown
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="draw the chart: .svg, or .html")
     common.add_generation(parser, required=False)
-    common.add_cluster(parser)
+    clusters.add_cluster(parser)
     common.add_database(parser)
     common.add_json(parser)
 
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     cells: Cells = {key: {} for key in keys}
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(common.open_cluster(args))
+        cluster = stack.enter_context(clusters.open_cluster(args))
         if args.methods == "all":
             keys, left_out = able(keys, cluster, _load(args, requests[:1], 1))
             cells = {key: {} for key in keys}
@@ -163,7 +164,7 @@ def _requests(args: argparse.Namespace) -> Requests:
     count = args.requests or len(known) or REQUESTS
     if known and count > len(known):
         raise UsageError(f"--requests is {count}; {args.arrivals} has {len(known)} arrivals: lower it")
-    prompts = [common.prompt_for(args, row) for row in (map(common.PromptRow, own) if own else _rows(args))]
+    prompts = [prompt_for(args, row) for row in (map(PromptRow, own) if own else _rows(args))]
     for prompt in prompts:
         check_prompt(prompt)  # the limit for any context, before models load
     if known:
@@ -173,11 +174,11 @@ def _requests(args: argparse.Namespace) -> Requests:
     return [(times[i], prompts[i % len(prompts)]) for i in range(count)]
 
 
-def _rows(args: argparse.Namespace) -> list[common.PromptRow]:
+def _rows(args: argparse.Namespace) -> list[PromptRow]:
     """Return the prompts of the options, or the bench's."""
     if args.prompt is not None or args.prompt_file is not None:
-        return common.prompts_of(args)
-    return list(map(common.PromptRow, json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]))
+        return prompts_of(args)
+    return list(map(PromptRow, json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]))
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:

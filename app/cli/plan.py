@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common
+from app.cli import clusters, common
 from app.cli.waiting import DownloadBar
 from engine.types import check_range
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    common.add_models(parser)
-    common.add_devices(parser)
+    clusters.add_models(parser)
+    clusters.add_devices(parser)
     parser.add_argument(
         "--context",
         type=int,

@@ -11,7 +11,8 @@ import sys
 import uuid
 from typing import Any
 
-from app.cli import common
+from app.cli import clusters, common
+from app.cli.prompts import prompt_for, prompts_of
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import find
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
     common.add_settings(parser, "a setting of the method; repeatable")
     common.add_generation(parser)
-    common.add_cluster(parser)
+    clusters.add_cluster(parser)
     common.add_database(parser)
     common.add_json(parser)
 
@@ -37,16 +38,16 @@ def run(args: argparse.Namespace) -> int:
     cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
-    limits, rows = common.limits_of(args), common.prompts_of(args)
+    limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
-    prompts = [common.prompt_for(args, row) for row in rows]
+    prompts = [prompt_for(args, row) for row in rows]
     for prompt in prompts:
         check_prompt(prompt)  # the limit for any context, before models load
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(common.open_cluster(args))
+        cluster = stack.enter_context(clusters.open_cluster(args))
         before = read_load()
         for i, part in enumerate(batches_of(args.method, prompts)):
             seeded = common.seeded(sampling, i)

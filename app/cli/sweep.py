@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common
+from app.cli import clusters, common
+from app.cli.prompts import prompt_for, prompts_of
 from app.cli.run import parse_fields, recorded
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="F.html", help="write heat map and chart as a page"
     )
     common.add_generation(parser, required=False)
-    common.add_cluster(parser)
+    clusters.add_cluster(parser)
     common.add_database(parser)
     common.add_json(parser)
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     scripted = columns.scripted or bool(rows and rows.scripted)
     _check(args, scripted=scripted)
     prompts = [] if scripted else _prompts(args)
-    measured = common.is_measured(args)
+    measured = clusters.is_measured(args)
     plan = Sweep(
         method.key,
         columns,
@@ -141,7 +142,7 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
 
 
 def _prompts(args: argparse.Namespace) -> list[Any]:
-    prompts = [common.prompt_for(args, row) for row in common.prompts_of(args)]
+    prompts = [prompt_for(args, row) for row in prompts_of(args)]
     for prompt in prompts:
         check_prompt(prompt)  # the limit for any context, before models load
     return prompts
@@ -164,7 +165,7 @@ def _decoder(
 ) -> Runner:
     """Return what decodes the prompts of a job and stores the run."""
     limits, sampling = common.limits_of(args), common.sampling_of(args, len(prompts))
-    cluster = stack.enter_context(common.open_cluster(args))
+    cluster = stack.enter_context(clusters.open_cluster(args))
 
     def decode(job: Job) -> Any:
         mine = prompts if method.batched else [prompts[job.sample]]
