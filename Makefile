@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine traces app tests
 
-.PHONY: play test lint style types format unit model browser bench clean
+.PHONY: play test lint style types format unit model package browser bench clean
 .DEFAULT_GOAL := play
 
 # The first start downloads a chat model (93 MB; Ctrl-C skips it). Later starts do not try again.
 play: $(VENV)/.app  ## set up and open the playground (ARGS="--port 8000")
 	@first=$$(test -e $(VENV)/.played || echo --get-model); touch $(VENV)/.played; exec $(BIN)/specscope play $$first $(ARGS)
 
-# The type checker has one thread: it runs beside the tests.
-test: style  ## set up (browser included), lint, type-check, run all tests
+# Debian's browser is installed beside Python's packages. The type checker has one thread: it runs beside the tests.
+test:  ## set up (browser included), lint, type-check, run all tests
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.dev package
+	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j 2 types unit
 
 lint: style types
@@ -37,6 +39,10 @@ unit: $(VENV)/.dev browser model
 # Without it, the tests on a real model are skipped and say so.
 model: $(VENV)/.dev
 	-@$(BIN)/specscope models get smollm2 --patience 20
+
+# After the environment, whose making may need apt too.
+package: | $(VENV)/bin/python
+	@sh tests/browser/install.sh
 
 browser: $(VENV)/.dev
 	@sh tests/browser/install.sh $(BIN)

@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from engine.cluster.open import open  # noqa: A004 - engine.open(...) is the front door
     from engine.cluster.session import Cluster
     from engine.errors import SpecScopeError, UsageError
+    from engine.run.serving import Load
     from engine.types import Limits, Sampling
 
-__all__ = ["Cluster", "Limits", "Sampling", "SpecScopeError", "UsageError", "open"]
+__all__ = ["Cluster", "Limits", "Load", "Sampling", "SpecScopeError", "UsageError", "open"]
 _HOME = {
     "Cluster": "engine.cluster.session",
     "Limits": "engine.types",
+    "Load": "engine.run.serving",
     "Sampling": "engine.types",
     "SpecScopeError": "engine.errors",
     "UsageError": "engine.errors",

@@ -37,6 +37,9 @@ PATIENCE_MS = 180_000
 """Longest wait for a state of the page."""
 FORGET = 'if (location.protocol !== "about:") { sessionStorage.clear(); localStorage.clear(); }'
 """The page keeps its conversation over a reload; each turn begins without one."""
+PANES = """() => ["#panes .app-pane", "#live-viewer .ss-pane"]
+    .map((panes) => document.querySelectorAll(panes).length).find((count) => count)"""
+"""Returns the number of panes: while the turn runs, or in the viewer if it has ended already."""
 STOP = """() => new Promise((done) => {
     const shown = () => document.querySelector('.app-turn[data-state="cancelled"]');
     const seen = () => shown() && requestAnimationFrame(() => setTimeout(() => {
@@ -76,7 +79,7 @@ class Turns:
         page.locator("#methods input:checked").nth(len(self.more)).wait_for(state="attached")
         page.locator("#run").click()
         page.locator('.app-turn:not([data-state="idle"])').wait_for()
-        return page.locator("#panes .app-pane").count()
+        return page.wait_for_function(PANES).json_value()
 
     def finish(self) -> None:
         """Wait until all runs have ended and the viewer shows them."""

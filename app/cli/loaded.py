@@ -74,6 +74,22 @@ def result_of(
     }
 
 
+STYLE = """
+html { color-scheme: light dark; }
+body { margin: 0 auto; padding: 24px 16px 64px; max-width: 1080px; font: 15px/1.5 system-ui, sans-serif;
+  background: light-dark(#ffffff, #0b1120); color: light-dark(#1d2433, #e6e9f0); }
+h1 { margin: 0 0 16px; font: 700 24px/1.25 system-ui, sans-serif; }
+p { margin: 4px 0; }
+div { overflow-x: auto; margin: 0 0 16px; }
+svg { max-width: 100%; min-width: 720px; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid light-dark(#e2e6ee, #25304a); }
+th:first-child { text-align: left; }
+"""
+"""The page of a load, in the colours of the other pages."""
+
+
 def print_load(result: Mapping[str, Any]) -> None:
     """Print a row per method and batch size, and where each method stops paying."""
     limits = result["limits"]
@@ -145,11 +161,12 @@ def page(result: Mapping[str, Any]) -> str:
     title = escape(f"{result['requests']} requests · {result['clock']}")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>body{{font:14px system-ui,sans-serif;margin:24px;color-scheme:light dark}}"
-        "svg{max-width:100%;height:auto}td,th{padding:2px 10px;text-align:right}</style></head>"
-        f"<body><h1>{title}</h1>{chart(result)}{notes}<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></body></html>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f'<div tabindex="0" role="region" aria-label="Charts">{chart(result)}</div>{notes}'
+        f'<div tabindex="0" role="region" aria-label="Figures"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></body></html>\n"
     )
 
 

@@ -110,7 +110,7 @@ def _lines(found: Fit, tokens: int) -> list[str]:
     for use in found.uses:
         needed = megabytes(use.weights + tokens * use.per_token)
         lines.append(
-            f"Memory of {use.memory}: {needed} of {megabytes(use.free)} free; room for {use.tokens():,} tokens"
+            f"Memory of {use.memory}: {needed} needed, {megabytes(use.free)} free; room for {use.tokens():,} tokens"
         )
     verdict = "fits" if found.tokens >= tokens else "does not fit"
     lines += [f"The pair {verdict} with {tokens:,} tokens; its context is {found.context:,}.", ""]

@@ -15,7 +15,6 @@ from engine.cluster.tokens import tokens_of
 from engine.environment import processor
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Separate
-from engine.pairs.layers import is_layer_drafter
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
@@ -58,8 +57,7 @@ def place(
         raise UsageError(f"address is {address!r}, but the runtime is {runtime}; use the runtime ray")
     if forward not in FORWARDS:
         raise UsageError(f"there is no forward {forward!r}; choose one of {', '.join(FORWARDS)}")
-    if dtype not in DTYPES:
-        raise UsageError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    _check_dtype(dtype)
     if profile is not None and (forward, dtype) != ("eager", "auto"):
         raise UsageError(
             f"forward {forward} and dtype {dtype} are for local devices; the runtime virtual takes "
@@ -140,6 +138,7 @@ def local_site(
         UsageError: A setting is wrong, or two do not go together.
         ModelError: The target does not fit on all devices together.
     """
+    _check_dtype(dtype)
     devices = devices_of(device)
     _check_tp(pair, len(devices), tp, drafter_tp)
     limits = Memory(parse_limits(memory, devices)) if memory else Memory()
@@ -155,21 +154,21 @@ def local_site(
     return site
 
 
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UsageError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+
+
 def _check_tp(pair: Pair, devices: int, tp: int, drafter_tp: int) -> None:
     """Check that this machine can split the models by tensors.
 
     Raises:
-        UsageError: It has too few devices, or the drafter cannot be split.
+        UsageError: It has too few devices, or there is no drafter to split.
     """
     check_range("tp", tp, 1, devices)
     check_range("drafter_tp", drafter_tp, 1, devices)
     if drafter_tp > 1 and pair.drafter_path is None:
         raise UsageError(f"drafter_tp is {drafter_tp}, but there is no drafter; name one with --drafter")
-    if drafter_tp > 1 and any(map(is_layer_drafter, pair.drafter_paths)):
-        raise UsageError(
-            f"drafter_tp is {drafter_tp}, but the drafter is made of layers of the target and is not split; "
-            "leave drafter_tp at 1"
-        )
 
 
 def _virtual(

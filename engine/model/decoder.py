@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.errors import RunCancelled, UsageError
+from engine.errors import RunCancelled
 from engine.model.attention import SlotAttention
 from engine.model.cache import Buffers, Cache
+from engine.model.checks import check_forward
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output, never
 from engine.model.padded_attention import attention_parts
@@ -147,7 +148,9 @@ class Decoder:
         stopped: Callable[[], bool] = never,
     ) -> Output:
         """Run the rows and add them to the cache; see `LanguageModel.forward`."""
-        wanted = self._check(rows, want, hidden)
+        ids = range(self._lowest_id, self.vocab_size)
+        check_forward(self.name, rows, want, hidden, ids=ids, layers=self.shape.layers)
+        in_order = want.tolist() == list(range(len(rows)))
         before = self._communicated()
         segments = rows.segments()
         lengths = [(slot, cache.length(slot)) for slot, _, _ in segments]
@@ -166,8 +169,8 @@ class Decoder:
             if not self.is_last:
                 _required(stage_io).send(x)
                 return Output(x.new_empty((len(want), 0)), states, cells)
-            if wanted is not None:
-                x = x.index_select(0, wanted)
+            if not in_order:
+                x = x.index_select(0, torch.from_numpy(want).to(self.device))
             return Output(self.logits(x), states, cells, self._communicated() - before)
         except BaseException:
             for slot, length in lengths:  # some of the new keys and values are not written
@@ -237,25 +240,6 @@ class Decoder:
         ids = rows.tokens if self.make_inputs is None else np.maximum(rows.tokens, 0)
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
         return (x, None) if self.make_inputs is None else self.make_inputs(rows, x)
-
-    def _check(self, rows: Rows, want: np.ndarray, hidden: tuple[int, ...]) -> Tensor | None:
-        """Check a forward's arguments.
-
-        Returns:
-            The wanted rows as a tensor (W,) on the device; None if all rows are wanted in order.
-        """
-        ids, wanted = rows.tokens.tolist(), want.tolist()
-        if ids and not self._lowest_id <= min(ids) <= max(ids) < self.vocab_size:
-            unknown = next(token for token in ids if not self._lowest_id <= token < self.vocab_size)
-            raise UsageError(
-                f"token id {unknown} is not in the {self.name}'s vocabulary of {self.vocab_size}"
-            )
-        if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
-            invalid = next(row for row in wanted if not 0 <= row < len(ids))
-            raise UsageError(f"wanted row {invalid} is not one of the rows 0 to {len(ids) - 1}")
-        if not all(-1 <= i <= self.shape.layers for i in hidden):
-            raise UsageError(f"hidden layers are {hidden}; they must be -1 to {self.shape.layers}")
-        return None if wanted == list(range(len(ids))) else torch.from_numpy(want).to(self.device)
 
     def run_layers(
         self,

@@ -25,6 +25,7 @@ from engine.files import replacing
 from engine.model.decoder import Decoder
 from engine.model.draft_vocabulary import DraftVocabulary
 from engine.model.shape import EMBEDDING, ModelShape
+from engine.model.shard import Shard
 from engine.model.weights import Linear, Norm, identity
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import DRAFTER_MARK, read_config, read_object
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
+
+    from engine.model.shard import Part, Ranks
 
 VERSION = 1
 WEIGHTS = "model.safetensors"
@@ -201,9 +204,23 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def load_drafter(
-    folder: Path, target: Path, device: str | torch.device, dtype: torch.dtype, name: str
+    folder: Path,
+    target: Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    name: str,
+    ranks: Ranks | None = None,
 ) -> Decoder:
     """Return the decoder of a drafter made of a target's layers.
+
+    Args:
+        folder: The drafter's directory.
+        target: The target's.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+        name: The model's name in spans.
+        ranks: The ranks of a drafter split by tensors: each holds a part of every layer, and the
+            whole LM head, which a shortened vocabulary makes small.
 
     Raises:
         ModelError: A file is missing or broken.
@@ -212,16 +229,30 @@ def load_drafter(
     config, deltas = read_drafter(folder, target)
     source, place = Checkpoint(target), torch.device(device)
     shape = config.shape(ModelShape.of(read_config(target), target / "config.json"))
-    source.check_memory(shape.tensors(), device, dtype)
+    shard = Shard(shape, *((ranks.rank, ranks.ways) if ranks is not None else (0, 1)))
+    source.check_memory(shard.shape.tensors(), device, dtype)
     read = merged(config, source, deltas)
 
     def take(key: str) -> Tensor:
         return read(key).to(place, dtype)
 
+    def take_part(key: str) -> Tensor:
+        return shard.take(key, lambda key, part: _cut(take(key), part))
+
     ids = deltas.take("ids", place, torch.int64) if config.vocabulary else None
     head = _head(shape, take, ids, Linear(take("map"), drafts=True) if config.mapped else identity)
     # the head contains the last norm, because the map precedes it
-    return Decoder(dataclasses.replace(shape, final_norm=False), take, name, head=head, drafts=True)
+    shape = dataclasses.replace(shard.shape, final_norm=False)
+    return Decoder(shape, take_part, name, head=head, drafts=True, ranks=ranks)
+
+
+def _cut(tensor: Tensor, part: Part | None) -> Tensor:
+    """Return a part of a tensor, without what lies beyond its end; None for the whole tensor."""
+    if part is None:
+        return tensor
+    size = tensor.shape[part.dim]
+    start, stop = min(part.start, size), min(part.stop, size)
+    return tensor.narrow(part.dim, start, stop - start).clone()
 
 
 def _head(

@@ -50,7 +50,7 @@ def load(
     """
     directory = resolve(model)
     if target is not None and is_layer_drafter(directory):
-        decoder = load_drafter(directory, resolve(target), device, dtype, name)
+        decoder = load_drafter(directory, resolve(target), device, dtype, name, ranks)
     else:
         decoder = _load(directory, device, dtype, name, stage, ranks)
     if static:

@@ -76,7 +76,8 @@ def model_size(
         ModelError: A file is missing, broken or unsupported.
     """
     if is_layer_drafter(directory):
-        return _layer_drafter_size(directory, target, dtype, on_cpu and dtype == torch.float32)
+        packs = on_cpu and dtype == torch.float32
+        return _layer_drafter_size(directory, target, dtype, packs, split or Split())
     return _size(checked_shape(directory), dtype, on_cpu, split or Split())
 
 
@@ -104,10 +105,10 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split) -> 
     return Size(weights, part.shape.kv_numbers * len(span) // shape.layers * dtype.itemsize)
 
 
-def _layer_drafter_size(directory: Path, target: Path, dtype: torch.dtype, packs: bool) -> Size:
+def _layer_drafter_size(directory: Path, target: Path, dtype: torch.dtype, packs: bool, split: Split) -> Size:
     """Return the size of a drafter made of the target's layers; a CPU has its matrices as int8."""
     config, _ = read_drafter(directory, target)
-    shape = config.shape(checked_shape(target))
+    shape = Shard(config.shape(checked_shape(target)), split.rank, split.ways).shape
     tensors = shape.tensors()
     embedding = _bytes(tensors.pop(EMBEDDING), dtype.itemsize)
     tensors[HEAD] = (config.vocabulary or shape.vocab, shape.width)

@@ -13,7 +13,7 @@ already produced the next token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.types import Draft, DraftToken, Prefix, Verdict
@@ -97,14 +97,16 @@ class Turn:
             self.start_verifications()
             async for results in self.race:
                 for source, result in results:
-                    if isinstance(source, _Verification):
+                    if source in self.running:
                         self.running.remove(source)
                         self.finished.append(source)
-                    elif isinstance(source, _Judging):
+                    elif source is self.judging:
                         if self.commit(source, result):
                             return
+                    elif source not in self.lines:
+                        continue  # stopped by a verdict that was ready at the same moment
                     elif result:
-                        source.draft += result
+                        source.draft += self.guessed(result) if self.match else result
                         self.start_draft(source)
                     else:
                         source.full = True
@@ -115,6 +117,11 @@ class Turn:
     def start_draft(self, line: _Line) -> None:
         """Start to draft a line's next token (line 6)."""
         line.job = self.race.start(_next_draft(line, self.run.x + line.draft, self.sampled))
+
+    @staticmethod
+    def guessed(draft: Draft) -> Draft:
+        """Return a draft without its q: the rule is `match` however its tokens were picked."""
+        return Draft(tuple(replace(token, q=None) for token in draft.tokens))
 
     # Verifications: which line next, on which server.
 
@@ -225,11 +232,11 @@ class Turn:
         for line in agreeing:
             line.draft = line.draft[len(accepted) :]
         longest = max(agreeing, key=lambda line: len(line.draft))
-        for line in self.lines:
+        for number, line in enumerate(self.lines):
             if line not in agreeing:
                 self.race.stop(line.job)
-                line.draft, line.full = longest.draft, False
-                self.start_draft(line)
+                self.lines[number] = _Line(line.drafter, longest.draft)
+                self.start_draft(self.lines[number])
 
 
 async def _next_draft(line: _Line, prefix: Prefix, sampled: bool) -> tuple[_Line, Draft]:

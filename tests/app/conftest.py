@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import engine
+from app import gradio_import  # noqa: F401 - before a test imports Gradio with its stubs
 from app.runs import LiveRun, RunRequest
 from app.service import Service
 from tests.app.fakes import FakeOpen

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
+from app.bench.viewer import CHROMIUMS
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -19,7 +21,7 @@ FLAGS = [
 
 def launched(playwright: Playwright) -> Browser:
     """Start Debian's Chromium, else Playwright's own."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     return playwright.chromium.launch(executable_path=path, args=FLAGS)
 
 

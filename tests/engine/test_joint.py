@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from engine.draws import Draws
+from engine.run.race import Race
 from engine.types import Draft, Prefix, Sampling, Verdict
-from tests.engine.toy import Blurred, Parallel, Scores, Table, ToyRun, ToyTarget, always_wrong
+from tests.engine.toy import Blurred, Method, Parallel, Scores, Table, ToyRun, ToyTarget, always_wrong
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import METHODS, method, sampled_tree, top_tree
 
@@ -124,28 +128,81 @@ ORDERS = {
 """Turns of the event loop for a draft, for a forward of each of three servers, for a judgement."""
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("config", [{}, {"drafts": "sampled"}, {"acceptance": "rejection"}], ids=str)
-def test_dsi_has_the_targets_distribution_in_any_order_of_results(order, config):
+def in_order(decode: Method, order: str, busy: list[int]) -> Method:
+    """Return DSI on three servers with an order of results; `busy` gets the working servers."""
     drafting, scoring, judging = ORDERS[order]
-    decode, busiest = method("dsi", **{"lookahead": 1, "sp": 3, **config}), 0
 
     async def ordered(run: ToyRun) -> None:
         class Watched(ToyTarget):
             def score(self, prefix: Prefix, draft: Draft) -> Scores:
-                nonlocal busiest
-                busiest = max(busiest, 1 + sum(server.busy for server in run.targets if server is not self))
+                busy.append(1 + sum(server.busy for server in run.targets if server is not self))
                 return super().score(prefix, draft)
 
-        run.drafter.ticks = drafting
+        for number, drafter in enumerate(run.drafters):
+            drafter.ticks = drafting + 3 * number
         run.targets = [Watched(run, run.target.logits, ticks, judging) for ticks in scoring]
         await decode(run)
 
+    return ordered
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("config", [{}, {"drafts": "sampled"}, {"acceptance": "rejection"}], ids=str)
+def test_dsi_has_the_targets_distribution_in_any_order_of_results(order, config):
+    busy = list[int]()
+    decode = in_order(method("dsi", **{"lookahead": 1, "sp": 3, **config}), order, busy)
     size, tokens = (2, 3) if config else (3, 4)  # a sampled draft is one draw more
     p, q = Table(1, size, sharpness=2.0), Table(3, size)
-    assert distance(joint(ordered, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
+    assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
     if order != "forwards first":
-        assert busiest > 1, "several servers worked at once"
+        assert max(busy) > 1, "several servers worked at once"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("lookahead", "size", "tokens", "seeds"), [(1, 3, 4, (1, 3, 5, 8)), (2, 2, 6, (2, 4, 6, 9))]
+)
+def test_lines_that_contradict_each_other_have_the_targets_distribution_in_any_order(
+    order, lookahead, size, tokens, seeds
+):
+    """Three drafters and three servers: a verdict stops verifications and drafts under way."""
+    busy, stopped = list[int](), 0
+    decode = in_order(method("dsi", lookahead=lookahead, sp=3, drafters=3), order, busy)
+
+    class Watched(Race):
+        def stop(self, task: asyncio.Task[object] | None) -> None:
+            nonlocal stopped
+            stopped += task in self._running
+            super().stop(task)
+
+    async def watched(run: ToyRun) -> None:
+        run.race = Watched
+        await decode(run)
+
+    p, first, *further = (Table(seed, size) for seed in seeds)
+    texts = joint(watched, p, first, ONE, tokens, further=further)
+    assert distance(texts, target_joint(p, ONE, tokens)) < EXACT
+    if order in ("drafts first", "later servers first"):
+        assert max(busy) > 1
+        assert stopped > 50, "verdicts contradict work under way"
+
+
+@pytest.mark.parametrize("config", [{}, {"drafts": "sampled"}, {"acceptance": "rejection"}], ids=str)
+def test_no_order_of_results_changes_a_text_of_dsi(config):
+    drafters = 1 if config else 3
+    decode = method("dsi", **{"lookahead": 2, "sp": 3, "drafters": drafters, **config})
+    p, first, *further = (Table(seed, 3) for seed in (1, 3, 5, 8))
+    loop = asyncio.new_event_loop()
+    for seed in range(20):
+        texts, ways = set[tuple[int, ...]](), [in_order(decode, order, []) for order in ORDERS]
+        if "acceptance" not in config:  # rule 2: the target draws every token
+            ways.append(method("autoregressive"))
+        for way in ways:
+            run = ToyRun(p, first, Draws(seed, 0), ONE, 8, further=further[: drafters - 1])
+            loop.run_until_complete(way(run))
+            texts.add(run.text)
+        assert len(texts) == 1, seed
+    loop.close()
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("speculative-1", 3), ("pearl-2", 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sqlite3
 import subprocess
@@ -24,49 +25,95 @@ LIMIT_S = 60
 STOPPED = "specscope: stopped\n"
 
 
+PROGRAM = """
+import json, os, sys
+from app import main
+import engine.cluster.runtimes, traces.store  # what a run imports
+for line in sys.stdin:
+    words, errors = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, file in ((0, os.devnull), (1, os.devnull), (2, errors)):
+            os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+        sys.exit(main.main(words))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs each command in a child that has imported the libraries, which take longer than the run."""
+
+
+PROGRAM = """
+import json, os, sys
+from app import main
+import engine.cluster.runtimes, traces.store  # what a run imports
+for line in sys.stdin:
+    words, errors = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, file in ((0, os.devnull), (1, os.devnull), (2, errors)):
+            os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+        sys.exit(main.main(words))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs each command in a child that has imported the libraries, which take longer than the run."""
+
+
 @dataclass
 class Command:
     """`specscope run` in the middle of a run."""
 
-    process: subprocess.Popen[str]
+    process: psutil.Process
     worker: psutil.Process
     database: Path
+    program: subprocess.Popen[str]
+    errors: Path
 
     def ends(self) -> tuple[int, str, list[str]]:
         """Wait for the end; return the exit code, stderr, and the status of the stored run."""
-        _, errors = self.process.communicate(timeout=LIMIT_S)
-        psutil.wait_procs([self.worker], timeout=LIMIT_S)
+        psutil.wait_procs([self.process, self.worker], timeout=LIMIT_S)
+        assert not self.process.is_running(), "the command is still running"
         assert not self.worker.is_running(), "the worker is still running"
+        assert self.program.stdout is not None
+        code = int(self.program.stdout.readline())
         with Store(self.database) as store:
-            return self.process.returncode, errors, [run.status for run in store.runs()[0]][:1]
+            return code, self.errors.read_text(), [run.status for run in store.runs()[0]][:1]
 
 
-@pytest.fixture
-def command(tmp_path) -> Iterator[Command]:
-    """Start a command with one worker that would decode for minutes."""
+@pytest.fixture(scope="module")
+def program() -> Iterator[subprocess.Popen[str]]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits SIG_IGN
-    database, prompts = tmp_path / "traces.db", tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "Tell me a story about a lighthouse."}\n' * 2000)
-    words = ["run", "--method", "autoregressive", "--target", str(PAIRS / "bundled" / "target")]
-    words += ["--prompt-file", str(prompts), "--db", str(database), "--device", "cpu"]
-    root = Path(__file__).parents[2]
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", *words],
-        cwd=root,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-c", PROGRAM],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
     )
     signal.signal(signal.SIGINT, before)
+    yield process
+    process.communicate()
+
+
+@pytest.fixture
+def command(program, tmp_path) -> Iterator[Command]:
+    """Start a command with one worker that would decode for minutes."""
+    database, prompts, errors = (tmp_path / name for name in ("traces.db", "prompts.jsonl", "errors"))
+    prompts.write_text('{"prompt": "Tell me a story about a lighthouse."}\n' * 2000)
+    words = ["run", "--method", "autoregressive", "--target", str(PAIRS / "bundled" / "target")]
+    words += ["--prompt-file", str(prompts), "--db", str(database), "--device", "cpu"]
+    program.stdin.write(json.dumps([words, str(errors)]) + "\n")
+    program.stdin.flush()
+    process = psutil.Process(int(program.stdout.readline()))
     try:
         while not spans_of(database):
-            assert process.poll() is None, "it ended by itself"
+            assert process.status() != psutil.STATUS_ZOMBIE, "it ended by itself"
             time.sleep(0.1)
         (worker,) = worker_processes(process.pid)
-        yield Command(process, worker, database)
+        yield Command(process, worker, database, program, errors)
     finally:
-        process.kill()
-        process.communicate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def spans_of(database: Path) -> int:

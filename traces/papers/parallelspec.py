@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traces.closed_forms import speculative_tokens
+from traces.papers import stub_head
 from traces.papers.rows import Paper, Row, bisect, cells, numbers, published_only
 
 _DATA = numbers("parallelspec")
@@ -132,5 +133,6 @@ PAPER = Paper(
         "Figure 1": _figure_1,
         "Figure 4": _figure_4,
         "Figure 5": _figure_5,
+        "Stub head": stub_head.rows,
     },
 )

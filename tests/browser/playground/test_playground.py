@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -19,6 +20,7 @@ from tests.browser.playground.steps import (
     fill,
     new_tokens,
     type_prompt,
+    unfold,
     viewer,
     wait_for,
 )
@@ -33,7 +35,7 @@ ANOTHER_TURN = """(link) => {
 STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."
 
 
-def test_chat_hover_and_replay(page: Page) -> None:
+def test_chat_hover_replay_and_stop(page: Page) -> None:
     type_prompt(page, STORY)
     new_tokens(page, 32)
     page.get_by_role("textbox", name="Prompt", exact=True).press("Control+Enter")
@@ -77,9 +79,11 @@ def test_chat_hover_and_replay(page: Page) -> None:
     page.locator("#clear").click()
     wait_for(page, "idle")
     expect(page.locator(".app-prompt")).to_have_count(0)
+    stop_by_escape(page)
 
 
-def test_escape_stops_a_turn_and_its_text_stays(page: Page) -> None:
+def stop_by_escape(page: Page) -> None:
+    """Stop a new conversation's turn; its text stays, and the next pane says why it has none."""
     new_tokens(page, 1500)
     page.get_by_role("button", name="A lighthouse keeper").click()
     expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(STORY)
@@ -131,20 +135,22 @@ def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server)
     expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(2)
 
 
-def test_history_open_search_and_delete(page: Page, open_page) -> None:
+def test_history_open_export_import_search_and_delete(page: Page, open_page, tmp_path) -> None:
     answer(page, "Remember the word zanzibar.", tokens=6)
     link = page.get_by_role("link", name="Permalink").get_attribute("href")
     page.get_by_role("tab", name="History").click()
+    page.get_by_role("textbox", name="Search").fill("zanzibar")  # before the list is there
     rows = page.locator(".app-runs tbody tr")
-    rows.first.wait_for()
-    page.get_by_role("textbox", name="Search").fill("zanzibar")
     expect(rows).to_have_count(3)
-    rows.first.get_by_role("button", name="Compare").click()
+    export_and_import(page, rows, tmp_path / "trace.jsonl")
+    page.get_by_role("textbox", name="Search").fill("zanzibar")
+    expect(rows).to_have_count(4)
+    rows.nth(1).get_by_role("button", name="Compare").click()
     viewer(page, "#history-viewer").wait_for()
     expect(page.locator("#history-viewer .ss-pane")).to_have_count(3)
     expect(page.locator(".app-opened h2")).to_have_text("3 runs compared")
     page.get_by_role("button", name="All runs").click()
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(4)
 
     page = open_page(link[1:], theme="dark")
     rows = page.locator(".app-runs tbody tr")
@@ -152,24 +158,20 @@ def test_history_open_search_and_delete(page: Page, open_page) -> None:
     expect(page.locator("#history-viewer .ss-pane")).to_have_count(3)
     page.get_by_role("button", name="All runs").click()
     page.get_by_role("textbox", name="Search").fill("zanzibar")
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(4)
 
     for box in rows.get_by_role("checkbox").all():
         box.check()
-    expect(page.locator("#history-delete")).to_have_text("Delete 3")
+    expect(page.locator("#history-delete")).to_have_text("Delete 4")
     page.locator("#history-delete").click()
-    expect(page.locator("#history-confirm")).to_contain_text("Delete these 3 runs")
+    expect(page.locator("#history-confirm")).to_contain_text("Delete these 4 runs")
     page.get_by_role("button", name="Delete for good").click()
-    expect(page.locator("#history-message")).to_contain_text("3 runs deleted")
+    expect(page.locator("#history-message")).to_contain_text("4 runs deleted")
     expect(page.locator('#history-table [data-state="empty"]')).to_be_visible()
 
 
-def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
-    answer(page, "Keep this one.", tokens=6)
-    page.get_by_role("tab", name="History").click()
-    page.get_by_role("textbox", name="Search").fill("Keep this one")  # before the list is there
-    rows = page.locator(".app-runs tbody tr")
-    expect(rows).to_have_count(3)
+def export_and_import(page: Page, rows: Locator, file: Path) -> None:
+    """Open the first run, download its trace, and import it under another id."""
     run = rows.first.get_attribute("data-run")
     rows.first.get_by_role("button", name="Open").click()
     page.locator("#whatif-chart .main-svg").first.wait_for()
@@ -177,7 +179,6 @@ def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
     page.get_by_text("Download the data").click()
     with page.expect_download() as started:
         page.get_by_role("link", name="trace.jsonl").click()
-    file = tmp_path / "trace.jsonl"
     started.value.save_as(file)
     lines = file.read_text().splitlines()
     header = json.loads(lines[0])
@@ -191,30 +192,41 @@ def test_export_and_import_through_the_page(page: Page, tmp_path) -> None:
     expect(page.locator('tr[data-run="imported01"]')).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_both_themes_fit_a_narrow_window(open_page, window, theme: str) -> None:
-    page = open_page(theme=theme, width=800)
+INK_AND_GROUND = (
+    "[getComputedStyle(document.querySelector('#live-viewer h3')).color,"
+    " getComputedStyle(document.body).backgroundColor].map(c => c.match(/[\\d.]+/g).slice(0, 3).map(Number))"
+)
+
+
+def is_dark(page: Page) -> bool:
+    return page.evaluate("document.body.classList.contains('dark')")
+
+
+def test_both_themes_fit_a_narrow_window(open_page, window) -> None:
+    """The page has the system's theme until another one is chosen, which is kept."""
+    page = open_page(theme="dark", width=800)
     answer(page, "Hello!", tokens=6)
-    ink, ground = page.evaluate(
-        "[getComputedStyle(document.querySelector('#live-viewer h3')).color,"
-        " getComputedStyle(document.body).backgroundColor].map(c => c.match(/[\\d.]+/g).slice(0, 3).map(Number))"
-    )
-    assert (sum(ink) > sum(ground)) == (theme == "dark")
-    assert abs(sum(ink) - sum(ground)) > 300
+    for theme in ("dark", "light"):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_function(
+            "(dark) => document.body.classList.contains('dark') === dark", arg=theme == "dark"
+        )
+        ink, ground = map(sum, page.evaluate(INK_AND_GROUND))
+        assert (ink > ground) == (theme == "dark")
+        assert abs(ink - ground) > 300
     for tab in ("Playground", "History", "Lab", "About"):
         page.set_viewport_size({"width": 800, "height": 950})
         page.get_by_role("tab", name=tab).click()
         page.locator('[role="tabpanel"]:visible').first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"), tab
-        if theme == "light":
-            assert_looks(page)
-    page.get_by_role("button", name="Light or dark").click()
-    assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light")
-    window.reload()
-    page.locator("#run").wait_for()
-    assert page.evaluate("document.body.classList.contains('dark')") == (theme == "light"), (
-        "the choice is kept"
-    )
+        assert_looks(page)
+    for dark in (True, False):
+        page.get_by_role("button", name="Light or dark").click()
+        assert is_dark(page) == dark
+        window.reload()
+        page.locator("#run").wait_for()
+        assert is_dark(page) == dark, "the choice is kept"
+        page.emulate_media(color_scheme="dark")
 
 
 def choose_batch(page: Page) -> Locator:
@@ -229,11 +241,21 @@ def choose_batch(page: Page) -> Locator:
     return box
 
 
-def test_samples_fill_a_batch_and_every_sequence_is_shown(page: Page) -> None:
+def test_samples_fill_a_batch_and_a_further_prompt_that_is_too_long_is_refused(page: Page) -> None:
     box = choose_batch(page)
     samples = box.input_value().split("\n\n")
     assert len(samples) == 7
+    fill(box, "Short.\n\n" + "word " * 4000)
+    type_prompt(page, "Hi")
+    page.locator("#run").click()
+    refusal = page.locator("#alert-prompt .app-alert")
+    expect(refusal).to_contain_text("prompt 2 of 3 (counted from 0)")
+    expect(refusal).to_contain_text("context")
+
+    unfold(page)
+    fill(box, "\n\n".join(samples))
     answer(page, "Tell me a joke.", 12)
+    expect(refusal).to_have_count(0)
     batches = viewer(page).locator(".ss-pane").filter(has_text="EMS-SD")
     expect(batches).to_have_count(2)
     expect(batches.nth(0)).to_contain_text("baseline")
@@ -246,19 +268,10 @@ def test_samples_fill_a_batch_and_every_sequence_is_shown(page: Page) -> None:
     expect(other.locator("details.ss-sequence")).to_have_count(0)
 
 
-def test_a_further_prompt_that_is_too_long_is_refused_with_its_number(page: Page) -> None:
-    fill(choose_batch(page), "Short.\n\n" + "word " * 4000)
-    type_prompt(page, "Hi")
-    page.locator("#run").click()
-    refusal = page.locator("#alert-prompt .app-alert")
-    expect(refusal).to_contain_text("prompt 2 of 3 (counted from 0)")
-    expect(refusal).to_contain_text("context")
-
-
 # Without worker processes: the tests above share those of one cluster, which a virtual one closes.
 
 
-def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
+def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked(open_page) -> None:
     page = open_page(motion="no-preference")
     race = page.locator("#demo .app-demo-root")
     expect(race.locator(".ss-pane")).to_have_count(3)
@@ -276,9 +289,11 @@ def test_on_load_a_finished_race_plays_until_the_first_run(open_page) -> None:
     page = open_page(motion="no-preference")
     expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
     expect(page.locator("#demo .ss-pane")).to_have_count(0)
+    the_list_of_methods_follows_the_chosen_models(page)
+    the_picker_searches_presets_and_runs_a_method_twice(page)
 
 
-def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
+def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     methods = page.locator("#methods").get_by_role("checkbox")
     pearl = page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)
     expect(methods).to_have_count(len(KEYS))
@@ -299,14 +314,17 @@ def test_the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     expect(page.locator("#get-smollm2")).to_be_visible()
 
 
-def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_all(
+def test_after_a_virtual_run_the_settings_fold_a_race_plays_once_and_a_reload_keeps_all(
     open_page, window
 ) -> None:
     page = open_page(motion="no-preference")
     page.get_by_role("radio", name="Virtual cluster").check()
+    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
     choose(page, "Autoregressive", True)
-    answer(page, "Hello!", tokens=8)
+    answer(page, HOSTILE, tokens=8)
     live = page.locator("#live-viewer")
+    expect(live.locator(".ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
+    expect(live.locator(".ss-badge", has_text="measured")).to_have_count(0)
     expect(page.locator("#settings")).to_be_hidden()
     expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
     expect(live.locator(".ss-replay")).to_have_attribute("data-races", "1")
@@ -316,7 +334,7 @@ def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_
     expect(live.locator(".ss-verdict-main")).to_have_count(2)
     window.reload()
     viewer(page).wait_for()
-    expect(page.locator(".app-prompt")).to_have_text("Hello!")
+    expect(page.locator(".app-prompt")).to_have_text(HOSTILE)
     expect(page.locator("#demo .ss-pane")).to_have_count(0)
     if advised.count():
         name = advised.first.inner_text()
@@ -329,7 +347,7 @@ def test_after_a_run_the_settings_fold_and_a_race_plays_once_and_a_reload_keeps_
         wait_for(page, "done")
 
 
-def test_the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
+def the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
     search = page.get_by_role("searchbox", name="Search methods")
     search.fill("medusa")
     boxes = page.locator("#methods").get_by_role("checkbox")
@@ -347,11 +365,3 @@ def test_the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None
     titles = page.locator("#live-viewer .ss-pane h3")
     expect(titles.nth(2)).to_have_text("PEARL · γ 5")
     expect(titles.nth(3)).to_have_text("PEARL · γ 2")
-
-
-def test_a_virtual_cluster_is_one_click_away(page: Page) -> None:
-    page.get_by_role("radio", name="Virtual cluster").check()
-    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
-    answer(page, HOSTILE, tokens=8)
-    expect(page.locator("#live-viewer .ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
-    expect(page.locator("#live-viewer .ss-badge", has_text="measured")).to_have_count(0)

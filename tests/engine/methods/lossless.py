@@ -33,7 +33,7 @@ CONFIGS = {
         {"gamma": 1, "level": 2, "phrases": 8, "window": 2},
         {"phrases": 0},
     ],
-    "dsi": [{}, {"lookahead": 32, "sp": 1}, {"acceptance": "rejection"}, {"drafts": "sampled"}],
+    "dsi": [{}, {"lookahead": 64, "sp": 1}, {"acceptance": "rejection"}, {"drafts": "sampled"}],
     "ems": [
         {},
         {"base": "speculative"},
@@ -69,7 +69,7 @@ CASES = [(key, config) for key in METHODS for config in CONFIGS.get(key, [{}])]
 TWO_EACH = [(key, config) for key in METHODS for config in CONFIGS.get(key, [{}])[:2]]
 ONE_EACH = [(key, CONFIGS.get(key, [{}])[0]) for key in METHODS]
 FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3")
-two_each = pytest.mark.parametrize(("method", "config"), TWO_EACH, ids=str)
+one_each = pytest.mark.parametrize(("method", "config"), ONE_EACH, ids=str)
 
 
 def rule_2() -> pytest.MarkDecorator:

@@ -22,6 +22,8 @@ from tests.engine.methods.lossless import (
 
 LONG = list(range(20, 31))
 """A prompt longer than the sliding window."""
+SHORT = {OTHER: (([5], 9), ([3, 9], 1), ([7, 8, 9], 2)), RIGHT: (([7, 8, 9], 2),)}
+"""Short prompts and their numbers of tokens; a right draft is cut after two."""
 LENGTHS = {OTHER: 20, RIGHT: 33, WRONG: 12}
 """Tokens after it; 33 are a draft of 32 and the target's own."""
 
@@ -35,8 +37,7 @@ def clusters(tmp_path_factory):
 @on(*((family, "other") for family in FAMILIES), RIGHT, WRONG)
 def test_text_of_tiny_models_of_every_family(clusters, pair, method, config):
     cluster, model = clusters(pair)
-    short = [([5], 9), ([3, 9], 1), ([7, 8, 9], 2)] if pair in (OTHER, RIGHT) else []
-    for prompt, new in (*short, (LONG, LENGTHS.get(pair, 18))):
+    for prompt, new in (*SHORT.get(pair, ()), (LONG, LENGTHS.get(pair, 18))):
         trace = cluster.run(method, prompt, config=config, limits=Limits(new))
         assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
         fuzzy = {part.span for part in trace.parts}

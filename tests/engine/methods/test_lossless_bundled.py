@@ -15,7 +15,7 @@ import engine
 from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import with_heads
-from tests.engine.methods.lossless import assert_same, generate, rule_2, two_each
+from tests.engine.methods.lossless import assert_same, generate, one_each, rule_2
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def bundled(tmp_path_factory):
         yield cluster, model
 
 
-@two_each
+@one_each
 def test_text_of_the_bundled_pair(bundled, method, config):
     cluster, model = bundled
     prompt, new = "Tell me a story about a dragon.", 24

@@ -14,8 +14,10 @@ from engine.model.slots import Rows
 from engine.pairs.layers import WEIGHTS, read_tensors, target_digest
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
+from engine.pairs.sizes import Split, model_size
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
+from tests.engine.model.together import on_ranks
 from tests.engine.pairs.layer_drafters import make_drafter
 
 FAMILIES = ("llama-gqa-tied-bias", "qwen2-window", "qwen3", "mistral-window")
@@ -83,6 +85,23 @@ def test_a_shortened_vocabulary_keeps_its_logits_and_excludes_the_others(target,
     torch.testing.assert_close(mine[:, ids], full[:, ids])
     assert int(mine.isfinite().sum()) == 12 * 20
     assert (mine[mine.isinf()] < 0).all()
+
+
+@pytest.mark.parametrize("ways", [2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_of_a_drafter_have_the_logits_of_the_whole_one(targets, family, ways, tmp_path):
+    fields = {"noise": 0.05, "layers": (0, 2), "vocabulary": 40, "mapped": True}
+    folder = make_drafter(tmp_path / "drafter", targets[family], **fields)
+    expected = logits(load(folder, target=targets[family]))
+    for rows in on_ranks(ways, lambda ranks: logits(load(folder, target=targets[family], ranks=ranks))):
+        torch.testing.assert_close(rows, expected, atol=1e-5, rtol=1e-5)
+    split = [Split(rank=rank, ways=ways) for rank in range(ways)]
+    whole, *parts = (
+        model_size(folder, targets[family], torch.bfloat16, on_cpu=True, split=part)
+        for part in (Split(), *split)
+    )
+    assert all(part.weights < whole.weights for part in parts)
+    assert sum(part.per_token for part in parts) >= whole.per_token
 
 
 def test_a_pair_uses_the_targets_tokenizer_and_context(target, tmp_path):

@@ -18,7 +18,7 @@ from engine.pairs.pair import Pair
 from engine.pairs.stored import stored_drafters, stored_heads
 from tests.conftest import USER_CACHE
 
-NAME, TOKENS = "smollm2", 24
+NAME, TOKENS = "smollm2", 16
 FOLDER = USER_CACHE / "models" / NAME
 PROMPT = "Repeat this sentence: the old library by the harbour opens at nine in the morning."
 """A prompt whose answer copies from it, so that copied drafts are accepted."""
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
     """The pair; its drafts are planned from two rounds, as their shape changes no text."""
     pair = Pair.find(NAME, resolve=lambda _: FOLDER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probing, "VERIFY_S", 0.5)
+        patch.setattr(probing, "VERIFY_S", 0.1)
         patch.setattr(probing, "BUDGET_S", 0.0)
         patch.setattr(probing, "FEWEST", 2)
         with engine.open(pair, runtime="local-thread", device="cpu") as cluster:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import engine
+from engine import Load
 from engine.errors import UsageError
-from engine.run.serving import Load
 from engine.trace.events import Event, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
@@ -106,6 +106,11 @@ def test_rounds_and_slots(cluster: engine.Cluster) -> None:
     assert all(isinstance(known[r.span], Span) and known[r.span].kind == "verify" for r in trace.rounds)
     assert all(known[d.draft_span].kind == "draft" for d in trace.decisions if d.draft_span >= 0)
     assert trace.header.environment["load"] == {"arrivals": LOAD.times, "batch": 2, "chunk": 6}
+
+
+def test_a_reference_is_recorded_once(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "llma", config={"match": 1, "reference": "abc"})
+    assert [document.document for document in trace.documents] == [0]
 
 
 def test_virtual_runs_repeat(cluster: engine.Cluster) -> None:

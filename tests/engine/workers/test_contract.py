@@ -62,6 +62,12 @@ ONE_SPAN_EACH = (
     "parallelspec_eagle",
 )
 """Methods whose draft spans all have decisions, and whose devices run one forward at a time."""
+PROCESSES = (
+    *(n for n in CONFIGS if n.startswith("pearl")),
+    *("autoregressive", "speculative", "tree", "easyspec", "assisted", "lookahead", "ouroboros"),
+    *("medusa", "hydra", "eagle2", "parallelspec_eagle", "llma"),
+)
+"""Run on worker processes, above temperature 0: each layout, and each kind of job and of head."""
 RUNS = [(name, WARM) for name in CONFIGS] + [(name, Sampling()) for name in GREEDY]
 
 Runs = dict[tuple[str, float], Trace]
@@ -96,6 +102,7 @@ def runs(clusters):
                 name.split()[0], PROMPT, config=CONFIGS[name], sampling=sampling, limits=SHORT
             )
             for name, sampling in RUNS
+            if runtime != "local-process" or (name in PROCESSES and sampling == WARM)
         }
 
     return execute
@@ -119,8 +126,8 @@ def _probabilities(trace: Trace) -> np.ndarray:
 
 @pytest.mark.parametrize("runtime", ["local-process", "virtual"])
 def test_every_runtime_writes_the_rows_of_the_thread_runtime(runtime, runs):
-    for name, expected in runs("local-thread").items():
-        trace = runs(runtime)[name]
+    for name, trace in runs(runtime).items():
+        expected = runs("local-thread")[name]
         assert trace.status == "done"
         for rows, expected_rows in zip(facts(trace), facts(expected), strict=True):
             assert rows == expected_rows, name

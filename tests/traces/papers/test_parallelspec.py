@@ -2,7 +2,7 @@
 
 import pytest
 
-from traces.papers import nano_pearl, outside, parallelspec
+from traces.papers import nano_pearl, outside, parallelspec, stub_head
 
 
 def test_the_cost_of_a_round_is_tau_over_the_speed_up_of_vicuna_7b():
@@ -11,7 +11,8 @@ def test_the_cost_of_a_round_is_tau_over_the_speed_up_of_vicuna_7b():
 
 
 def test_only_vicuna_7b_at_temperature_0_is_fitted():
-    rows = [row for item in parallelspec.PAPER.items.values() for row in item()]
+    items = [item for name, item in parallelspec.PAPER.items.items() if name != "Stub head"]
+    rows = [row for item in items for row in item()]
     fitted = [row.row for row in rows if row.fitted]
     assert len(fitted) == 8
     assert all(name.startswith("V 7B ") and "temperature 0.0" in name for name in fitted)
@@ -34,3 +35,19 @@ def test_nano_pearls_speed_ups_follow_from_its_accepted_tokens():
     assert len(judged) == 32
     assert sum(row.hit for row in judged) >= 30
     assert all(row.hit or "CNN/DM" in row.row for row in judged), "of long prompts, whose prefill counts"
+
+
+def test_a_stub_head_accepts_by_level():
+    """By hand: 1 + 0.5 + 0.5 x 0.5 x ...; a level that is never right ends the draft."""
+    assert stub_head.accepted_length([0.5, 0.5]) == pytest.approx(1.75, abs=0.02)
+    assert stub_head.accepted_length([1, 0, 1]) == 2
+    assert stub_head.accepted_length([stub_head.rate_for(3.5)] * 5) == pytest.approx(3.5, rel=0.01)
+
+
+def test_the_gain_by_parallelspec_follows_from_the_lengths_and_one_forward_less_per_level():
+    rows = [
+        row for row in parallelspec.PAPER.items["Stub head"]() if row.row.endswith("gain by ParallelSpec")
+    ]
+    assert len(rows) == 5
+    assert all(row.hit and not row.fitted for row in rows)
+    assert stub_head.round_cost("EAGLE", parallel=True) < stub_head.round_cost("EAGLE", parallel=False)
