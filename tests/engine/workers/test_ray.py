@@ -56,12 +56,10 @@ def two_nodes():
     }
     from ray.cluster_utils import Cluster
 
-    with tempfile.TemporaryDirectory(prefix="ss-", dir="/tmp") as folder:  # a socket's path is short
-        head = {**SMALL, "include_dashboard": False, "temp_dir": folder}
-        nodes = Cluster(initialize_head=True, head_node_args=head)
-        nodes.add_node(**SMALL)
-        yield nodes
-        nodes.shutdown()
+    nodes = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
+    nodes.add_node(**SMALL)
+    yield nodes
+    nodes.shutdown()
 
 
 @pytest.fixture(scope="module")
