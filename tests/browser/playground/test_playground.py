@@ -85,6 +85,9 @@ def test_chat_hover_replay_and_stop(page: Page) -> None:
 def stop_by_escape(page: Page) -> None:
     """Stop a new conversation's turn; its text stays, and the next pane says why it has none."""
     new_tokens(page, 1500)
+    box = page.locator("#temperature input[type=number]")
+    box.fill("2")  # a text of 478 tokens in each pane: the last one has no token before Escape
+    box.press("Tab")
     page.get_by_role("button", name="A lighthouse keeper").click()
     expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(STORY)
     page.locator("#run").click()

@@ -270,8 +270,8 @@ WRONG = {
     "tp is 0; it must be at least 1 and at most 6": {"tp": 0},
     "tp is 7; it must be at least 1 and at most 6": {"tp": 7},
     "drafter_tp is -1; it must be at least 1": {"drafter_tp": -1},
-    "use the runtime local-process instead of local-thread": {"tp": 2, "runtime": "local-thread"},
-    "use the runtime local-process instead of virtual": {
+    "use the runtime local-process or ray instead of local-thread": {"tp": 2, "runtime": "local-thread"},
+    "use the runtime local-process or ray instead of virtual": {
         "tp": 2,
         "runtime": "virtual",
         "profile": "pearl-3xA100",
