@@ -41,6 +41,7 @@ def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
     use_models(monkeypatch, Models())
+    monkeypatch.setattr("app.busy.busy_since", lambda _: "")  # a busy machine is a line on stderr, too
     for module in (play, train):
         monkeypatch.setattr(module, "run", lambda _: 0)
     for module in (bench, calibrate):
