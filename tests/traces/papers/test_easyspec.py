@@ -3,6 +3,7 @@
 import pytest
 
 from traces.papers import easyspec
+from traces.papers.rows import numbers
 
 
 def test_table_2_decomposes_into_the_times_of_a_forward():
@@ -23,3 +24,15 @@ def test_the_times_of_mmlu_predict_the_other_data_sets():
 def test_rounds_count_the_bonus_token():
     assert easyspec.rounds(1.0) == pytest.approx(100 / 6)
     assert easyspec.rounds(0.0) == 100
+
+
+def test_figure_4s_trends_are_counted_from_all_recorded_combinations():
+    found = numbers("easyspec-figure-4")
+    for kind in ("calibrated", "not calibrated"):
+        for figure in ("accepted", "speed"):
+            assert [len(row) for row in found[kind][figure].values()] == [5] * 4
+    rows = {row.row: row for row in easyspec.PAPER.items["Figure 4"]()}
+    assert rows["SmolLM2, calibrated, width 8, LP size 5, accepted tokens per round"].ours == 1.05
+    assert not any("not calibrated" in name and "LP size 1" in name for name in rows)
+    trend = rows["combinations of width and LP size in which calibration raises accepted"]
+    assert (trend.published, trend.ours) == (16, 16)
