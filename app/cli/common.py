@@ -65,6 +65,21 @@ def check_output(path: Path) -> None:
         raise UsageError(f"the folder of the output {path} does not exist; make it first")
 
 
+def add_methods(parser: argparse.ArgumentParser) -> None:
+    """Add `--methods`, and `--set` with the settings of each."""
+    parser.add_argument(
+        "--methods", required=True, metavar="A,B|all", help="keys separated by commas, or all"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="METHOD.FIELD=VALUE",
+        dest="fields",
+        help="a setting of a method; repeatable",
+    )
+
+
 def add_settings(parser: argparse.ArgumentParser, about: str) -> None:
     """Add `--set`, whose values `app.cli.run.parse_fields` reads; `about` is its help text."""
     parser.add_argument(

@@ -33,17 +33,7 @@ MAX_PASSES = 9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument(
-        "--methods", required=True, metavar="A,B|all", help="keys separated by commas, or all"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="METHOD.FIELD=VALUE",
-        dest="fields",
-        help="a setting of a method; repeatable",
-    )
+    common.add_methods(parser)
     parser.add_argument(
         "--repeat",
         type=int,

@@ -42,17 +42,7 @@ REQUESTS = 16
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument(
-        "--methods", required=True, metavar="A,B|all", help="keys separated by commas, or all"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="METHOD.FIELD=VALUE",
-        dest="fields",
-        help="a setting of a method; repeatable",
-    )
+    common.add_methods(parser)
     arriving = parser.add_mutually_exclusive_group()
     arriving.add_argument(
         "--rate",
