@@ -42,23 +42,6 @@ for line in sys.stdin:
 """Runs each command in a child that has imported the libraries, which take longer than the run."""
 
 
-PROGRAM = """
-import json, os, sys
-from app import main
-import engine.cluster.runtimes, traces.store  # what a run imports
-for line in sys.stdin:
-    words, errors = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, file in ((0, os.devnull), (1, os.devnull), (2, errors)):
-            os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
-        sys.exit(main.main(words))
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Runs each command in a child that has imported the libraries, which take longer than the run."""
-
-
 @dataclass
 class Command:
     """`specscope run` in the middle of a run."""
