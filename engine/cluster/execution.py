@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.cluster.caches import Asked
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, other_programs, sampler
@@ -63,6 +64,11 @@ class Request:
         layout, features = self.layout, self.head.config.features if self.head else ()
         slots, rows = min(layout.batch, len(self.ids)), self.longest + layout.slack
         return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
+
+    def asked(self, begin: Begin) -> Asked:
+        """Return what a user can change in the size of the run's KV caches."""
+        batch = "--batch " if self.load is not None else "--set batch=" if begin.slots > 1 else ""
+        return Asked(begin, self.limits.max_new_tokens, batch)
 
 
 @dataclass(frozen=True)

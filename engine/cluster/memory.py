@@ -85,7 +85,11 @@ class Memory:
     def name(self, device: Device) -> str:
         """Return the name of a device's memory; devices of one memory have the same."""
         own = device.name.split("/")[0]
-        return own if own in self.limits or device.kind != "cpu" else MACHINE
+        return own if self.is_limited(device) or device.kind == "cuda" else MACHINE
+
+    def is_limited(self, device: Device) -> bool:
+        """Return whether the user limited a device."""
+        return device.name.split("/")[0] in self.limits
 
     def free(self, device: Device, held: Sequence[Part] = ()) -> int:
         """Return the bytes that further models may take on a device, beside what it holds.

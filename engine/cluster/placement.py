@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from engine.cluster.caches import Asked, check_caches
 from engine.cluster.site import Assignment, ModelPart, Site
 from engine.errors import UsageError
 from engine.heads.find import HeadFile, load_head
@@ -38,6 +39,8 @@ class RunWorkers:
     """Their devices, labelled with the models on them."""
     slabs: Mapping[str, Slab]
     """Rows of q by the drafting worker's name."""
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Models of the layout by the name of the single worker that holds them."""
 
     @property
     def distinct(self) -> tuple[Worker, ...]:
@@ -154,7 +157,12 @@ class Placement:
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
-        return RunWorkers(workers, drafters, _labelled_devices(assigned, drafters), slabs)
+        models = _names_on_workers(assigned, drafters)
+        return RunWorkers(workers, drafters, _labelled_devices(assigned, drafters), slabs, models)
+
+    def check_caches(self, workers: RunWorkers, asked: Asked) -> None:
+        """Check that a run's KV caches fit into free memory (see `engine.cluster.caches`)."""
+        check_caches(self.workers, workers.models, lambda d: self.site.free(d, self._held), asked)
 
     def _worker(self, assignment: Assignment) -> Worker:
         """Return the worker of an assignment; a group's worker wraps its members' workers."""
@@ -260,6 +268,18 @@ def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[s
 def _head_name(head: HeadFile) -> str:
     """Return the workers' name for a head: several kinds may be loaded beside one target."""
     return f"head {head.config.kind}"
+
+
+def _names_on_workers(
+    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return worker's name -> the names of the models, or their parts, on it."""
+    names: dict[str, tuple[str, ...]] = {}
+    for model, assignment in _models_on(assigned, drafters):
+        for member in range(len(assignment.members)):
+            part = ModelPart(model, assignment, member)
+            names[part.place.name] = (*names.get(part.place.name, ()), part.name)
+    return names
 
 
 def _labelled_devices(

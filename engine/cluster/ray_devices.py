@@ -132,6 +132,9 @@ class RayDevices:
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Do nothing: each node checks its own memory when it loads a model."""
 
+    def free(self, device: Device, held: Sequence[ModelPart]) -> None:
+        """Return None: the memory of other nodes is not measured."""
+
     def start_worker(self, assignment: Assignment) -> RayWorker:
         """Start an actor on the assigned device's node.
 

@@ -154,6 +154,7 @@ class Cluster:
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.
+            OutOfMemory: Its KV caches do not fit; no job was started.
             SpecScopeError: The run failed; the listener got its events and a footer with the error.
         """
         if not self._busy.acquire(blocking=False):
@@ -178,8 +179,9 @@ class Cluster:
 
     def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
         workers = self.placement.workers_for(request.layout, request.head)
-        recording = Recording(self._header(request, workers, align(workers.members)), listener)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
+        self.placement.check_caches(workers, request.asked(begin))
+        recording = Recording(self._header(request, workers, align(workers.members)), listener)
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         execution.execute(self.placement)
         return recording.trace

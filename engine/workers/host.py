@@ -48,12 +48,14 @@ from engine.workers.jobs import (
     Propose,
     Reply,
     Retire,
+    Room,
     Score,
     Stamp,
 )
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.ranks import ProcessRanks
+from engine.workers.room import taken
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
 
@@ -133,6 +135,8 @@ class Host:
                 value = None
             case Begin():
                 value = self._begin(job)
+            case Room():
+                value = taken(self.forwards, job)
             case Retire():
                 value = self.forwards.retire(job.sequence)
             case Prefill():

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.errors import SpecScopeError, WorkerDied
 from engine.workers.exchange import exchange_memory
-from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Reply
+from engine.workers.jobs import Grow, Job, Join, Preparation, Reply
 from engine.workers.worker import Ticket, Worker
 
 
@@ -43,7 +43,7 @@ class GroupWorker:
         """Return the number of members."""
         return len(self.devices)
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job on all members between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
 

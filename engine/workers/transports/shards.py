@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.errors import SpecScopeError, WorkerDied
 from engine.types import Judgement
-from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Propose, Reply, Score
+from engine.workers.jobs import Grow, Job, Link, Preparation, Propose, Reply, Score
 from engine.workers.shared import SharedMemory
 from engine.workers.worker import Ticket, Worker
 
@@ -47,7 +47,7 @@ class ShardsWorker:
         """Return the number of ranks."""
         return len(self.devices)
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job on all ranks between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
         return lambda: self._wait_all(waits)

@@ -13,7 +13,7 @@ import torch
 
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Connect, Job, Join, Link, Load, Reply
+from engine.workers.jobs import CONTROL, Job, Preparation, Reply
 from engine.workers.worker import Ticket
 
 
@@ -30,7 +30,7 @@ class ThreadWorker:
         self._thread = threading.Thread(target=self._serve, name=f"specscope {name}", daemon=True)
         self._thread.start()
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Do a job between runs, in the calling thread."""
         reply = self._host.handle(job)
         return lambda: reply
