@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from engine.errors import UsageError
 
@@ -70,14 +71,15 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Concatenate the rows of several slots. Several parts lose their vectors."""
+        """Concatenate the rows of several slots; all of them have vectors, or none."""
         if len(parts) == 1:
             return parts[0]
         tokens, slots, parents, flags = (
             np.concatenate([getattr(part, name) for part in parts])
             for name in ("tokens", "slots", "parents", "flags")
         )
-        return cls(tokens, slots, parents, flags)
+        vectors = [part.vectors for part in parts if part.vectors is not None]
+        return cls(tokens, slots, parents, flags, torch.cat(vectors) if vectors else None)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Return (slot, first, end) for each slot; its rows are self[first:end].

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.drafters.tree import TreeShape
+from engine.run.drafted import confirmed, grown, rows_of
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
 from engine.run.together import Call, Together, at_once
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
+from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
 from engine.workers.jobs import Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
     from engine.workers.jobs import Chunk, Job, Reply
-    from engine.workers.slab import Lease, Slab
+    from engine.workers.slab import Slab
     from engine.workers.worker import Worker
 
 
@@ -149,7 +150,7 @@ class Model:
     ) -> list[Draft]:
         """Draft a tree after each prefix; for the other arguments see `grow`.
 
-        Each forward drafts one level of all trees; a head drafts one tree after the other.
+        Each forward drafts one level of all trees.
         """
         options = (shape, sampled, fuzzy, calibrate, unread)
         return await self._together(Call(self.role, self._grow, (prefixes,), options))
@@ -163,10 +164,6 @@ class Model:
         calibrate: bool,
         unread: int,
     ) -> list[Draft]:
-        if self.name != self.role and len(prefixes) > 1:  # a head
-            options = (shape, sampled, fuzzy, calibrate, unread)
-            return [draft for x in prefixes for draft in await self._grow((x,), *options)]
-
         def job(levels: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Grow:
             more = (fuzzy, calibrate, "", unread)
             return Grow(self.name, tuple(prefixes), shape, levels, sampled, rows, *more)
@@ -200,7 +197,7 @@ class Model:
     ) -> list[Verdict]:
         spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
         judges = tuple(judge_job(spans[0], draft, typical=typical) for draft in drafts)
-        rows = tuple(_rows(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
+        rows = tuple(rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
         best = any(window is not None for window in windows)
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=best, chunks=chunks)
         judgements = (await self._call(job, spans)).value
@@ -225,19 +222,21 @@ class Model:
             The drafted chain (rule 2 judges it); and the most probable token after the prefix, each
             guess and each row of the window.
         """
+        columns = ((prefix,), (guesses,), (window,))
+        return (await self._together(Call(self.role, self._decode, columns, ())))[0]
+
+    async def _decode(
+        self, prefixes: Sequence[Prefix], guesses: Sequence[Draft], windows: Sequence[Tree]
+    ) -> list[tuple[Draft, tuple[int, ...]]]:
         spans = self._dispatcher.span_ids(self.lanes)
-        judges = (judge_job(spans[0], guesses),)
-        rows = (_rows(guesses, window),)
-        job = Score(self.name, (prefix,), rows, spans[0], judges, best=True, greedy=True)
-        (judgement,) = (await self._call(job, spans)).value
-        kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
-        tokens = tuple(
-            self._dispatcher.emitter.drafted(
-                prefix.sequence, j.position, DraftToken(j.token, i - 1, None, j.p, j.top_p, spans[0])
-            )
-            for i, j in enumerate(kept)
-        )
-        return Draft(tokens), judgement.best
+        judges = tuple(judge_job(spans[0], draft) for draft in guesses)
+        rows = tuple(map(rows_of, guesses, windows))
+        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=True, greedy=True)
+        judgements = (await self._call(job, spans)).value
+        return [
+            (confirmed(self._dispatcher.emitter, prefix, judgement, spans[0]), judgement.best)
+            for prefix, judgement in zip(prefixes, judgements, strict=True)
+        ]
 
     def held(self, prefix: Prefix) -> int:
         """Return how many KV rows of a prefix the device caches; tree rows do not count."""
@@ -302,33 +301,6 @@ class Model:
         if any(depths):
             rows = tuple(lease.rows if lease else () for lease in leases)
             nodes = (await self._call(job(depths, rows), spans)).value
-        return [
-            self._new_draft(*one, spans[:: self.lanes]) for one in zip(prefixes, nodes, leases, strict=True)
-        ]
-
-    def _new_draft(
-        self, prefix: Prefix, nodes: Sequence[Grown], lease: Lease | None, spans: Sequence[int]
-    ) -> Draft:
-        """Return the nodes of one prefix as a draft; `spans` has the span id of each forward."""
-        tokens = tuple(
-            self._dispatcher.emitter.drafted(
-                prefix.sequence,
-                len(prefix) + node.level,
-                DraftToken(
-                    node.id,
-                    node.parent,
-                    None if node.row < 0 else RowRef(self.worker.name, node.row),
-                    node.probability,
-                    node.top,
-                    spans[node.forward],
-                ),
-            )
-            for node in nodes
-        )
-        return Draft(tokens, (lease,) if lease else ())
-
-
-def _rows(draft: Draft, window: Tree) -> Tree:
-    """Return (ids, parents) of a draft's rows, then of a look-ahead window's."""
-    parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
-    return (*draft.ids, *window[0]), (*draft.parents, *parents)
+        emitter, each = self._dispatcher.emitter, spans[:: self.lanes]
+        drafted = zip(prefixes, nodes, leases, strict=True)
+        return [grown(emitter, self.worker.name, *one, each) for one in drafted]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import UsageError, shown
-from engine.layout import Layout, Packing, Separate
+from engine.layout import LayerParallel, Layout, Packing, Separate
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.together import Gathering
@@ -67,8 +67,7 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
         UsageError: Drafter and target do not take turns, the method pads, or the number of
             arrivals is not that of the prompts.
     """
-    models = layout.arrangement
-    if not (isinstance(models, Separate) and models.targets == 1 and (models.turns or not models.drafters)):
+    if not _takes_turns(layout):
         raise UsageError(
             f"{method} cannot run under load: its models do not take turns; choose a method in which they do"
         )
@@ -77,6 +76,15 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     if len(load.arrivals) != prompts:
         raise UsageError(f"there are {len(load.arrivals)} arrivals and {prompts} prompts; give one for each")
     return replace(layout, batch=load.batch)
+
+
+def _takes_turns(layout: Layout) -> bool:
+    """Return whether one target and its drafter never run at once."""
+    match layout.arrangement:
+        case Separate(targets, drafters, turns):
+            return targets == 1 and (turns or not drafters)
+        case models:
+            return isinstance(models, LayerParallel)
 
 
 class _Part(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -145,7 +146,7 @@ class Forwards:
         prompts: Sequence[Prefix] = (),
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,
-        vectors: Callable[[int], torch.Tensor] | None = None,
+        vectors: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None,
         stopped: Callable[[], bool] = never,
     ) -> list[torch.Tensor]:
         """Forward the uncached rows of every prefix + draft in one packed forward.
@@ -160,9 +161,9 @@ class Forwards:
             prompts: Prefixes of further sequences, cached without logits by the same forward.
             fuzzy: Layer groups of a fuzzy forward; None for the ordinary forward.
             stage_io: Hidden states that enter and leave a stage of a split model.
-            vectors: For a drafting head and one prefix: maps the first forwarded row to the
-                vectors that the head reads beside the tokens, (rows, D). The draft then holds mask
-                tokens, whose rows only this forward uses.
+            vectors: For a drafting head: maps the first forwarded row of each prefix to the vectors
+                that the head reads beside its tokens, (rows, D). The drafts then hold mask tokens,
+                whose rows only this forward uses.
             stopped: See `LanguageModel.forward`.
 
         Returns:
@@ -172,9 +173,13 @@ class Forwards:
         start = time.perf_counter_ns()
         cache = self.cache(name)
         pairs = enumerate(zip(prefixes, drafts, strict=True))
-        blocks = [self._uncached(cache, i, prefix, draft, logits, vectors) for i, (prefix, draft) in pairs]
+        masks = vectors is not None
+        blocks = [self._uncached(cache, i, prefix, draft, logits, masks) for i, (prefix, draft) in pairs]
+        if vectors is not None:
+            given = vectors([block.cached for block in blocks])
+            blocks = [block.reading(inputs) for block, inputs in zip(blocks, given, strict=True)]
         for i, prompt in enumerate(prompts, len(blocks)):
-            blocks.append(self._uncached(cache, i, prompt, NO_DRAFT, False, None))
+            blocks.append(self._uncached(cache, i, prompt, NO_DRAFT, False, False))
         out = self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io, stopped)
         return out[: len(prefixes)]
 
@@ -188,7 +193,7 @@ class Forwards:
         *,
         fuzzy: Fuzzy | None = None,
         provisional: bool = False,
-        vectors: torch.Tensor | None = None,
+        vectors: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Forward one more level of the tree after every prefix, in one packed forward.
 
@@ -202,8 +207,7 @@ class Forwards:
             kind: The span's kind.
             fuzzy: As for `extend`.
             provisional: Whether only this tree uses the rows; they then never count as cached.
-            vectors: For a drafting head and one prefix: vectors that the head reads beside the
-                tokens, (N, D).
+            vectors: For a drafting head: what it reads beside the tokens of each level, (N, D).
 
         Returns:
             For each prefix the logits after each node, (N, V).
@@ -212,7 +216,8 @@ class Forwards:
         for number, (prefix, (ids, parents)) in enumerate(zip(prefixes, levels, strict=True)):
             slot = self.slot(prefix.sequence)
             flags = [PROVISIONAL] * len(ids) if provisional else None
-            rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, vectors)
+            inputs = None if vectors is None else vectors[number]
+            rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, inputs)
             cached = self.cache(name).length(slot)
             blocks.append(_Block(number, prefix.sequence, slot, rows, cached, len(ids)))
         return self._forward(name, blocks, stamps, kind, start, fuzzy)
@@ -273,7 +278,7 @@ class Forwards:
         prefix: Prefix,
         draft: Tree,
         logits: bool,
-        vectors: Callable[[int], torch.Tensor] | None,
+        provisional: bool,
     ) -> _Block:
         """Drop cached rows that do not match the prefix; return the rows to forward."""
         slot, length = self.slot(prefix.sequence), len(prefix)
@@ -283,11 +288,8 @@ class Forwards:
         tokens = np.concatenate([prefix.tokens[cached:], np.asarray(ids, dtype=np.int64)])
         chain = np.arange(cached - 1, length - 1, dtype=np.int64)
         tree = np.asarray(parents, dtype=np.int64) + length
-        flags, inputs = None, None
-        if vectors is not None:
-            flags = [0] * (length - cached) + [PROVISIONAL] * len(ids)
-            inputs = vectors(cached)
-        rows = Rows.of(slot, tokens, np.concatenate([chain, tree]), flags, inputs)
+        flags = [0] * (length - cached) + [PROVISIONAL] * len(ids) if provisional else None
+        rows = Rows.of(slot, tokens, np.concatenate([chain, tree]), flags)
         return _Block(number, prefix.sequence, slot, rows, cached, 1 + len(ids) if logits else 0)
 
     def _pack(self, cache: Slots, blocks: Sequence[_Block]) -> tuple[Rows, np.ndarray, int]:
@@ -322,3 +324,7 @@ class _Block(NamedTuple):
     """Rows cached before them."""
     wanted: int
     """The number of last rows that need logits."""
+
+    def reading(self, vectors: torch.Tensor) -> _Block:
+        """Return the block with the vectors that a drafting head reads beside the tokens."""
+        return self._replace(rows=replace(self.rows, vectors=vectors))

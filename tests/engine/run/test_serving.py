@@ -64,7 +64,9 @@ def test_texts_are_those_of_the_prompts_alone(
 ) -> None:
     trace = loaded(cluster, method, config=config, sampling=sampling)
     assert trace.status == "done"
-    assert "verify" in {s.kind for s in trace.spans if s.sequence == -1}  # some were verified together
+    together = {s.kind for s in trace.spans if s.sequence == -1}
+    assert "verify" in together
+    assert ("draft" in together) == ("draft" in {s.kind for s in trace.spans})
     for i, prompt in enumerate(PROMPTS):
         seeded = Sampling(sampling.temperature, seed=sampling.seed + i)
         alone = cluster.run(method, prompt, config=config, sampling=seeded, limits=LIMITS)
