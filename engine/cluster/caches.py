@@ -12,6 +12,8 @@ from engine.trace.events import Device
 from engine.workers.jobs import Begin, Room, Taken
 from engine.workers.worker import Worker
 
+SMALLER = "a shorter prompt or a smaller model"
+
 
 class Free(NamedTuple):
     """A memory with room for KV caches."""
@@ -40,7 +42,7 @@ class Asked:
         return self.begin.capacity + 1
 
     def fitting(self, budget: int, row: int, *, exact: bool) -> str:
-        """Return what would fit into a memory.
+        """Return the settings with which a run would fit into a memory; empty if none would.
 
         Args:
             budget: Its bytes for caches.
@@ -56,7 +58,12 @@ class Asked:
             advice.append(f"{self.setting}{sequences}")
         if exact and begin.slots * self.rows * row // 2 <= budget:
             advice.append("--dtype bfloat16")
-        return f"what fits: {' or '.join(advice)}" if advice else "shorten the prompt or use a smaller model"
+        return " or ".join(advice)
+
+    def advised(self, error: OutOfMemory) -> OutOfMemory:
+        """Return the error of a forward with advice."""
+        fits = self.fitting(error.budget, error.row, exact=error.exact) if error.row else ""
+        return OutOfMemory(f"{error}; try {fits or SMALLER}")
 
 
 @dataclass
@@ -112,8 +119,8 @@ def check_caches(
 def _shortage(name: str, space: _Space, asked: Asked) -> OutOfMemory:
     slots, free = asked.begin.slots, max(0, space.free)
     sequences = "a sequence" if slots == 1 else f"{slots} sequences"
-    advice = asked.fitting(space.held + space.free, space.row, exact=space.exact)
+    fits = asked.fitting(space.held + space.free, space.row, exact=space.exact)
     return OutOfMemory(
         f"the keys and values of {sequences} of {asked.rows:,} tokens need {megabytes(space.more)} more in the memory "
-        f"of {name}, of which {megabytes(free)} are free; {advice}"
+        f"of {name}, of which {megabytes(free)} are free; {f'what fits: {fits}' if fits else f'try {SMALLER}'}"
     )

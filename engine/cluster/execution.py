@@ -14,7 +14,7 @@ from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, other_programs, sampler
 from engine.drafters.plan import Plan
-from engine.errors import RunCancelled, SpecScopeError, WorkerDied
+from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
@@ -94,6 +94,8 @@ class Execution:
             placement.on_loop(self._run_method())
         except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
             error = _first_leaf(raised)
+            if isinstance(error, OutOfMemory):
+                error = self.request.asked(self.begin).advised(error)
         error = self.recording.error or error
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
         status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
@@ -193,8 +195,8 @@ class Execution:
 
 def _first_leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
-        dead = [e for e in error.exceptions if isinstance(e, WorkerDied)]
-        error = (dead or list(error.exceptions))[0]
+        causes = [e for kind in (OutOfMemory, WorkerDied) for e in error.exceptions if isinstance(e, kind)]
+        error = (causes or list(error.exceptions))[0]
     return error
 
 

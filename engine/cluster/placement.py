@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from engine.cluster.caches import Asked, check_caches
 from engine.cluster.site import Assignment, ModelPart, Site
-from engine.errors import UsageError
+from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout, Pipelined
 from engine.trace.events import Device
@@ -75,17 +75,20 @@ class Placement:
     """Called when all workers have ended."""
 
     def __post_init__(self) -> None:
+        self._forget()
+        try:
+            self.workers_for(self.base)
+        except BaseException:
+            self.close()
+            raise
+
+    def _forget(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, Group] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._held: list[ModelPart] = []
         self._slabs: dict[str, Slab] = {}
         self._connected: set[str] = set()
-        try:
-            self.workers_for(self.base)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def workers(self) -> list[Worker]:
@@ -186,8 +189,10 @@ class Placement:
         self, parts: Sequence[ModelPart], head: HeadFile | None, drafting: Sequence[Assignment]
     ) -> None:
         """Load parts of models, then a head beside the target on the devices that draft."""
-        self._load_all([(self._job(part), part.place) for part in parts])
-        self._held += parts
+        try:
+            self._load_all([(self._job(part), part.place) for part in parts])
+        finally:
+            self._held += [part for part in parts if (part.name, part.place.name) in self._facts]
         if head is not None:  # after the target, which it belongs to
             load = Load(_head_name(head), partial(load_head, str(head.path)), beside="target")
             self._load_all([(load, member) for each in drafting for member in each.members])
@@ -209,8 +214,23 @@ class Placement:
             key = job.model, assignment.name
             if key not in self._facts and key not in loading:
                 loading[key] = self._workers[assignment.name].prepare(job)
-        for key, wait in loading.items():
-            self._facts[key] = wait().value
+        errors = list[SpecScopeError]()
+        for key, wait in loading.items():  # every worker's reply must be received
+            try:
+                self._facts[key] = wait().value
+            except SpecScopeError as error:
+                errors.append(error)
+        for error in errors:
+            if isinstance(error, OutOfMemory):
+                halved = "--dtype bfloat16 or " if self._exact else ""
+                raise OutOfMemory(f"{error}; try {halved}a smaller model (specscope plan shows the sizes)")
+            raise error
+
+    @property
+    def _exact(self) -> bool:
+        """Whether weights are float32."""
+        dtype, on_cpu = self.details.get("dtype"), self.workers[0].devices[0].kind == "cpu"
+        return dtype == "float32" or (dtype == "auto" and on_cpu)
 
     def _connect(self, drafting: Sequence[str]) -> None:
         """Give all workers new slabs if a worker is new or drafts for the first time.
@@ -242,10 +262,15 @@ class Placement:
                 for worker in workers:
                     worker.detach()
 
-    def close(self) -> None:
-        """End all workers."""
+    def restart(self) -> None:
+        """End all workers; the next run starts new ones and loads their models."""
         for worker in self.workers:
             worker.close()
+        self._forget()
+
+    def close(self) -> None:
+        """End all workers."""
+        self.restart()
         self.finish()
 
 

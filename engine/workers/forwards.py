@@ -70,6 +70,10 @@ class Forwards:
             for slot in range(slots):
                 cache.reset(slot)
 
+    def clear(self) -> None:
+        """Free all caches; the next run makes new ones."""
+        self.size, self.caches = (0, 0), {}
+
     def kept_states(self, features: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return the hidden states that each model keeps; `features` are the target's."""
         return {name: head.keeps for name, head in self.heads.items()} | {"target": features}

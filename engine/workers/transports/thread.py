@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,8 +33,12 @@ class ThreadWorker:
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Do a job between runs, in the calling thread."""
-        reply = self._host.handle(job)
-        return lambda: reply
+        done: Future[Reply] = Future()
+        try:
+            done.set_result(self._host.handle(job))
+        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+            done.set_exception(error)
+        return done.result
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         """Return 1."""

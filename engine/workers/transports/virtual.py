@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import selectors
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine.errors import Deadlock
@@ -130,8 +131,12 @@ class VirtualWorker:
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Do a job between runs; it takes no virtual time."""
-        reply = self._host.handle(job)
-        return lambda: reply
+        done: Future[Reply] = Future()
+        try:
+            done.set_result(self._host.handle(job))
+        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+            done.set_exception(error)
+        return done.result
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this virtual event loop from now on."""

@@ -132,7 +132,7 @@ def test_a_batch_is_refused_with_a_number_of_sequences_that_fits(cluster):
 
 def test_without_any_room_no_number_is_promised(cluster):
     leave(cluster, 10_000)
-    with pytest.raises(OutOfMemory, match=r"of which 0.0 MB are free; shorten the prompt or use a smaller"):
+    with pytest.raises(OutOfMemory, match=r"of which 0.0 MB are free; try a shorter prompt or a smaller"):
         run(cluster)
 
 
