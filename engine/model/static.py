@@ -294,7 +294,7 @@ def read_length(needed: int, most: int) -> int:
 
 
 def graph_pool(device: torch.device) -> Any:
-    """Return the memory that all graphs of a model share, for they never run at once; None on a CPU."""
+    """Return the memory that a model's graphs share, for they never run at once; None on a CPU."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
