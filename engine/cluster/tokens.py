@@ -13,7 +13,8 @@ from engine.errors import UsageError
 from engine.model.language import LanguageModel
 from engine.model.memoized import MemoizedModel
 from engine.pairs.pair import Pair
-from engine.simulate.oracle import Source, bernoulli_models, recorded_pair
+from engine.simulate.oracle import Source, bernoulli_models
+from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Device
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, drafter_key

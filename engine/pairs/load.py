@@ -13,7 +13,8 @@ from engine.model.stage import layer_stages
 from engine.model.static import StaticSteps
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
-from engine.pairs.layers import is_layer_drafter, load_drafter
+from engine.pairs.layers import is_layer_drafter
+from engine.pairs.layers_load import load_drafter
 from engine.pairs.sources import resolve
 
 

@@ -21,8 +21,6 @@ from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel, Output, never
 from engine.model.slots import Rows, Slots
 from engine.model.stage import StageIO
-from engine.trace.events import Decision
-from engine.trace.trace import Trace
 from engine.types import check_range, drafter_key
 
 NextToken = Callable[[np.ndarray, int], int]
@@ -33,8 +31,6 @@ Certainty = Callable[[np.ndarray, int], float]
 
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
-ALMOST = 1 - 1e-6
-"""Probability of a drafted token whose q is unknown: trees still find siblings of it."""
 
 
 class Source(NamedTuple):
@@ -161,14 +157,14 @@ def bernoulli_models(
         return position, int(path[-1]) if position > 0 else -1
 
     def target_word(path: np.ndarray, sequence: int) -> int:
-        return _number("say", seed, sequence, *position_and_last(path)) % len(words)
+        return number("say", seed, sequence, *position_and_last(path)) % len(words)
 
     def draft(number: int, path: np.ndarray, sequence: int) -> int:
         position, last = position_and_last(path)
         right, key = target_word(path, sequence), (number,) if number else ()
-        if _agrees(rates[number], seed, sequence, position, *key):
+        if agrees(rates[number], seed, sequence, position, *key):
             return int(words[right])
-        return int(words[_another(right, len(words), "other", seed, sequence, position, last, *key)])
+        return int(words[another(right, len(words), "other", seed, sequence, position, last, *key)])
 
     return (
         Scripted("target", lambda path, sequence: int(words[target_word(path, sequence)]), vocab_size),
@@ -176,144 +172,16 @@ def bernoulli_models(
     )
 
 
-def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scripted]:
-    """Return (target, drafter) that repeat a recorded run, sequence by sequence.
-
-    The target returns the recorded tokens, and after them the run's first EOS id, or else the last
-    token again. The drafter returns the token tested at each position, accepted or rejected. At
-    positions without a tested draft (bonus and plain tokens, and after the end) it agrees with the
-    run's acceptance rate, by a keyed hash. Discarded drafts were not tested and are left out. Off
-    the recorded text both return hashes.
-
-    Args:
-        trace: The recorded run.
-        doubts: Whether the drafter's tokens have the recorded q instead of probability 1; a token
-            without one is almost certain. Then only greedy runs repeat the recorded run.
-
-    Raises:
-        UsageError: The run has no tokens or tested no draft; in a forward, the prompt is not the
-            recorded one.
-    """
-    recording = _Recording(trace)
-    return (
-        Scripted("target", recording.target_token, recording.vocab_size),
-        Scripted(
-            "drafter",
-            recording.drafter_token,
-            recording.vocab_size,
-            certainty=recording.certainty if doubts else None,
-        ),
-    )
-
-
-class _Recording:
-    """A recorded run as two functions of the tokens so far."""
-
-    def __init__(self, trace: Trace) -> None:
-        header = trace.header
-        self._run = f"the recorded run {header.run_id}"
-        tested = [d for d in trace.decisions if d.node >= 0 and d.outcome in ("accepted", "rejected")]
-        if not trace.commits:
-            raise UsageError(f"{self._run} has no tokens; record one that got further")
-        self._seed = int(header.sampling.get("seed", 0))
-        ends = [int(token) for token in header.limits.get("eos", ())]
-        ids = [token for prompt in header.prompt_ids for token in prompt]
-        ids += ends + [c.token for c in trace.commits] + [d.token for d in tested]
-        self.vocab_size = max(8, 1 + max(ids))
-        self._sequences = [
-            _Sequence(prompt, trace.token_ids(s), ends, [d for d in tested if d.sequence == s])
-            for s, prompt in enumerate(header.prompt_ids)
-        ]
-        agreed = [agrees for sequence in self._sequences for agrees in sequence.agreements()]
-        if not agreed:
-            raise UsageError(
-                f"{self._run} tested no draft, so there is none to replay; record a method with a drafter"
-            )
-        self._rate = sum(agreed) / len(agreed)
-
-    def target_token(self, path: np.ndarray, sequence: int) -> int:
-        """Return the target's token after the path."""
-        token = self._sequence(path, sequence).after(path)
-        return self._hashed_token("say", path, sequence) if token is None else token
-
-    def drafter_token(self, path: np.ndarray, sequence: int) -> int:
-        """Return the drafter's token after the path."""
-        text, position = self._sequence(path, sequence), len(path)
-        token = text.after(path)
-        if token is None:
-            return self._hashed_token("propose", path, sequence)
-        if position in text.drafts:
-            return text.drafts[position]
-        if _agrees(self._rate, self._seed, sequence, position):
-            return token
-        return _another(token, self.vocab_size, "other", self._seed, sequence, position)
-
-    def certainty(self, path: np.ndarray, sequence: int) -> float:
-        """Return the recorded q of the drafter's token after the path."""
-        text = self._sequence(path, sequence)
-        return ALMOST if text.after(path) is None else text.certainties.get(len(path), ALMOST)
-
-    def _sequence(self, path: np.ndarray, sequence: int) -> _Sequence:
-        if sequence >= len(self._sequences) or not self._sequences[sequence].has_prompt(path):
-            raise UsageError(
-                f"sequence {sequence} has another prompt than {self._run}; replay it with the recorded prompt"
-            )
-        return self._sequences[sequence]
-
-    def _hashed_token(self, purpose: str, path: np.ndarray, sequence: int) -> int:
-        return _number(purpose, self._seed, sequence, len(path), path[-1]) % self.vocab_size
-
-
-class _Sequence:
-    """One recorded sequence: its prompt, its text and the drafted token of each position."""
-
-    def __init__(
-        self, prompt: Sequence[int], text: Sequence[int], ends: list[int], tested: list[Decision]
-    ) -> None:
-        self._prompt = np.array(prompt, dtype=np.int64)
-        self._text = np.array(text, dtype=np.int64)
-        self._end = [*ends, *text[-1:], 0][0]
-        self.drafts: dict[int, int] = {}
-        """Position in the sequence -> drafted token."""
-        self.certainties: dict[int, float] = {}
-        """Position -> q of that token."""
-        for decision in tested:
-            if not 0 <= decision.position - len(prompt) < len(text):
-                continue
-            # of siblings in a tree: the accepted one, else the first rejected one
-            if decision.outcome == "accepted" or decision.position not in self.drafts:
-                self.drafts[decision.position] = decision.token
-                if decision.q is not None and 0 < decision.q <= 1:
-                    self.certainties[decision.position] = decision.q
-
-    def agreements(self) -> list[bool]:
-        """Return for each position with a draft whether it is the target's token."""
-        return [
-            int(self._text[position - len(self._prompt)]) == token for position, token in self.drafts.items()
-        ]
-
-    def has_prompt(self, path: np.ndarray) -> bool:
-        """Return whether the path starts with the recorded prompt."""
-        return np.array_equal(path[: len(self._prompt)], self._prompt)
-
-    def after(self, path: np.ndarray) -> int | None:
-        """Return the target's token after the path; None if the path left the text."""
-        output = path[len(self._prompt) :]
-        text, after = output[: len(self._text)], output[len(self._text) :]
-        if not np.array_equal(text, self._text[: len(text)]) or (after != self._end).any():
-            return None
-        return int(self._text[len(output)]) if len(output) < len(self._text) else self._end
-
-
-def _number(*key: object) -> int:
+def number(*key: object) -> int:
     """Return a hash of the key, below 2^64."""
     return int.from_bytes(blake2b(" ".join(map(str, key)).encode(), digest_size=8).digest(), "big")
 
 
-def _agrees(rate: float, *key: int) -> bool:
-    return (_number("agree", *key) >> 11) * 2.0**-53 < rate
+def agrees(rate: float, *key: int) -> bool:
+    """Return true with probability `rate`, by a hash of the key."""
+    return (number("agree", *key) >> 11) * 2.0**-53 < rate
 
 
-def _another(index: int, size: int, *key: object) -> int:
+def another(index: int, size: int, *key: object) -> int:
     """Return a number below `size` other than `index`, by a hash of the key."""
-    return (index + 1 + _number(*key) % (size - 1)) % size
+    return (index + 1 + number(*key) % (size - 1)) % size

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engine.errors import ModelError, UsageError
-from engine.training.options import Recipe
+from engine.training.recipe import Recipe
 
 FOLDER = "checkpoints"
 _STATE = "state.json"

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from engine.errors import UsageError
 from engine.training.fit import MAX_NORM, Losses
-from engine.training.options import Recipe
+from engine.training.recipe import Recipe
 
 _PATIENCE = timedelta(days=7)
 """Longest wait for another process: the main process alone writes the target's text."""

@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
 from engine.training.data import Mixed, Stream
-from engine.training.options import PairOptions, Recipe
+from engine.training.options import PairOptions
+from engine.training.recipe import Recipe
 
 MAX_NORM = 1.0
 """Largest norm of the gradient; longer gradients are scaled down to it."""

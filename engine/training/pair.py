@@ -21,7 +21,8 @@ from engine.training.checkpoint import State
 from engine.training.data import Stream, find_sources, read_mixture, training_documents
 from engine.training.execution import pick_device
 from engine.training.fit import plan, text_losses
-from engine.training.options import PairOptions, Shape
+from engine.training.options import PairOptions
+from engine.training.recipe import Shape
 from engine.training.steps import (
     LOG,
     Listener,

@@ -24,7 +24,8 @@ from engine.training.checkpoint import State
 from engine.training.data import Corpus
 from engine.training.execution import Execution
 from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers
-from engine.training.options import DistilOptions, DrafterOptions, HeadOptions, Recipe
+from engine.training.options import DistilOptions, DrafterOptions, HeadOptions
+from engine.training.recipe import Recipe
 from engine.training.tokenizer import Encoder
 
 SHARD = "14MB"

@@ -14,8 +14,9 @@ from tests.traces.strategies import few, traces
 from traces import metrics, spans, waiting
 from traces.export.assets import viewer_style
 from traces.view.band import whole_percents
-from traces.view.document import VERSION, Document, view_model
+from traces.view.document import view_model
 from traces.view.figures import FIGURES, figure_rows
+from traces.view.form import VERSION, Document
 
 
 def run_of(trace, **options):

@@ -17,7 +17,8 @@ from engine.errors import UsageError
 from traces.acceptance import acceptance
 from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.load import other_load
-from traces.view.document import Document, RunView, view_model
+from traces.view.document import view_model
+from traces.view.form import Document, RunView
 from traces.view.packed import packed
 from traces.view.settings import shown_config
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from traces.view.document import Document
+    from traces.view.form import Document
 
 OBJECTS = ("tokens", "ghosts", "rounds")
 """Fields of a run with lists of objects."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from traces.view.clock import decoding_clock
-from traces.view.document import VERSION, heading, sections
+from traces.view.document import heading, sections
 from traces.view.figures import figure_rows
+from traces.view.form import VERSION
 from traces.waiting import Timeline, decode_window, timeline
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from engine.pairs.pair import Pair
-from engine.simulate.oracle import Source, recorded_pair
+from engine.simulate.oracle import Source
+from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Commit, Decision, Header
 from engine.trace.trace import Trace
 from engine.types import Limits

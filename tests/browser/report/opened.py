@@ -112,6 +112,20 @@ def window(page):
     return [float(t) for t in page.get_attribute(".specscope[data-window]", "data-window").split()]
 
 
+def zoomed(page, times):
+    """Zoom in by the keyboard; return the window at rest."""
+    box = page.locator(".ss-gantt")
+    box.focus()
+    for _ in range(times):
+        before = page.get_attribute(".specscope[data-window]", "data-window")
+        box.press("w")
+        page.wait_for_selector(f'.specscope[data-window]:not([data-window="{before}"])')
+    last = None
+    while last != (last := window(page)):
+        page.wait_for_timeout(200)
+    return last
+
+
 def colours(page, *places):
     """Return the colours `rgb(r, g, b)` that the timeline has at places of the screen."""
     return page.evaluate(

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app import windows
-from tests.browser.report.opened import drawn_after, window
+from tests.browser.report.opened import window, zoomed
 from tests.traces.samples import sample_trace
 from traces.store import Store
 from traces.view.document import view_model
@@ -100,12 +100,8 @@ def test_a_long_run_opens_with_bins_of_all_its_spans(shown, traces):
 def test_zooming_loads_the_rows_of_the_window_and_its_text(shown, traces):
     (run,) = view_model(traces[:1])["runs"]
     middle = run["to"] / 2
-    box = shown.locator(".ss-gantt")
-    box.focus()
-    for _ in range(5):
-        drawn_after(shown, lambda: box.press("w"))
+    low, high = zoomed(shown, 5)
     shown.wait_for_selector('#viewer:not([data-marks="0"])')
-    low, high = window(shown)
     assert low < middle < high
     marks = int(shown.get_attribute("#viewer", "data-marks"))
     assert marks <= sum(1 for row in (*run["tokens"], *run["ghosts"]) if low - 5 < row["t"] < high + 5)
@@ -114,11 +110,7 @@ def test_zooming_loads_the_rows_of_the_window_and_its_text(shown, traces):
 
 
 def test_the_whole_document_replaces_the_part_and_keeps_the_window(shown, traces):
-    box = shown.locator(".ss-gantt")
-    box.focus()
-    for _ in range(3):
-        drawn_after(shown, lambda: box.press("w"))
-    before = window(shown)
+    before = zoomed(shown, 3)
     shown.evaluate("release()")
     shown.locator(".ss-tables").wait_for()
     assert window(shown) == before
@@ -146,11 +138,7 @@ def test_two_long_runs_are_compared_token_by_token_in_the_window(long_page, trac
     page.evaluate(MOUNT, [opening, ""])
     view = page.get_by_role("region", name="Token by token")
     expect(view).to_contain_text("Tokens 1 to 500 of 500: those that PEARL", timeout=PATIENCE)
-    box = page.locator(".ss-gantt")
-    box.focus()
-    for _ in range(5):
-        drawn_after(page, lambda: box.press("w"))
-    low, high = window(page)
+    low, high = zoomed(page, 5)
     tokens = view_model(traces[:1])["runs"][0]["tokens"]
     inside = [token["index"] + 1 for token in tokens if low <= token["t"] <= high]
     expect(view).to_contain_text(f"Tokens {inside[0]} to {inside[-1]} of 500", timeout=PATIENCE)
@@ -166,10 +154,7 @@ def test_the_caches_of_a_part_name_what_lies_outside_of_it(long_page, traces):
     page.evaluate(MOUNT, [opening, ""])
     view = page.get_by_role("region", name="KV caches")
     expect(view).to_contain_text("in the last step of the loaded part: the replay's time is after it")
-    box = page.locator(".ss-gantt")
-    box.focus()
-    for _ in range(5):
-        drawn_after(page, lambda: box.press("w"))
+    zoomed(page, 5)
     expect(view).to_contain_text("cached before the loaded part", timeout=PATIENCE)
     page.evaluate("view.seek(0)")
     expect(view).to_contain_text("in the first step of the loaded part: the replay's time is before it")

@@ -11,7 +11,8 @@ import pytest
 from engine.errors import UsageError
 from engine.model.language import LanguageModel
 from engine.model.slots import Rows
-from engine.simulate.oracle import Scripted, bernoulli_models, recorded_pair
+from engine.simulate.oracle import Scripted, bernoulli_models
+from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Commit, Decision, Header
 from engine.trace.trace import Trace
 from engine.types import Sampling

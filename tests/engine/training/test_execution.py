@@ -21,8 +21,9 @@ from engine.training import checkpoint
 from engine.training.execution import Execution, pick_dtype
 from engine.training.fit import LossesOf, Phase, learning_rate, losses, make_optimisers
 from engine.training.heads.distil import distilled
-from engine.training.options import PairOptions, Recipe, Shape
+from engine.training.options import PairOptions
 from engine.training.pair import new_model
+from engine.training.recipe import Recipe, Shape
 from engine.training.steps import Training, ignore, read_log
 
 Options = Callable[..., PairOptions]
@@ -140,7 +141,7 @@ import torch
 from pathlib import Path
 from engine.training.execution import Execution
 from engine.training.fit import Losses
-from engine.training.options import Recipe
+from engine.training.recipe import Recipe
 
 rank = 0 if os.fork() else 1
 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

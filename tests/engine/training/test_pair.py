@@ -18,8 +18,9 @@ from engine.pairs.load import load
 from engine.training.data import Corpus, Stream, find_sources
 from engine.training.execution import pick_device
 from engine.training.fit import learning_rate, losses, plan
-from engine.training.options import PairOptions, Shape
+from engine.training.options import PairOptions
 from engine.training.pair import new_model, train_pair
+from engine.training.recipe import Shape
 from engine.training.steps import Progress, read_log, save_model
 from engine.training.tokenizer import Encoder
 from tests.engine.training.tiny import stories, write_source

@@ -21,7 +21,7 @@ from engine.heads.trainable import Frozen, Learned
 from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
-from engine.training import cli
+from engine.training import cli, commands
 from engine.training.data import Corpus
 from engine.training.heads.card import restore
 from engine.training.heads.losses import acceptance, head_losses
@@ -228,8 +228,8 @@ def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     words = "parallelspec_medusa --data d --out o --recipe paper --batch 4"
-    options = HeadOptions.of(**cli._given(parser.parse_args(words.split()), HeadOptions))
+    options = HeadOptions.of(**commands.given(parser.parse_args(words.split()), HeadOptions))
     assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
     words = "parallelspec_medusa --data d --out o"
-    options = HeadOptions.of(**cli._given(parser.parse_args(words.split()), HeadOptions))
+    options = HeadOptions.of(**commands.given(parser.parse_args(words.split()), HeadOptions))
     assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 1e-3, 0.95, 4)
