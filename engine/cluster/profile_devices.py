@@ -142,6 +142,9 @@ class ProfileDevices:
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Do nothing: a profile's GPUs hold no models."""
 
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
+        """Do nothing: a profile's devices are its own."""
+
     def start_worker(self, assignment: Assignment) -> Worker:
         """Start a virtual worker; workers on one device share its speed."""
         processor = self.processors.setdefault(assignment.devices[0].name, Processor())
