@@ -153,7 +153,7 @@ class Chain:
         self._hosted_places = torch.zeros((3, kind.slots), dtype=torch.int64, pin_memory=pinned)
         self._hosted_numbers = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
         self._places = self._hosted_places.to(device)
-        """Rows of each slot before the chain, and its number of tokens; the lines of the given slots."""
+        """Rows of each slot before the chain, its tokens' number; the lines of the given slots."""
         self._numbers = self._hosted_numbers.to(device)
         self._logits = torch.zeros((kind.slots, kind.vocab), device=device)
         self._q = torch.zeros((*shape, kind.vocab), device=device) if kind.sampling else None
@@ -265,6 +265,6 @@ def pick_rows(u: Tensor, weights: Tensor) -> Tensor:
         weights: (S, V), at least 0.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     chosen = torch.searchsorted(cumulative, u[:, None] * total, right=True)
     return torch.minimum(chosen, torch.searchsorted(cumulative, total))[:, 0]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RENEWED_NS = 5_000_000_000
-"""Age at which the anchor is replaced: CUDA returns times since an event in float32 milliseconds."""
+"""Age at which the anchor is replaced: CUDA's times since an event are float32 milliseconds."""
 
 
 class Event(Protocol):
@@ -109,7 +109,7 @@ class StreamClock(Clock):
         return lambda mark: times[-mark - 1] if mark < 0 else mark
 
     def _align(self) -> None:
-        """Compare the stream with the host's clock: the shortest of some brackets round an event."""
+        """Compare the stream with the host's clock: the shortest of five brackets of an event."""
         brackets = [self._bracket() for _ in range(5)]
         begun, ended, self._anchor = min(brackets, key=lambda bracket: bracket[1] - bracket[0])
         self._at, self.uncertainty = (begun + ended) // 2, (ended - begun + 1) // 2

@@ -83,7 +83,7 @@ def _chained(
     vocab: int,
     stamps: list[Stamp],
 ) -> Chained:
-    """Forward the uncached rows of the prefixes, then the chains; add the chains' rows to the slots."""
+    """Forward the prefixes' uncached rows, then the chains; add the chains' rows to the slots."""
     out = forwards.extend(name, prefixes, [NO_DRAFT] * len(prefixes), stamps, "draft")
     cache, slots = forwards.cache(name), [forwards.slot(prefix.sequence) for prefix in prefixes]
     assert isinstance(cache, Cache), "it is a decoder's"
