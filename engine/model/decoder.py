@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.attention import Attention
-    from engine.model.chain import Chains
     from engine.model.language import Steps
     from engine.model.shape import ModelShape
     from engine.model.shard import Ranks, Shard
@@ -109,8 +108,6 @@ class Decoder:
         """Rotation of each position, (P, 1, head_dim / 2) complex."""
         self.steps: Steps | None = None
         """Runs forwards of few rows in fixed shapes, if set."""
-        self.chains: Chains | None = None
-        """Drafts chains of tokens without a host between two forwards, if set."""
 
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
         """Return the embeddings, (V, D), for the first stage and for a tied head; else (0, D)."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from engine.model.chain import Chains
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.shard import Ranks, Shard
@@ -43,8 +42,7 @@ def load(
             the layers of this stage; only these layers are read.
         target: The target of a drafter made of its layers; other models ignore it.
         ranks: The ranks of a model split by tensors; only this rank's part of it is read.
-        static: Whether forwards of few rows have fixed shapes (`engine.model.static`), and drafted
-            chains no host between two forwards (`engine.model.chain`).
+        static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
 
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or unsupported.
@@ -57,7 +55,7 @@ def load(
     else:
         decoder = _load(directory, device, dtype, name, stage, ranks)
     if static:
-        decoder.steps, decoder.chains = StaticSteps(decoder), Chains(decoder)
+        decoder.steps = StaticSteps(decoder)
     return decoder
 
 

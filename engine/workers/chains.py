@@ -10,7 +10,6 @@ from engine.draws import Draws, Key, most_probable_of
 from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.model.chain import Chained, Chains
-from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards
@@ -41,8 +40,7 @@ def propose_chains(
         The chains, as a loop of single forwards drafts them. None if the model drafts no chains, or
         not this draft: its end depends on its probabilities, or it finds no room.
     """
-    model = forwards.models[job.model]
-    chains = model.chains if isinstance(model, Decoder) else None
+    chains = forwards.chains.get(job.model)
     asked = [i for i, count in enumerate(job.counts) if count]
     if chains is None or not asked or job.stop_below or forwards.packing != Packing():
         return None

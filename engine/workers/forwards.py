@@ -13,6 +13,7 @@ from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
 from engine.layout import Packing
 from engine.model.cache import Cache
+from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel, never
@@ -50,6 +51,8 @@ class Forwards:
         self.heads: dict[str, Head] = {}
         """Drafting heads by name; a head's layer is in `models` under the same name."""
         self._kept_states: dict[str, tuple[int, ...]] = {}
+        self.chains: dict[str, Chains] = {}
+        """Of the models with static forwards."""
         self.clock = Clock()
         """Takes the times of forwards."""
 

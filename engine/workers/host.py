@@ -22,6 +22,7 @@ from engine.draws import Draws, argmax, facts, propose_token, softmax
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.layout import Packing
+from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
 from engine.model.fuzzy import SingleDevice
@@ -202,8 +203,10 @@ class Host:
             else:
                 models[job.model] = load()
         model = models.get(job.model) or models[job.beside]
-        if isinstance(model, Decoder) and model.device.type == "cuda":
+        if isinstance(model, Decoder):
             self.forwards.clock = Clock.of(model.device)
+            if model.steps is not None:
+                self.forwards.chains[job.model] = Chains(model)
         _return_freed_memory()
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
 

@@ -57,7 +57,7 @@ def drafted_in_a_loop(decoder, sampling, draws):
     return tokens, qs, cache
 
 
-def drafted(decoder, sampling, draws):
+def drafted(decoder, sampling, draws, chains):
     """Return the same, drafted as chains."""
     cache, logits = filled(decoder)
     numbers = [
@@ -66,7 +66,7 @@ def drafted(decoder, sampling, draws):
         if not sampling.greedy
     ]
     slots, counts = list(COUNTS), list(COUNTS.values())
-    found = decoder.chains.draft(cache, slots, counts, logits, numbers, sampling, Clock())
+    found = chains.draft(cache, slots, counts, logits, numbers, sampling, Clock())
     return found, cache
 
 
@@ -74,11 +74,12 @@ def drafted(decoder, sampling, draws):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_chains_equal_a_loop(family, way, tmp_path):
     save(reference(family), tmp_path)
-    decoder, sampling = load(tmp_path, static=True), WAYS[way]
+    decoder, sampling = load(tmp_path), WAYS[way]
     draws = {slot: Draws(7, slot) for slot in LENGTHS}
     tokens, qs, expected = drafted_in_a_loop(decoder, sampling, draws)
+    chains = Chains(decoder)
     for _ in range(2):  # the second time in a chain that has held other rows
-        found, cache = drafted(decoder, sampling, draws)
+        found, cache = drafted(decoder, sampling, draws, chains)
         for b, (slot, count) in enumerate(COUNTS.items()):
             ids = found.ids[b, :count]
             assert ids.tolist() == tokens[b]
@@ -96,7 +97,8 @@ def test_chains_equal_a_loop(family, way, tmp_path):
 
 def test_the_facts_of_every_forward(tmp_path):
     save(reference("llama"), tmp_path)
-    found, _ = drafted(load(tmp_path, static=True), Sampling(), {})
+    decoder = load(tmp_path)
+    found, _ = drafted(decoder, Sampling(), {}, Chains(decoder))
     marks = [mark for times in found.times for mark in times]
     assert len(found.times) == max(COUNTS.values()) - 1
     assert marks == sorted(marks)
@@ -105,12 +107,12 @@ def test_the_facts_of_every_forward(tmp_path):
 
 def test_chains_are_used_again_whatever_the_seed(tmp_path):
     save(reference("llama"), tmp_path)
-    decoder = load(tmp_path, static=True)
-    cache, logits = filled(decoder)
+    decoder = load(tmp_path)
+    chains, (cache, logits) = Chains(decoder), filled(decoder)
     for seed in (1, 2):
         numbers = [[0.5] * 3] * 3
-        decoder.chains.draft(cache, [0, 1, 3], [3] * 3, logits, numbers, Sampling(1.0, seed=seed), Clock())
-    assert decoder.chains.count(cache) == 1
+        chains.draft(cache, [0, 1, 3], [3] * 3, logits, numbers, Sampling(1.0, seed=seed), Clock())
+    assert chains.count(cache) == 1
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_chains_are_used_again_whatever_the_seed(tmp_path):
 )
 def test_a_chain_needs_room_and_two_tokens(lengths, counts, expected, tmp_path):
     save(reference("llama"), tmp_path)
-    decoder = load(tmp_path, static=True)
+    decoder = load(tmp_path)
     assert Chains(decoder).fits(decoder.new_cache(2, 40), lengths, counts, VOCAB) is expected
 
 
