@@ -44,7 +44,7 @@ CONFIGS = [
     ("hydra", {}),
     ("eagle", {}),
     ("eagle2", {"depth": 3, "total": 9}),
-    ("parallelspec_medusa", {}),
+    ("parallelspec_medusa", {"first": "mask"}),
     ("parallelspec_eagle", {}),
 ]
 
