@@ -9,11 +9,12 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.cluster.caches import Asked
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, other_programs, sampler
 from engine.drafters.plan import Plan
-from engine.errors import RunCancelled, SpecScopeError, WorkerDied
+from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
@@ -64,6 +65,11 @@ class Request:
         slots, rows = min(layout.batch, len(self.ids)), self.longest + layout.slack
         return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
 
+    def asked(self, begin: Begin) -> Asked:
+        """Return what a user can change in the size of the run's KV caches."""
+        batch = "--batch " if self.load is not None else "--set batch=" if begin.slots > 1 else ""
+        return Asked(begin, self.limits.max_new_tokens, batch)
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -88,6 +94,8 @@ class Execution:
             placement.on_loop(self._run_method())
         except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
             error = _first_leaf(raised)
+            if isinstance(error, OutOfMemory):
+                error = self.request.asked(self.begin).advised(error)
         error = self.recording.error or error
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
         status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
@@ -189,8 +197,8 @@ class Execution:
 
 def _first_leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
-        dead = [e for e in error.exceptions if isinstance(e, WorkerDied)]
-        error = (dead or list(error.exceptions))[0]
+        causes = [e for kind in (OutOfMemory, WorkerDied) for e in error.exceptions if isinstance(e, kind)]
+        error = (causes or list(error.exceptions))[0]
     return error
 
 

@@ -186,6 +186,9 @@ class RayDevices:
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Do nothing: each node checks its own memory when it loads a model."""
 
+    def free(self, device: Device, held: Sequence[ModelPart]) -> None:
+        """Return None: the memory of other nodes is not measured."""
+
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Reserve the devices of new workers, and start the workers.
 

@@ -21,6 +21,7 @@ from engine.accept import judge
 from engine.draws import Draws, argmax, facts, propose_token, softmax
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
+from engine.layout import Packing
 from engine.model.fuzzy import SingleDevice
 from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
@@ -49,12 +50,15 @@ from engine.workers.jobs import (
     Propose,
     Reply,
     Retire,
+    Room,
     Score,
     Stamp,
 )
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.ranks import ProcessRanks
+from engine.workers.room import taken
+from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
 from engine.workers.trees import Drafting, grow
 
@@ -101,6 +105,7 @@ class Host:
         """The ranks of each model that is split by tensors, and of the heads beside it."""
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
         self._sampling = Sampling()
+        self._run = Begin(self._sampling, 0, 0, 0, Packing())
         self._vocab_size = 0
 
     def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
@@ -112,7 +117,21 @@ class Host:
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
-        """Execute one job; `stopped` is checked between forwards, in a prefill between layers."""
+        """Execute one job; `stopped` is checked between forwards, in a prefill between layers.
+
+        Raises:
+            OutOfMemory: The device has no memory for it. The KV caches are freed; the models stay.
+        """
+        try:
+            return self._handle(job, stopped)
+        except (MemoryError, RuntimeError) as error:
+            shortage = out_of_memory(error, self._name, job, self.forwards, self._run)
+            if shortage is None:
+                raise
+            self._scores.clear()
+            raise shortage from None
+
+    def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
         stamps: list[Stamp] = []
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
@@ -134,6 +153,8 @@ class Host:
                 value = None
             case Begin():
                 value = self._begin(job)
+            case Room():
+                value = taken(self.forwards, job)
             case Retire():
                 value = self.forwards.retire(job.sequence)
             case Prefill():
@@ -184,7 +205,7 @@ class Host:
         self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
 
     def _begin(self, job: Begin) -> None:
-        self._sampling = job.sampling
+        self._sampling, self._run = job.sampling, job
         self._vocab_size = job.vocab_size
         self._scores.clear()
         self.forwards.begin(job.slots, job.capacity, job.packing, job.features)

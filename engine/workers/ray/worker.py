@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from engine.errors import SpecScopeError, WorkerDied
-from engine.workers.jobs import Connect, Drop, Job, Join, Link, Load, Reply
+from engine.workers.jobs import Connect, Drop, Job, Link, Load, Preparation, Reply
 from engine.workers.ray.clock import compare
 from engine.workers.ray.node import Node
 from engine.workers.ray.parcels import Parcels, join_reply
@@ -81,7 +81,7 @@ class RayWorker:
         """Return 1."""
         return 1
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
         if isinstance(job, Link):  # its path is one of this machine
             job = replace(job, path=f"{self._parcels.session} {job.group}")
