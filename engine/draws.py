@@ -22,6 +22,7 @@ Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
 """A drafted token, an acceptance test, the draw after a rejection, or the target's own draw."""
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
+NOT_FINITE = "the model's logits are not finite numbers: its weights or its number type are unsuitable"
 TOP = 5
 """Tokens that the trace shows of each row."""
 
@@ -196,7 +197,5 @@ def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
         for row, probabilities in zip(ids.tolist(), values.tolist(), strict=True)
     )
     if any(top[0][1] != top[0][1] for top in tops):
-        raise ModelError(
-            "the model's logits are not finite numbers: its weights or its number type are unsuitable"
-        )
+        raise ModelError(NOT_FINITE)
     return tops
