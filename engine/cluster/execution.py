@@ -24,7 +24,7 @@ from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
 from engine.run.serving import Load, Serving
-from engine.run.together import Gathering, Together, at_once
+from engine.run.together import Gathering
 from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Status
 from engine.types import Limits, Sampling
@@ -111,8 +111,8 @@ class Execution:
         ]
         for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
-        gathering = Gathering()
-        run, dispatcher = self._new_run(loop, gathering.join if self.request.load else at_once)
+        gathering = Gathering() if self.request.load else None
+        run, dispatcher = self._new_run(loop, gathering)
         samples = sampler(self.workers, recording, loop)
         others = None if isinstance(loop, VirtualLoop) else other_programs(self.workers)
         samples.start()
@@ -136,7 +136,9 @@ class Execution:
             if died is not None and self.cancel.is_set():
                 raise died  # this run reports the dead worker, not the next one
 
-    def _new_run(self, loop: asyncio.AbstractEventLoop, together: Together) -> tuple[Run, Dispatcher]:
+    def _new_run(
+        self, loop: asyncio.AbstractEventLoop, gathering: Gathering | None
+    ) -> tuple[Run, Dispatcher]:
         """Return the run for the method, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
@@ -153,13 +155,13 @@ class Execution:
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,
-            together=together,
+            gathering=gathering,
         )
         return run, dispatcher
 
-    async def _decode(self, run: Run, gathering: Gathering, dispatcher: Dispatcher) -> None:
+    async def _decode(self, run: Run, gathering: Gathering | None, dispatcher: Dispatcher) -> None:
         request, method = self.request, self.request.method
-        if request.load is None:
+        if request.load is None or gathering is None:
             await run.start(self.begin.slots)
             await method.decode(run, request.cfg)
             return

@@ -140,12 +140,14 @@ class Placement:
         Raises:
             UsageError: The layout needs more devices than the site has.
             ModelError: A model cannot be loaded.
+            SpecScopeError: Others use the devices.
         """
         assigned = {model: each for model, each in self.site.assign(layout).items() if each}
         if head is not None:
             assigned["drafter"] = assigned["target"]
         drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
+        self.site.reserve(assigned)
         self.site.check_memory(missing, self._held)
         for each in assigned.values():
             for member in (member for assignment in each for member in assignment.members):

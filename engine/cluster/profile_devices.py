@@ -144,6 +144,9 @@ class ProfileDevices:
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Do nothing: a profile's GPUs hold no models."""
 
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
+        """Do nothing: a profile's devices are its own."""
+
     def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
         """Return this machine's memory, in which all models compute."""
         return Free(MACHINE, measured(device))

@@ -296,7 +296,7 @@ class Cluster:
             head.check_length(request.longest)
         return request
 
-    def _header(self, request: Request, workers: RunWorkers, clocks: Mapping[str, Any]) -> Header:
+    def _header(self, request: Request, workers: RunWorkers, nodes: dict[str, Any]) -> Header:
         placement, limits = self.placement, request.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -313,9 +313,7 @@ class Cluster:
             devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment()
-            | self._facts(request, workers)
-            | ({"clocks": clocks} if clocks else {}),
+            environment=environment() | self._facts(request, workers) | nodes,
             group=request.group,
             lossless=request.method.lossless(request.cfg) or request.sampling.greedy,
         )

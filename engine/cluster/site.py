@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from engine.cluster.caches import Free
@@ -127,6 +127,17 @@ class Site(Protocol):
 
         Raises:
             UsageError: The profile has no times for a split target.
+        """
+        ...
+
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
+        """Keep the devices of a layout's workers for this cluster, if others could take them.
+
+        Args:
+            assigned: The assignments of each model's workers.
+
+        Raises:
+            SpecScopeError: Another session or program has a device.
         """
         ...
 

@@ -42,6 +42,7 @@ from engine.workers.jobs import (
     Job,
     Join,
     Judge,
+    JudgeAll,
     Link,
     Load,
     Measure,
@@ -171,6 +172,9 @@ class Host:
             case Judge():
                 logits, prefix = self._scores[job.scores]
                 value = self._judge([job], [logits], [prefix], stamps)[0]
+            case JudgeAll():
+                kept = [self._scores.pop(judge.scores) for judge in job.judges]
+                value = self._judge(job.judges, [rows for rows, _ in kept], [x for _, x in kept], stamps)
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
@@ -294,10 +298,10 @@ class Host:
         )
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
-        if not job.judges and job.chunks:  # only parts of prompts
+        if not job.prefixes:  # only parts of prompts
             return ()
         if not job.judges:
-            self._scores[job.scores] = (logits[0], job.prefixes[0])
+            self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
             return None
         if job.greedy:
             logits = [rows[:, : self._vocab_size] for rows in logits]

@@ -208,8 +208,8 @@ class Chunk(NamedTuple):
 class Score:
     """One forward over the drafts.
 
-    Its logits are kept under `scores`, or judged at once and dropped. Value: None, a `Judgement`
-    per judge, or a stage's hidden states.
+    Its logits are kept, those of prefix i under `scores` + i, or judged at once and dropped. Value:
+    None, a `Judgement` per judge, or a stage's hidden states.
     """
 
     model: str
@@ -238,6 +238,16 @@ class Judge:
     skip: int
     typical: Typical | None = None
     """Judge by typical acceptance, which is lossy."""
+
+
+@dataclass(frozen=True)
+class JudgeAll:
+    """Apply the acceptance rules to kept scores of several sequences, and drop these scores.
+
+    Value: a `Judgement` for each.
+    """
+
+    judges: tuple[Judge, ...]
 
 
 @dataclass(frozen=True)
@@ -280,6 +290,7 @@ Job: TypeAlias = (
     | Grow
     | Score
     | Judge
+    | JudgeAll
     | Drop
     | Measure
 )

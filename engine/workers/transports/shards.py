@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
 from engine.types import Judgement
-from engine.workers.jobs import Grow, Job, Link, Preparation, Propose, Reply, Score
+from engine.workers.jobs import Grow, Job, JudgeAll, Link, Preparation, Propose, Reply, Score
 from engine.workers.shared import SharedMemory
 from engine.workers.worker import Ticket, Worker
 
@@ -134,7 +134,7 @@ def _decision(job: Job, value: Any) -> object:
     """Return the tokens that a rank drafted or decided on; all ranks must have the same."""
     if isinstance(job, Propose | Grow):
         return tuple((node.id, node.parent) for tree in value for node in tree)
-    judgements = value if isinstance(job, Score) else [value]
+    judgements = value if isinstance(job, Score | JudgeAll) else [value]
     return tuple(
         (tuple((j.token, j.outcome) for j in judgement.judged), judgement.best)
         for judgement in judgements or ()

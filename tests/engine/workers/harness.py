@@ -122,6 +122,9 @@ class Racks:
                     model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
                 }
 
+    def reserve(self, assigned) -> None:
+        pass
+
     def check_memory(self, loads, held) -> None:
         pass
 
