@@ -59,7 +59,7 @@ def read_config(directory: Path) -> Any:
             f"{path}: model_type is {reprlib.repr(raw['model_type'])}; it must be {kind!r} for {family}"
         )
     fields = {name: raw[name] for name in READ if name in raw}
-    if _is_complete(raw):
+    if is_complete(raw):
         return SimpleNamespace(**fields)
     from transformers import AutoConfig  # the import takes a second in every worker
 
@@ -69,7 +69,7 @@ def read_config(directory: Path) -> Any:
         raise ModelError(f"{path}: {one_line(e)}") from None
 
 
-def _is_complete(raw: Mapping[str, Any]) -> bool:
+def is_complete(raw: Mapping[str, Any]) -> bool:
     """Return whether a Llama config needs none of transformers' defaults and older spellings.
 
     Such a config is used without transformers, whose import takes a second in every process.
