@@ -220,7 +220,7 @@ class StaticStep:
             x = decoder.embed(ids, positions)
         else:
             x, attention = self._inputs[0].clone(), self._inputs[1]
-        rotation = self._rotations.index_select(0, positions) * decoder.scales
+        rotation = self._rotations.index_select(1, positions) * decoder.scales
         self._attention.mask(dict(zip(self._windows, self._visible, strict=True)))
         parts = [self._attention]
         self._states = decoder.run_layers(x, attention, rotation, self._buffers, parts, self.size.hidden)

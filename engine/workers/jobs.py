@@ -322,6 +322,8 @@ class Taken(NamedTuple):
     """Keys, values and kept states of one token, in all models that the run uses."""
     spare: int = 0
     """What torch keeps of a GPU's memory without using it."""
+    free: int = 0
+    """What is free on the worker's device."""
     exact: bool = False
     """Whether a number takes more than two bytes."""
 
