@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,10 @@ class RayServer:
     async def now(self) -> int:
         """Return this node's clock, in nanoseconds."""
         return time.perf_counter_ns()
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function in a thread of its own, beside the jobs."""
+        return await asyncio.to_thread(function)
 
     async def stop(self, number: int) -> None:
         """Stop a job after its current forward; its reply is still returned."""

@@ -131,6 +131,10 @@ class RayWorker:
         except Exception as error:  # noqa: BLE001 - Ray's own errors
             raise self._death(_cause(error)) from None
 
+    def ask(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call a function in the worker's process, beside its jobs; returns its future result."""
+        return self._actor.call.remote(function).future()
+
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this event loop from now on."""
         self._loop = loop

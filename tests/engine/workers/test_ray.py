@@ -123,6 +123,20 @@ def test_the_trace_has_the_clock_of_each_node_and_the_timeline_shows_its_error(o
 
 
 @pytest.mark.slow
+def test_each_node_measures_its_devices_and_the_header_names_their_reservations(on_ray):
+    trace = on_ray.run("speculative", PROMPT, limits=Limits(300))
+    for device in trace.header.devices:
+        samples = [sample for sample in trace.occupancy if sample.device == device.name]
+        assert samples, "sampled ten times a second"
+        assert [s.time for s in samples] == sorted(s.time for s in samples)
+        assert 0 < samples[0].time < samples[-1].time + 1 <= trace.footer.time
+        assert max(sample.busy for sample in samples) > 0
+        assert min(sample.memory for sample in samples) > 50 << 20, "resident bytes of its own process"
+    names = [trace.header.environment["reserved"][device.name] for device in trace.header.devices]
+    assert [name.partition(", ")[2] for name in names] == ["bundle 0", "bundle 1"]
+
+
+@pytest.mark.slow
 def test_a_node_without_the_model_is_named(on_ray):
     (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
     wait = worker.prepare(Load("elsewhere", partial(load, "/nowhere/at/all")))
