@@ -81,11 +81,13 @@ class Memory:
     limits: Mapping[str, int] = field(default_factory=dict[str, int])
     """Device name -> bytes."""
     measure: Callable[[Device], int] = measured
+    machine: str = MACHINE
+    """Name of the memory that CPU cores share."""
 
     def name(self, device: Device) -> str:
         """Return the name of a device's memory; devices of one memory have the same."""
         own = device.name.split("/")[0]
-        return own if own in self.limits or device.kind != "cpu" else MACHINE
+        return own if own in self.limits or device.kind != "cpu" else self.machine
 
     def free(self, device: Device, held: Sequence[Part] = ()) -> int:
         """Return the bytes that further models may take on a device, beside what it holds.

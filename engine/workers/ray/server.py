@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.environment import release
 from engine.errors import ModelError, SpecScopeError
 from engine.workers.host import Host
 from engine.workers.jobs import CONTROL, Connect, Drop, Job, Link, Load, Reply
@@ -53,6 +54,10 @@ class RayServer:
     async def pid(self) -> int:
         """Return the process id."""
         return os.getpid()
+
+    async def release(self) -> str:
+        """Return the version of SpecScope on this node."""
+        return release("specscope")
 
     async def now(self) -> int:
         """Return this node's clock, in nanoseconds."""

@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from engine.errors import SpecScopeError, WorkerDied
+from engine.environment import release
+from engine.errors import SpecScopeError, WorkerDied, one_line
 from engine.workers.jobs import Connect, Drop, Job, Join, Link, Load, Reply
 from engine.workers.ray.clock import compare
 from engine.workers.ray.node import Node
@@ -110,11 +111,29 @@ class RayWorker:
             return
         try:
             self.pid = self._started.result(timeout=START_S)
+            found: str = self._actor.release.remote().future().result(timeout=START_S)
         except TimeoutError:
             raise SpecScopeError(
                 f"the worker on {self._place} did not start in {START_S:g} s; its node may be overloaded, or its "
                 "disk slow: Ray's logs on the node show more"
             ) from None
+        except Exception as error:  # noqa: BLE001 - Ray's own errors
+            raise self._death(_cause(error)) from None
+        if found != (own := release("specscope")):
+            where = self.node.name or "the node"
+            raise SpecScopeError(
+                f"{where} has SpecScope {found}, this machine {own}: install one version on both"
+            )
+
+    def answer(self, function: Callable[[], Any]) -> Any:
+        """Wait until the worker has started, call a function in its process, and return the result.
+
+        Raises:
+            SpecScopeError: It did not start, or ended.
+        """
+        self._wait_for_start()
+        try:
+            return self.ask(function).result(timeout=SILENT_LONG)
         except Exception as error:  # noqa: BLE001 - Ray's own errors
             raise self._death(_cause(error)) from None
 
@@ -274,6 +293,10 @@ def _cause(error: BaseException) -> str:
 
     if isinstance(error, exceptions.ActorUnavailableError):
         return "cannot be reached"
+    if isinstance(error, exceptions.ActorDiedError) and "creation task" in str(error):
+        last = one_line(str(error).rstrip().splitlines()[-1])
+        missing = "; install SpecScope with the extra ray on its node" if "No module named" in last else ""
+        return f"cannot start ({last}){missing}"
     if isinstance(error, exceptions.ActorDiedError):
         return "died"
     if isinstance(error, exceptions.ObjectLostError):

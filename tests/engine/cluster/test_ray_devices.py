@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from engine.cluster.memory import part_of
 from engine.cluster.ray_devices import RayDevices
 from engine.cluster.ray_groups import Bundle, Offer, Place, PlacementGroups
-from engine.errors import SpecScopeError, UsageError
+from engine.cluster.site import ModelPart
+from engine.errors import ModelError, SpecScopeError, UsageError
 from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.workers.ray.node import Node
@@ -89,3 +94,21 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     state = "0 of 4 CPU on node 0, 0 of 1 CPU on node 1, 0 of 1 CPU on node 2"
     with pytest.raises(SpecScopeError, match=rf"needs 1 CPU, and the Ray cluster has none free \({state}\)"):
         site.assign(Layout(Separate(1)))
+
+
+def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
+    """Both models go to the only free device; together they do not fit, each alone would."""
+    nodes = Nodes(1, 1)
+    nodes.take(0, 1)
+    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
+    assigned = site.assign(Layout(Separate(1)))
+    parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
+    sizes = [part_of(site.pair, torch.float32, *part).weights for part in parts]
+    free = [sum(sizes)]
+    for part in parts:
+        site._workers[part.place.name] = SimpleNamespace(answer=lambda _: free[0])
+    site.check_memory(parts, ())
+    free[0] -= 1
+    message = r"drafter and target: the weights take .* in the memory of node 1, of which .* are free"
+    with pytest.raises(ModelError, match=message):
+        site.check_memory(parts, ())
