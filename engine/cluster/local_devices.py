@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from engine.cluster.caches import Free
 from engine.cluster.memory import Memory, part_of
 from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
@@ -192,6 +193,13 @@ class LocalDevices:
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Do nothing: the operating system shares devices out."""
+
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:
+        """Return the memory of a device; see `Site.free`."""
+        memory, dtype = self.memory, dtype_of(self.dtype, device)
+        limited = memory.is_limited(device)
+        parts = [part_of(self.pair, dtype, *part) for part in held] if limited else []
+        return Free(memory.name(device), memory.free(device, parts), limited)
 
     def start_worker(self, assignment: Assignment) -> Worker:
         """Start a process or a thread on the assigned device."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from engine.cluster.caches import Free
 from engine.cluster.local_devices import LocalDevices, dtype_of, ranks_of
 from engine.cluster.memory import MACHINE, Memory, measured, part_of
 from engine.cluster.ray_cluster import RayCluster
@@ -182,20 +183,26 @@ class RayDevices:
         """Return two stages as usual, as on this machine."""
         return self._layouts.stage_limits()
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:  # noqa: ARG002
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Check that models fit what is free on their nodes now; see `Site.check_memory`."""
         memories: dict[str, list[ModelPart]] = {}
         for part in loads:
-            device, node = part.place.devices[0], self._slots.node(_place(part.place))
-            own = device.label if device.kind == "cuda" else node.name or MACHINE
-            memories.setdefault(own, []).append(part)
+            memories.setdefault(self._memory(part.place.devices[0]), []).append(part)
         for name, parts in memories.items():
-            place = parts[0].place
-            kind, dtype = place.devices[0].kind, dtype_of(self.dtype, place.devices[0])
-            # Ray shows a worker only its own GPU
-            free = self._workers[place.name].answer(partial(measured, Device(f"{kind}:0", "", "", kind)))
+            device = parts[0].place.devices[0]
+            free, dtype = self.free(device, held).bytes, dtype_of(self.dtype, device)
             memory = Memory(measure=lambda _, free=free: free, machine=name)
             memory.check([part_of(self.pair, dtype, *part) for part in parts], (), dtype)
+
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
+        """Return the memory of a device, as its worker measures it."""
+        own = Device(f"{device.kind}:0", "", "", device.kind)  # Ray shows a worker only its own GPU
+        return Free(self._memory(device), self._workers[device.name].answer(partial(measured, own)))
+
+    def _memory(self, device: Device) -> str:
+        """Return the name of a device's memory; the processors of a node share one."""
+        node = self._slots.node(device.name.split("/")[0])
+        return device.label if device.kind == "cuda" else node.name or MACHINE
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Reserve the devices of new workers, and start the workers.
@@ -206,6 +213,7 @@ class RayDevices:
         """
         groups = [group for each in assigned.values() for group in each]
         members = {member.name: member for group in groups for member in group.members}
+        self._workers = {name: worker for name, worker in self._workers.items() if not worker.ended}
         new = [member for name, member in members.items() if name not in self._workers]
         self._check_shared(new)
         if bundles := self._bundles(groups):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from engine.cluster.caches import Free
 from engine.errors import UsageError
 from engine.layout import Layout
 from engine.model.language import LanguageModel
@@ -149,6 +150,15 @@ class Site(Protocol):
 
         Raises:
             ModelError: They do not; the message says what would fit.
+        """
+        ...
+
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free | None:
+        """Return the memory of a device that KV caches may take; None if it is not known.
+
+        Args:
+            device: A device of a worker.
+            held: What is loaded.
         """
         ...
 

@@ -4,6 +4,8 @@ D is the target's width, V its vocabulary, N the number of tokens that a head dr
 (`engine.heads.vocabulary`). The target's forwards leave its hidden states beside the KV cache, so
 drafting costs no forward of the target. Before the target has forwarded a token, a head drafts
 nothing: after a prompt of one token the first draft is empty.
+
+A head drafts for several sequences at once: each of its forwards has the rows of all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.weights import identity
-from engine.types import Prefix
+from engine.types import Prefix, Tree
 
 Take = Callable[[str], Tensor]
 """Returns a head's tensor by name."""
@@ -71,20 +73,9 @@ class Node(Protocol):
         """Index of its parent in the tree; -1 is the prefix's last token."""
         ...
 
-    @property
-    def level(self) -> int:
-        """Number of nodes above it."""
-        ...
 
-
-LevelLogits = Callable[[Sequence[Node], Sequence[int]], Tensor | None]
-"""(nodes so far, indices of R parents) -> logits of their children: (R, N), or (1, N) if
-one row holds for all R; None if the target has not forwarded the prefix. Called level by level;
-without nodes it is the first level."""
-
-
-class HeadForwards(Protocol):
-    """One head's forwards after one prefix, done by a worker (`engine.workers.head_forwards`)."""
+class Growing(Protocol):
+    """A tree that is being drafted after a prefix."""
 
     @property
     def prefix(self) -> Prefix:
@@ -93,40 +84,67 @@ class HeadForwards(Protocol):
 
     @property
     def levels(self) -> int:
-        """Most levels of the draft."""
+        """The most levels."""
         ...
 
     @property
+    def depth(self) -> int:
+        """The number of levels drafted."""
+        ...
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes drafted."""
+        ...
+
+    @property
+    def frontier(self) -> Sequence[int]:
+        """The R nodes of the last level that get children; -1 is the prefix's last token."""
+        ...
+
+    def level(self) -> Tree:
+        """Return the frontier as rows of the next forward, (tokens, parents' rows in the tree)."""
+        ...
+
+
+LevelLogits = Callable[[Sequence[Growing]], Sequence[Tensor]]
+"""Maps trees of equal depth to the logits of their next level: for each (R, N), or (1, N) if one
+row holds for its whole frontier. Called level by level."""
+
+
+class HeadForwards(Protocol):
+    """One head's forwards after several prefixes, on a worker (`engine.workers.head_forwards`)."""
+
+    @property
     def unread(self) -> int:
-        """Known tokens after the prefix, before the first level; a mask is in each one's place."""
+        """Known tokens after what the head reads of each prefix; a mask is in each one's place."""
         ...
 
-    def target_state(self) -> Tensor | None:
-        """Return the target's final state of the last token but one, (D,); None if not cached."""
+    def target_states(self, trees: Sequence[Growing]) -> Tensor:
+        """Return the target's final state of the last token but one of B prefixes, (B, D)."""
         ...
 
-    def timed(self, rows: int, work: Work, compute: Callable[[], Tensor]) -> Tensor:
-        """Return `compute()`; record its time as a forward of `rows` rows."""
+    def timed(self, trees: Sequence[Growing], rows: int, work: Work, compute: Callable[[], Tensor]) -> Tensor:
+        """Return `compute()`; record its time as a forward of `rows` rows for these trees."""
         ...
 
-    def exact(self, masks: int = 0) -> Tensor | None:
-        """Forward the prefix's uncached rows, with the target's states, then mask tokens.
+    def exact(self, trees: Sequence[Growing], masks: Sequence[int]) -> Sequence[Tensor]:
+        """Forward the prefixes' uncached rows, with the target's states, then mask tokens.
+
+        Args:
+            trees: B trees.
+            masks: Number of mask tokens after each prefix.
 
         Returns:
-            The logits of the last token and of the masks, (1 + masks, N); None if the target has
-            not forwarded the prefix.
+            For each prefix the logits of its last token and its masks, (1 + masks, N).
         """
         ...
 
-    def deepen(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Forward one level of the tree; each row reads its parent's predicted state.
-
-        Args:
-            ids: The level's R tokens.
-            parents: Their parents' rows in the tree; -1 is the prefix's last token.
+    def deepen(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
+        """Forward the frontiers in one forward; each row reads its parent's predicted state.
 
         Returns:
-            The logits after each, (R, N).
+            The logits after each frontier, (R, N).
         """
         ...
 
@@ -152,8 +170,3 @@ class Head(Protocol):
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Return the function that computes the logits of a draft, level by level."""
         ...
-
-
-def level_below(nodes: Sequence[Node], parents: Sequence[int]) -> int:
-    """Return the level of the children of some nodes of one level."""
-    return nodes[parents[0]].level + 1 if nodes else 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, level_below
+from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -104,26 +104,34 @@ def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
 
 def draft_with_states(forwards: HeadForwards) -> LevelLogits:
     """Draft with a forward per level: the first reads exact states, the others predicted ones."""
-    row_of = {-1: -1}  # tree node index -> index of its forwarded row
 
-    def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
-        if not nodes:
-            return forwards.exact()
-        level = [row_of[nodes[i].parent] for i in parents]
-        row_of.update({node: len(row_of) - 1 + i for i, node in enumerate(parents)})
-        return forwards.deepen([nodes[i].id for i in parents], level)
+    def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
+        return forwards.deepen(trees) if trees[0].depth else forwards.exact(trees, [0] * len(trees))
+
+    return logits
+
+
+def draft_at_once(compute: Callable[[Sequence[Growing]], Sequence[Tensor]], unread: int = 0) -> LevelLogits:
+    """Draft all levels in one forward; one row of logits holds for every node of a level.
+
+    Args:
+        compute: Trees -> the logits of all levels of each, (unread + levels, N).
+        unread: Rows before the first level's.
+    """
+    rows = dict[int, Tensor]()
+
+    def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
+        if not trees[0].depth:
+            computed = zip(trees, compute(trees), strict=True)
+            rows.update((tree.prefix.sequence, levels) for tree, levels in computed)
+        return [rows[tree.prefix.sequence][unread + tree.depth][None] for tree in trees]
 
     return logits
 
 
 def draft_with_masks(forwards: HeadForwards) -> LevelLogits:
-    """Draft in one forward over the last token and the masks: one row of logits per level."""
-    rows: Tensor | None = None
-
-    def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
-        nonlocal rows
-        if not nodes:
-            rows = forwards.exact(forwards.levels - 1 + forwards.unread)
-        return None if rows is None else rows[forwards.unread + level_below(nodes, parents)][None]
-
-    return logits
+    """Draft in one forward over the last tokens and the masks."""
+    unread = forwards.unread
+    return draft_at_once(
+        lambda trees: forwards.exact(trees, [tree.levels - 1 + unread for tree in trees]), unread
+    )

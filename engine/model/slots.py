@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from engine.errors import UsageError
 
@@ -70,14 +71,15 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Concatenate the rows of several slots. Several parts lose their vectors."""
+        """Concatenate the rows of several slots; all of them have vectors, or none."""
         if len(parts) == 1:
             return parts[0]
         tokens, slots, parents, flags = (
             np.concatenate([getattr(part, name) for part in parts])
             for name in ("tokens", "slots", "parents", "flags")
         )
-        return cls(tokens, slots, parents, flags)
+        vectors = [part.vectors for part in parts if part.vectors is not None]
+        return cls(tokens, slots, parents, flags, torch.cat(vectors) if vectors else None)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Return (slot, first, end) for each slot; its rows are self[first:end].
@@ -120,10 +122,15 @@ class Slots:
         self.padded_length = 0
         """Cached rows per slot that attention reads, padding included; 0 without padding."""
         self._extents = [_EMPTY] * slots
+        self._most = [0] * slots
 
     def length(self, slot: int) -> int:
         """Return the number of rows in a slot, tree rows included."""
         return self._extents[slot].length
+
+    def most_rows(self, slot: int) -> int:
+        """Return the most rows that a sequence left in a slot, or that it holds now."""
+        return max(self._most[slot], self._extents[slot].length)
 
     def chain_length(self, slot: int) -> int:
         """Return the length of the slot's leading chain, whose attention mask is causal."""
@@ -151,6 +158,7 @@ class Slots:
 
     def reset(self, slot: int, sequence: int | None = None) -> None:
         """Drop all rows and assign the slot to `sequence`; default: the slot's number."""
+        self._most[slot] = self.most_rows(slot)
         self._extents[slot] = _EMPTY
         self.sequences[slot] = slot if sequence is None else sequence
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.drafters.tree import TreeShape
+from engine.run.drafted import confirmed, grown, rows_of
+from engine.run.joined import JoinedScores, JoinedTarget
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
-from engine.run.together import Call, Together, at_once
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Tree, Typical, Verdict
+from engine.run.together import Call, Gathering
+from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
 from engine.workers.jobs import Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
     from engine.workers.jobs import Chunk, Job, Reply
-    from engine.workers.slab import Lease, Slab
+    from engine.workers.slab import Slab
     from engine.workers.worker import Worker
 
 
@@ -31,7 +33,7 @@ class Model:
         role: `target` or `drafter`, for the spans.
         sequences: The run's sequences: drafts end where the output does.
         slab: Rows of q for sampled drafts; None for a target and in a greedy run.
-        together: Makes drafts and verifications; under load those of several sequences in one.
+        gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Model:
         role: str,
         sequences: Sequence[Decoded],
         slab: Slab | None = None,
-        together: Together = at_once,
+        gathering: Gathering | None = None,
     ) -> None:
         self.worker = worker
         self.name = name
@@ -50,7 +52,8 @@ class Model:
         self._dispatcher = dispatcher
         self._sequences = sequences
         self._slab = slab
-        self._together = together
+        self._gathering = gathering
+        self._joined = None if gathering is None else JoinedTarget(dispatcher, worker, name, gathering)
         self._cached: dict[int, np.ndarray] = {}
 
     @property
@@ -122,7 +125,7 @@ class Model:
 
         Each forward drafts one token for all of them.
         """
-        return await self._together(
+        return await self._join(
             Call(self.role, self._propose, (prefixes, [n] * len(prefixes)), (sampled, stop_below))
         )
 
@@ -149,10 +152,10 @@ class Model:
     ) -> list[Draft]:
         """Draft a tree after each prefix; for the other arguments see `grow`.
 
-        Each forward drafts one level of all trees; a head drafts one tree after the other.
+        Each forward drafts one level of all trees.
         """
         options = (shape, sampled, fuzzy, calibrate, unread)
-        return await self._together(Call(self.role, self._grow, (prefixes,), options))
+        return await self._join(Call(self.role, self._grow, (prefixes,), options))
 
     async def _grow(
         self,
@@ -163,10 +166,6 @@ class Model:
         calibrate: bool,
         unread: int,
     ) -> list[Draft]:
-        if self.name != self.role and len(prefixes) > 1:  # a head
-            options = (shape, sampled, fuzzy, calibrate, unread)
-            return [draft for x in prefixes for draft in await self._grow((x,), *options)]
-
         def job(levels: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Grow:
             more = (fuzzy, calibrate, "", unread)
             return Grow(self.name, tuple(prefixes), shape, levels, sampled, rows, *more)
@@ -188,7 +187,7 @@ class Model:
         For `windows`, one per prefix or none at all, and for `typical` see `verify`.
         """
         columns = (prefixes, drafts, windows or [None] * len(drafts))
-        return await self._together(Call(self.role, self._verify, columns, (typical,)))
+        return await self._join(Call(self.role, self._verify, columns, (typical,)))
 
     async def _verify(
         self,
@@ -200,7 +199,7 @@ class Model:
     ) -> list[Verdict]:
         spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
         judges = tuple(judge_job(spans[0], draft, typical=typical) for draft in drafts)
-        rows = tuple(_rows(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
+        rows = tuple(rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
         best = any(window is not None for window in windows)
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=best, chunks=chunks)
         judgements = (await self._call(job, spans)).value
@@ -209,8 +208,13 @@ class Model:
             for judgement, x, draft in zip(judgements, prefixes, drafts, strict=True)
         ]
 
-    def score(self, prefix: Prefix, draft: Draft) -> Scores:
-        """Start one forward over prefix and draft; the logits stay on the device."""
+    def score(self, prefix: Prefix, draft: Draft) -> Scores | JoinedScores:
+        """Start one forward over prefix and draft; the logits stay on the device.
+
+        Under load it starts with the sequences' next drafts.
+        """
+        if self._joined is not None:
+            return JoinedScores(self._joined, prefix, draft)
         return Scores(self._dispatcher, self.worker, self.name, prefix, draft)
 
     async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
@@ -225,19 +229,21 @@ class Model:
             The drafted chain (rule 2 judges it); and the most probable token after the prefix, each
             guess and each row of the window.
         """
+        columns = ((prefix,), (guesses,), (window,))
+        return (await self._join(Call(self.role, self._decode, columns, ())))[0]
+
+    async def _decode(
+        self, prefixes: Sequence[Prefix], guesses: Sequence[Draft], windows: Sequence[Tree]
+    ) -> list[tuple[Draft, tuple[int, ...]]]:
         spans = self._dispatcher.span_ids(self.lanes)
-        judges = (judge_job(spans[0], guesses),)
-        rows = (_rows(guesses, window),)
-        job = Score(self.name, (prefix,), rows, spans[0], judges, best=True, greedy=True)
-        (judgement,) = (await self._call(job, spans)).value
-        kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
-        tokens = tuple(
-            self._dispatcher.emitter.drafted(
-                prefix.sequence, j.position, DraftToken(j.token, i - 1, None, j.p, j.top_p, spans[0])
-            )
-            for i, j in enumerate(kept)
-        )
-        return Draft(tokens), judgement.best
+        judges = tuple(judge_job(spans[0], draft) for draft in guesses)
+        rows = tuple(map(rows_of, guesses, windows))
+        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=True, greedy=True)
+        judgements = (await self._call(job, spans)).value
+        return [
+            (confirmed(self._dispatcher.emitter, prefix, judgement, spans[0]), judgement.best)
+            for prefix, judgement in zip(prefixes, judgements, strict=True)
+        ]
 
     def held(self, prefix: Prefix) -> int:
         """Return how many KV rows of a prefix the device caches; tree rows do not count."""
@@ -273,6 +279,12 @@ class Model:
         for sequence in sequences:
             await self._dispatcher.submit(self.worker, self.role, Retire(sequence)).reply
 
+    async def _join(self, call: Call) -> list[Any]:
+        """Make a call, under load together with those of other sequences."""
+        if self._gathering is not None:
+            return await self._gathering.join(call)
+        return await call.start(*call.columns, *call.options)
+
     async def _call(self, job: Job, spans: range) -> Reply:
         return await self._dispatcher.call(self.worker, self.role, job, spans)
 
@@ -302,33 +314,6 @@ class Model:
         if any(depths):
             rows = tuple(lease.rows if lease else () for lease in leases)
             nodes = (await self._call(job(depths, rows), spans)).value
-        return [
-            self._new_draft(*one, spans[:: self.lanes]) for one in zip(prefixes, nodes, leases, strict=True)
-        ]
-
-    def _new_draft(
-        self, prefix: Prefix, nodes: Sequence[Grown], lease: Lease | None, spans: Sequence[int]
-    ) -> Draft:
-        """Return the nodes of one prefix as a draft; `spans` has the span id of each forward."""
-        tokens = tuple(
-            self._dispatcher.emitter.drafted(
-                prefix.sequence,
-                len(prefix) + node.level,
-                DraftToken(
-                    node.id,
-                    node.parent,
-                    None if node.row < 0 else RowRef(self.worker.name, node.row),
-                    node.probability,
-                    node.top,
-                    spans[node.forward],
-                ),
-            )
-            for node in nodes
-        )
-        return Draft(tokens, (lease,) if lease else ())
-
-
-def _rows(draft: Draft, window: Tree) -> Tree:
-    """Return (ids, parents) of a draft's rows, then of a look-ahead window's."""
-    parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
-    return (*draft.ids, *window[0]), (*draft.parents, *parents)
+        emitter, each = self._dispatcher.emitter, spans[:: self.lanes]
+        drafted = zip(prefixes, nodes, leases, strict=True)
+        return [grown(emitter, self.worker.name, *one, each) for one in drafted]

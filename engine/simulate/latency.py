@@ -172,7 +172,7 @@ class Latency:
             UsageError: An argument is out of range.
         """
         shape = self._shape("target", rows, context, batch)
-        return max(1, round(shape.head_us(self.hardware, work, rows, context)))
+        return max(1, round(shape.head_us(self.hardware, work, rows, context, batch)))
 
     def _gather_us(self, shape: Model, rows: int, others: int) -> float:
         """Return the microseconds to receive the attention outputs of `others` layers."""

@@ -162,7 +162,7 @@ class Model:
         cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer
         return busy + cache + self._hops_us(hardware, rows)
 
-    def head_us(self, hardware: Hardware, work: Work, rows: int, context: int) -> float:
+    def head_us(self, hardware: Hardware, work: Work, rows: int, context: int, batch: int = 1) -> float:
         """Return the microseconds of a drafting head's forward; arguments as for `Latency.head`.
 
         The roofline of its layers of this model's shape, its D x D matrices and its output
@@ -174,11 +174,11 @@ class Model:
             work.layers * self.layer_weights + work.squares * self.dim**2 + work.heads * self.vocab * self.dim
         )
         if self.measured is not None:
-            return self.measured(rows, context, 1) * weights / self.weights
+            return self.measured(rows / batch, context / batch, batch) * weights / self.weights
         outputs = work.outputs or rows
         logits = outputs * min(1, work.heads) * self.vocab * self.dim
         products = rows * (weights - work.heads * self.vocab * self.dim) + logits
-        attended = 4 * work.layers * self.dim * rows * (context + (rows + 1) / 2)
+        attended = 4 * work.layers * self.dim * rows * _keys(rows, context, batch)
         busy = max(hardware.stream_us(weights * self.element), hardware.compute_us(2 * products + attended))
         cache = hardware.stream_us(work.layers * self.kv_bytes / self.layers * (context + rows))
         launches = work.layers + (work.squares + work.heads) / OPERATORS
@@ -214,9 +214,9 @@ class Model:
     def _matrices_us(
         self, hardware: Hardware, weights: int, layers: int, rows: int, context: int, batch: int
     ) -> float:
-        keys = (context + (rows + batch) / 2) / batch
         bandwidth = hardware.stream_us(weights * self.element)
-        compute = hardware.compute_us(2 * weights * rows + 4 * layers * self.dim * rows * keys)
+        attended = 4 * layers * self.dim * rows * _keys(rows, context, batch)
+        compute = hardware.compute_us(2 * weights * rows + attended)
         return max(bandwidth, compute) / self._gpus_per_layer
 
     def _hops_us(self, hardware: Hardware, rows: int) -> float:
@@ -234,3 +234,8 @@ class Model:
                 "take; choose a profile with published figures, such as 8xA100"
             )
         return self.launch_us(hardware)
+
+
+def _keys(rows: int, context: int, batch: int) -> float:
+    """Return the mean number of keys to which a row of a forward attends."""
+    return (context + (rows + batch) / 2) / batch

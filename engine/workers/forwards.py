@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +25,23 @@ from engine.workers.packing import Alignment, padded
 NO_DRAFT = NO_TREE
 
 
+def next_size(size: tuple[int, int], slots: int, capacity: int) -> tuple[int, int]:
+    """Return the size of caches for a run: the present one if it holds the run, else the run's.
+
+    A size is the number of slots and of rows per slot.
+    """
+    return (slots, capacity) if slots > size[0] or capacity > size[1] else size
+
+
 class Forwards:
     """A worker's models by name (`target`, `drafter`), and the KV slots of the active sequences."""
 
     def __init__(self) -> None:
         self.models: dict[str, LanguageModel] = {}
-        self._caches: dict[str, Slots] = {}
-        self._size = (0, 0)
+        self.caches: dict[str, Slots] = {}
+        """Of the models used since the last change of `size`."""
+        self.size = (0, 0)
+        """Slots of each cache, and rows of each slot."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._packing = Packing()
@@ -48,17 +59,24 @@ class Forwards:
             packing: How forwards are packed.
             features: The target's hidden states to keep for a drafting head, see `Output.hidden`.
         """
-        self._kept_states = {name: head.keeps for name, head in self.heads.items()} | {"target": features}
-        if slots > self._size[0] or capacity > self._size[1]:
-            self._size = (max(slots, self._size[0]), max(capacity, self._size[1]))
-            self._caches = {}
+        self._kept_states = self.kept_states(features)
+        if (size := next_size(self.size, slots, capacity)) != self.size:
+            self.size, self.caches = size, {}
         self._slots, self._free = {}, list(range(slots))[::-1]
         self._packing, self._alignment = packing, Alignment()
-        for name, cache in self._caches.items():
+        for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
             for slot in range(slots):
                 cache.reset(slot)
+
+    def clear(self) -> None:
+        """Free all caches; the next run makes new ones."""
+        self.size, self.caches = (0, 0), {}
+
+    def kept_states(self, features: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the hidden states that each model keeps; `features` are the target's."""
+        return {name: head.keeps for name, head in self.heads.items()} | {"target": features}
 
     def retire(self, sequence: int) -> None:
         """Free a sequence's slot."""
@@ -68,11 +86,11 @@ class Forwards:
 
     def cache(self, model: str) -> Slots:
         """Return a model's cache; the first use makes it."""
-        if model not in self._caches:
-            self._caches[model] = self.models[model].new_cache(*self._size)
+        if model not in self.caches:
+            self.caches[model] = self.models[model].new_cache(*self.size)
             for sequence, slot in self._slots.items():
-                self._caches[model].reset(slot, sequence)
-        return self._caches[model]
+                self.caches[model].reset(slot, sequence)
+        return self.caches[model]
 
     def slot(self, sequence: int) -> int:
         """Return a sequence's slot; a new sequence takes a free one.
@@ -86,7 +104,7 @@ class Forwards:
                     f"sequence {sequence} finds no free KV slot; a finished one must leave first"
                 )
             slot = self._slots[sequence] = self._free.pop()
-            for cache in self._caches.values():
+            for cache in self.caches.values():
                 cache.reset(slot, sequence)
         return self._slots[sequence]
 
@@ -132,7 +150,7 @@ class Forwards:
         prompts: Sequence[Prefix] = (),
         fuzzy: Fuzzy | None = None,
         stage_io: StageIO | None = None,
-        vectors: Callable[[int], torch.Tensor] | None = None,
+        vectors: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None,
         stopped: Callable[[], bool] = never,
     ) -> list[torch.Tensor]:
         """Forward the uncached rows of every prefix + draft in one packed forward.
@@ -147,9 +165,9 @@ class Forwards:
             prompts: Prefixes of further sequences, cached without logits by the same forward.
             fuzzy: Layer groups of a fuzzy forward; None for the ordinary forward.
             stage_io: Hidden states that enter and leave a stage of a split model.
-            vectors: For a drafting head and one prefix: maps the first forwarded row to the
-                vectors that the head reads beside the tokens, (rows, D). The draft then holds mask
-                tokens, whose rows only this forward uses.
+            vectors: For a drafting head: maps the first forwarded row of each prefix to the vectors
+                that the head reads beside its tokens, (rows, D). The drafts then hold mask tokens,
+                whose rows only this forward uses.
             stopped: See `LanguageModel.forward`.
 
         Returns:
@@ -159,9 +177,13 @@ class Forwards:
         start = time.perf_counter_ns()
         cache = self.cache(name)
         pairs = enumerate(zip(prefixes, drafts, strict=True))
-        blocks = [self._uncached(cache, i, prefix, draft, logits, vectors) for i, (prefix, draft) in pairs]
+        masks = vectors is not None
+        blocks = [self._uncached(cache, i, prefix, draft, logits, masks) for i, (prefix, draft) in pairs]
+        if vectors is not None:
+            given = vectors([block.cached for block in blocks])
+            blocks = [block.reading(inputs) for block, inputs in zip(blocks, given, strict=True)]
         for i, prompt in enumerate(prompts, len(blocks)):
-            blocks.append(self._uncached(cache, i, prompt, NO_DRAFT, False, None))
+            blocks.append(self._uncached(cache, i, prompt, NO_DRAFT, False, False))
         out = self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io, stopped)
         return out[: len(prefixes)]
 
@@ -175,7 +197,7 @@ class Forwards:
         *,
         fuzzy: Fuzzy | None = None,
         provisional: bool = False,
-        vectors: torch.Tensor | None = None,
+        vectors: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Forward one more level of the tree after every prefix, in one packed forward.
 
@@ -189,8 +211,7 @@ class Forwards:
             kind: The span's kind.
             fuzzy: As for `extend`.
             provisional: Whether only this tree uses the rows; they then never count as cached.
-            vectors: For a drafting head and one prefix: vectors that the head reads beside the
-                tokens, (N, D).
+            vectors: For a drafting head: what it reads beside the tokens of each level, (N, D).
 
         Returns:
             For each prefix the logits after each node, (N, V).
@@ -199,7 +220,8 @@ class Forwards:
         for number, (prefix, (ids, parents)) in enumerate(zip(prefixes, levels, strict=True)):
             slot = self.slot(prefix.sequence)
             flags = [PROVISIONAL] * len(ids) if provisional else None
-            rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, vectors)
+            inputs = None if vectors is None else vectors[number]
+            rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, inputs)
             cached = self.cache(name).length(slot)
             blocks.append(_Block(number, prefix.sequence, slot, rows, cached, len(ids)))
         return self._forward(name, blocks, stamps, kind, start, fuzzy)
@@ -260,7 +282,7 @@ class Forwards:
         prefix: Prefix,
         draft: Tree,
         logits: bool,
-        vectors: Callable[[int], torch.Tensor] | None,
+        provisional: bool,
     ) -> _Block:
         """Drop cached rows that do not match the prefix; return the rows to forward."""
         slot, length = self.slot(prefix.sequence), len(prefix)
@@ -270,11 +292,8 @@ class Forwards:
         tokens = np.concatenate([prefix.tokens[cached:], np.asarray(ids, dtype=np.int64)])
         chain = np.arange(cached - 1, length - 1, dtype=np.int64)
         tree = np.asarray(parents, dtype=np.int64) + length
-        flags, inputs = None, None
-        if vectors is not None:
-            flags = [0] * (length - cached) + [PROVISIONAL] * len(ids)
-            inputs = vectors(cached)
-        rows = Rows.of(slot, tokens, np.concatenate([chain, tree]), flags, inputs)
+        flags = [0] * (length - cached) + [PROVISIONAL] * len(ids) if provisional else None
+        rows = Rows.of(slot, tokens, np.concatenate([chain, tree]), flags)
         return _Block(number, prefix.sequence, slot, rows, cached, 1 + len(ids) if logits else 0)
 
     def _pack(self, cache: Slots, blocks: Sequence[_Block]) -> tuple[Rows, np.ndarray, int]:
@@ -309,3 +328,7 @@ class _Block(NamedTuple):
     """Rows cached before them."""
     wanted: int
     """The number of last rows that need logits."""
+
+    def reading(self, vectors: torch.Tensor) -> _Block:
+        """Return the block with the vectors that a drafting head reads beside the tokens."""
+        return self._replace(rows=replace(self.rows, vectors=vectors))

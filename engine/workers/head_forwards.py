@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.heads.drafting import HeadLayer
+from engine.heads.drafting import Growing, HeadLayer
 from engine.heads.work import Work
 from engine.types import Prefix, Tree
 from engine.workers.forwards import NO_DRAFT, Forwards
@@ -16,78 +16,79 @@ from engine.workers.jobs import Stamp
 TARGET = "target"
 
 
-class PrefixForwards:
-    """The forwards of one head after one prefix.
+class PackedForwards:
+    """The forwards of one head after several prefixes: each has the rows of all of them.
 
     Args:
         forwards: Models, heads and KV slots of the worker.
         name: The head's name.
-        prefix: The tokens so far.
         stamps: Takes one stamp per forward.
-        levels: Most levels of the draft.
-        unread: Known tokens after the prefix, before the first level.
+        unread: Last tokens of each prefix that the head does not read.
     """
 
-    def __init__(
-        self,
-        forwards: Forwards,
-        name: str,
-        prefix: Prefix,
-        stamps: list[Stamp],
-        levels: int = 0,
-        unread: int = 0,
-    ) -> None:
-        self.prefix, self.levels, self.unread = prefix, levels, unread
+    def __init__(self, forwards: Forwards, name: str, stamps: list[Stamp], unread: int = 0) -> None:
+        self.unread = unread
         self._forwards, self._name, self._stamps = forwards, name, stamps
-        self._rest = Prefix(prefix.sequence, prefix.tokens[1:])
-        """The tokens with a row in the head's layer: the row of a token reads the state of the one
-        before."""
+        self._states = dict[int, torch.Tensor]()
+        """The target's final state of the last token read but one, (1, D), by sequence."""
 
-    def target_state(self) -> torch.Tensor | None:
-        """Return the target's final state of the last token but one, (D,); None if not cached."""
-        if len(self.prefix) < 2:
-            return None
-        states = self._forwards.features(TARGET, self.prefix, len(self.prefix) - 2)
-        return None if states is None else states[0]
+    def begin(self, prefix: Prefix) -> bool:
+        """Return whether the head can draft after a prefix: the target has forwarded it."""
+        if len(prefix) - self.unread < 2:
+            return False
+        read = self._read(prefix)
+        states = self._forwards.features(TARGET, read, len(read) - 2)
+        if states is None:
+            return False
+        self._states[prefix.sequence] = states
+        return True
 
-    def timed(self, rows: int, work: Work, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return `compute()`; stamp its time as a forward of `rows` rows."""
+    def target_states(self, trees: Sequence[Growing]) -> torch.Tensor:
+        """Return the target's final state of the last token read but one of B prefixes, (B, D)."""
+        return _joined([self._states[tree.prefix.sequence] for tree in trees])
+
+    def timed(
+        self, trees: Sequence[Growing], rows: int, work: Work, compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return `compute()`; stamp its time as a forward of `rows` rows for these trees."""
         start = time.perf_counter_ns()
         out = compute()
         if out.is_cuda:
             torch.cuda.current_stream(out.device).synchronize()
-        self._stamps.append(Stamp("draft", start, time.perf_counter_ns(), rows, 0, work=work))
+        end = time.perf_counter_ns()
+        self._stamps.append(Stamp("draft", start, end, rows, 0, batch=len(trees), work=work))
         return out
 
-    def exact(self, masks: int = 0) -> torch.Tensor | None:
-        """Forward the prefix's uncached rows, with the target's states, then mask tokens.
-
-        Returns:
-            The logits of the last token and of the masks, (1 + masks, N); None if the target has
-            not forwarded the prefix.
-        """
-        chain = tuple(range(-1, -1 - masks, -1)), tuple(range(-1, masks - 1))
-        return self._follow("draft", chain)
-
-    def prefill(self) -> None:
-        """Cache the prefix's rows in the head's layer."""
-        self._follow("prefill", NO_DRAFT, logits=False)
-
-    def deepen(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Forward one level of the tree; each row reads its parent's predicted state.
+    def exact(self, trees: Sequence[Growing], masks: Sequence[int]) -> list[torch.Tensor]:
+        """Forward the prefixes' uncached rows, with the target's states, then mask tokens.
 
         Args:
-            ids: The level's R tokens.
-            parents: Their parents' rows in the tree; -1 is the prefix's last token.
+            trees: B trees.
+            masks: Number of mask tokens after each prefix.
 
         Returns:
-            The logits after each, (R, N).
+            For each prefix the logits of its last token and its masks, (1 + masks, N).
         """
-        parent_rows = [len(self._rest) + parent for parent in parents]
-        predicted = self._forwards.states(self._name, self._rest.sequence, parent_rows)
-        level: Tree = (tuple(ids), tuple(parents))
-        (logits,) = self._forwards.branch(
-            self._name, [self._rest], [level], self._stamps, "draft", provisional=True, vectors=predicted
+        chains = [(tuple(range(-1, -1 - n, -1)), tuple(range(-1, n - 1))) for n in masks]
+        return self._follow("draft", [tree.prefix for tree in trees], chains)
+
+    def prefill(self, prefixes: Sequence[Prefix]) -> None:
+        """Cache the rows of prefixes in the head's layer."""
+        self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
+
+    def deepen(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
+        """Forward the frontiers in one forward; each row reads its parent's predicted state.
+
+        Returns:
+            The logits after each frontier, (R, N).
+        """
+        rests, levels = [self._rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]
+        predicted = [
+            self._forwards.states(self._name, rest.sequence, [len(rest) + parent for parent in parents])
+            for rest, (_, parents) in zip(rests, levels, strict=True)
+        ]
+        logits = self._forwards.branch(
+            self._name, rests, levels, self._stamps, "draft", provisional=True, vectors=predicted
         )
         self._stamps[-1] = self._stamps[-1]._replace(work=self._layer.guessed)
         return logits
@@ -98,27 +99,52 @@ class PrefixForwards:
         assert layer is not None, "only a head with a layer caches rows"
         return layer
 
-    def _follow(self, kind: str, masks: Tree, *, logits: bool = True) -> torch.Tensor | None:
-        """Forward the rows that are not cached; None if the target has not forwarded the prefix."""
-        rest, layer = self._rest, self._layer
-        if not len(rest) or self._forwards.features(TARGET, self.prefix, len(rest) - 1) is None:
-            return None
+    def _read(self, prefix: Prefix) -> Prefix:
+        """Return the tokens that the head reads."""
+        return Prefix(prefix.sequence, prefix.tokens[: len(prefix) - self.unread])
 
-        def vectors(first: int) -> torch.Tensor:
-            states = self._forwards.features(TARGET, self.prefix, first)
-            assert states is not None, "all rows are cached"
-            fused = layer.fuse(states)
-            return torch.cat([fused, fused.new_zeros(len(masks[0]), fused.shape[1])]) if masks[0] else fused
+    def _rest(self, prefix: Prefix) -> Prefix:
+        """Return the tokens with a row in the head's layer.
 
-        (rows,) = self._forwards.extend(
-            self._name, [rest], [masks], self._stamps, kind, logits=logits, vectors=vectors
+        The row of a token reads the target's state of the one before.
+        """
+        return Prefix(prefix.sequence, prefix.tokens[1 : len(prefix) - self.unread])
+
+    def _follow(
+        self, kind: str, prefixes: Sequence[Prefix], masks: Sequence[Tree], *, logits: bool = True
+    ) -> list[torch.Tensor]:
+        """Forward the rows that are not cached."""
+        rests, layer = [self._rest(prefix) for prefix in prefixes], self._layer
+
+        def vectors(firsts: Sequence[int]) -> list[torch.Tensor]:
+            states = list[torch.Tensor]()
+            for prefix, first in zip(prefixes, firsts, strict=True):
+                found = self._forwards.features(TARGET, self._read(prefix), first)
+                assert found is not None, "all rows are cached"
+                states.append(found)
+            fused = layer.fuse(_joined(states)).split([len(part) for part in states])
+            return [_with_zeros(part, len(ids)) for part, (ids, _) in zip(fused, masks, strict=True)]
+
+        rows = self._forwards.extend(
+            self._name, rests, masks, self._stamps, kind, logits=logits, vectors=vectors
         )
         self._stamps[-1] = self._stamps[-1]._replace(work=layer.exact)
         return rows
 
 
 def prefill(forwards: Forwards, name: str, prefixes: Sequence[Prefix], stamps: list[Stamp]) -> None:
-    """Cache prefixes in a head's layer, if it has one; the target has forwarded them."""
+    """Cache prefixes in a head's layer, if it has one and the target has forwarded them."""
     if forwards.heads[name].layer is not None:
-        for prefix in prefixes:
-            PrefixForwards(forwards, name, prefix, stamps).prefill()
+        packed = PackedForwards(forwards, name, stamps)
+        if known := [prefix for prefix in prefixes if packed.begin(prefix)]:
+            packed.prefill(known)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate rows; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _with_zeros(vectors: torch.Tensor, count: int) -> torch.Tensor:
+    """Append `count` rows of zeros, which masks do not read."""
+    return torch.cat([vectors, vectors.new_zeros(count, vectors.shape[1])]) if count else vectors

@@ -8,18 +8,18 @@ Its last row gives the first level; the forwards of the levels below are fuzzy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 
 from engine.drafters.level import next_level
 from engine.drafters.tree import line, root
 from engine.draws import TOP, Draws, most_probable
-from engine.heads.drafting import Columns, LevelLogits
+from engine.heads.drafting import Columns, Growing, LevelLogits
 from engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
-from engine.workers.head_forwards import PrefixForwards
+from engine.workers.head_forwards import PackedForwards
 from engine.workers.jobs import Grow, Grown, Stamp
 
 
@@ -66,24 +66,35 @@ class TreeBuilder:
         drafting: Drafting,
         columns: Columns,
     ) -> None:
-        self.prefix, self._columns = prefix, columns
+        self.prefix, self.levels, self._columns = prefix, levels, columns
+        self.depth = 0
+        """Levels drafted."""
         self.nodes = list[Grown]()
         self.frontier = [-1]
         """Nodes of the last level that get children; -1 is the prefix's last token."""
         self._above = [root(drafting.sampling, job.sampled)]
         self._paths = list[float]()
-        self._levels, self._rows, self._job, self._drafting = levels, iter(rows), job, drafting
+        self._rows, self._job, self._drafting = iter(rows), job, drafting
         self._draws = drafting.draws(prefix.sequence)
+        self._forwarded = {-1: -1}
+        """Tree node index -> index of its forwarded row."""
 
-    def grows_to(self, level: int) -> bool:
-        """Return whether the tree gets this level."""
-        return level < self._levels and bool(self.frontier)
+    @property
+    def grows(self) -> bool:
+        """Whether the tree gets one more level."""
+        return self.depth < self.levels and bool(self.frontier)
 
-    def add(self, level: int, logits: torch.Tensor, forward: int) -> None:
+    def level(self) -> Tree:
+        """Return the frontier as rows of the next forward, (tokens, parents' rows in the tree)."""
+        rows, nodes = self._forwarded, [self.nodes[i] for i in self.frontier]
+        level = tuple(node.id for node in nodes), tuple(rows[node.parent] for node in nodes)
+        rows |= {node: len(rows) - 1 + i for i, node in enumerate(self.frontier)}
+        return level
+
+    def add(self, logits: torch.Tensor, forward: int) -> None:
         """Add a level.
 
         Args:
-            level: The level's number, from 0.
             logits: Logits of the R frontier nodes, (R, N); (1, N) if one row holds for all of them.
             forward: Number of the job's forward that computed them.
         """
@@ -92,7 +103,7 @@ class TreeBuilder:
             logits[:, : drafting.vocab_size],
             self._above,
             job.shape,
-            position=len(self.prefix) + level,
+            position=len(self.prefix) + self.depth,
             sampling=drafting.sampling,
             draws=self._draws,
             sampled=job.sampled,
@@ -107,7 +118,8 @@ class TreeBuilder:
         first = len(self.nodes)
         for node, i, p in zip(nodes, lines, probabilities, strict=True):
             token, parent = columns.token(node.token), self.frontier[node.parent]
-            self.nodes.append(Grown(token, parent, level, slab_rows.get(i, -1), p, tops[i], forward))
+            self.nodes.append(Grown(token, parent, self.depth, slab_rows.get(i, -1), p, tops[i], forward))
+        self.depth += 1
         self._paths += [node.path for node in nodes]
         onward = job.shape.onward(nodes)
         self._above = [nodes[i] for i in onward]
@@ -118,14 +130,6 @@ class TreeBuilder:
         kept = self._job.shape.kept(self._paths)
         number = {-1: -1} | {old: new for new, old in enumerate(kept)}
         return tuple(self.nodes[old]._replace(parent=number[self.nodes[old].parent]) for old in kept)
-
-
-LevelSource: TypeAlias = Callable[[Sequence[TreeBuilder]], Sequence[torch.Tensor] | None]
-"""Maps trees of equal depth to the logits of their next level, for each tree (R, N).
-
-R is the number of frontier nodes, or 1 if one row holds for all of them. None: nothing can be
-drafted yet.
-"""
 
 
 def grow(
@@ -141,41 +145,31 @@ def grow(
         stamps: Each forward's stamp is appended.
         stopped: Returns whether the job was stopped; called between levels.
     """
-    head = forwards.heads.get(job.model)
-    columns = Columns() if head is None else head.columns
+    head, before = forwards.heads.get(job.model), len(stamps)
+    if head is None:
+        columns, levels = Columns(), job.levels
+        source: LevelLogits = _model_levels(forwards, job, drafting.partners, stamps)
+    else:
+        packed = PackedForwards(forwards, job.model, stamps, job.unread)
+        columns, source = head.columns, head.draft(packed)
+        known = map(packed.begin, job.prefixes)
+        levels = [most if begins else 0 for most, begins in zip(job.levels, known, strict=True)]
     trees = [
-        TreeBuilder(prefix, levels, rows, job, drafting, columns)
-        for prefix, levels, rows in zip(job.prefixes, job.levels, job.rows, strict=True)
+        TreeBuilder(*tree, job, drafting, columns)
+        for tree in zip(job.prefixes, levels, job.rows, strict=True)
     ]
-    source, before = _source(forwards, job, drafting.partners, stamps), len(stamps)
-    for level in range(max(job.levels)):
-        growing = [tree for tree in trees if tree.grows_to(level)]
-        if not growing or drafting.partners.agree(stopped()) or (logits := source(growing)) is None:
+    while growing := [tree for tree in trees if tree.grows]:
+        if drafting.partners.agree(stopped()):
             break
-        for tree, rows in zip(growing, logits, strict=True):
-            tree.add(level, rows, len(stamps) - before - 1)
+        for tree, logits in zip(growing, source(growing), strict=True):
+            tree.add(logits, len(stamps) - before - 1)
     return tuple(tree.kept() for tree in trees)
 
 
-def _source(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> LevelSource:
-    if (head := forwards.heads.get(job.model)) is not None:
-        (prefix,), (levels,) = job.prefixes, job.levels
-        read = Prefix(prefix.sequence, prefix.tokens[: len(prefix) - job.unread])
-        return _one_tree(head.draft(PrefixForwards(forwards, job.model, read, stamps, levels, job.unread)))
+def _model_levels(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> ModelLevels:
     depth = forwards.models[job.model].depth
     fuzzy = Fuzzy(layer_groups(depth, job.fuzzy), partners) if depth and job.fuzzy > 1 else None
     return ModelLevels(forwards, job, fuzzy, stamps)
-
-
-def _one_tree(logits: LevelLogits) -> LevelSource:
-    """Return the level source of a drafting head, which drafts one tree at a time."""
-
-    def source(trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor] | None:
-        (tree,) = trees
-        rows = logits(tree.nodes, tree.frontier)
-        return None if rows is None else [rows]
-
-    return source
 
 
 class ModelLevels:
@@ -187,29 +181,20 @@ class ModelLevels:
     def __init__(self, forwards: Forwards, job: Grow, fuzzy: Fuzzy | None, stamps: list[Stamp]) -> None:
         self._forwards, self._job, self._fuzzy, self._stamps = forwards, job, fuzzy, stamps
         self._calibrates = job.fuzzy > 1 and job.calibrate
-        self._rows = {prefix.sequence: {-1: -1} for prefix in job.prefixes}
-        """Of each sequence: tree node index -> index of its forwarded row."""
 
-    def __call__(self, trees: Sequence[TreeBuilder]) -> Sequence[torch.Tensor]:
+    def __call__(self, trees: Sequence[Growing]) -> Sequence[torch.Tensor]:
         """Forward the frontier of all trees."""
         job, forwards, prefixes = self._job, self._forwards, [tree.prefix for tree in trees]
-        if trees[0].frontier == [-1]:
+        if not trees[0].depth:
             kind, fuzzy = ("calibrate", None) if self._calibrates else ("draft", self._fuzzy)
             drafts = [NO_DRAFT] * len(trees)
             return forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
         return forwards.branch(
             job.model,
             prefixes,
-            [self._level(tree) for tree in trees],
+            [tree.level() for tree in trees],
             self._stamps,
             "draft",
             fuzzy=self._fuzzy,
             provisional=self._calibrates,
         )
-
-    def _level(self, tree: TreeBuilder) -> Tree:
-        rows = self._rows[tree.prefix.sequence]
-        nodes = [tree.nodes[i] for i in tree.frontier]
-        level = tuple(node.id for node in nodes), tuple(rows[node.parent] for node in nodes)
-        rows |= {node: len(rows) - 1 + i for i, node in enumerate(tree.frontier)}
-        return level

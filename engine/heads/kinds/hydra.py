@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, level_below
+from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
 from engine.heads.modules import linear, residual
@@ -105,17 +105,17 @@ class Hydra:
         self._embedding = target.embedding
 
     @torch.inference_mode()
-    def __call__(self, state: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+    def __call__(self, states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after R nodes of one level, (R, N).
 
         Args:
-            state: f_(n-1), (D,).
+            states: f_(n-1) of each node's prefix, (R, D), or (1, D) for all.
             paths: Each node's tokens from x_n on; i + 1 of them for head i.
         """
         i = len(paths[0]) - 1
         ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
         tokens = self._embedding.index_select(0, ids).view(len(paths), -1)
-        z = torch.cat([state.expand(len(paths), -1), tokens], 1)
+        z = torch.cat([states.expand(len(paths), -1), tokens], 1)
         x = self._residual[i](z) + functional.silu(self._first[i](z))
         return self._lm_heads[i](residual(self._blocks[i], x)).float()
 
@@ -125,29 +125,27 @@ class Hydra:
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call one head per level, over all nodes that get children."""
-        state: Tensor | None = None
 
-        def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
-            nonlocal state
-            if not nodes:
-                state = forwards.target_state()
-            if (f := state) is None:
-                return None
-            last = int(forwards.prefix.tokens[-1])
-            paths = [[last, *_path(nodes, node)] for node in parents]
-            work = self.work(level_below(nodes, parents))
-            return forwards.timed(len(parents), work, lambda: self(f, paths))
+        def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
+            paths = [_path(tree, node) for tree in trees for node in tree.frontier]
+            counts = [len(tree.frontier) for tree in trees]
+            states = forwards.target_states(trees)
+            if len(trees) > 1:
+                repeats = torch.tensor(counts, device=states.device)
+                states = states.repeat_interleave(repeats, 0, output_size=len(paths))
+            work = self.work(trees[0].depth)
+            return forwards.timed(trees, len(paths), work, lambda: self(states, paths)).split(counts)
 
         return logits
 
 
-def _path(nodes: Sequence[Node], node: int) -> list[int]:
-    """Return the tokens from the tree's first level to a node."""
-    path = list[int]()
+def _path(tree: Growing, node: int) -> list[int]:
+    """Return the tokens from the prefix's last one to a node."""
+    path, nodes = list[int](), tree.nodes
     while node >= 0:
         path.insert(0, nodes[node].id)
         node = nodes[node].parent
-    return path
+    return [int(tree.prefix.tokens[-1]), *path]
 
 
 class HydraBlock(nn.Module):

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, LevelLogits, Node, Take, level_below
+from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
-from engine.heads.modules import linear, residual
+from engine.heads.modules import draft_at_once, linear, residual
 from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, TrainableHead
@@ -93,31 +93,29 @@ class Medusa:
         self._share = vocabulary_share(config)
 
     @torch.inference_mode()
-    def __call__(self, state: Tensor, count: int) -> Tensor:
-        """Return the logits of the first `count` heads, (count, N), for f_(n-1) of (D,)."""
-        states = [residual(blocks, state[None]) for blocks in self._blocks[:count]]
-        if not self._lm_heads:
-            return self._lent_lm_head(torch.cat(states)).float()
-        return torch.cat([lm(x) for lm, x in zip(self._lm_heads, states, strict=False)]).float()
+    def __call__(self, states: Tensor, count: int) -> Tensor:
+        """Map B states f_(n-1), (B, D), to the logits of the first `count` heads, (B, count, N)."""
+        read = [residual(blocks, states) for blocks in self._blocks[:count]]
+        if self._lm_heads:
+            logits = torch.cat([lm(x) for lm, x in zip(self._lm_heads, read, strict=False)])
+        else:
+            logits = self._lent_lm_head(torch.cat(read))
+        return logits.float().unflatten(0, (count, len(states))).transpose(0, 1)
 
-    def work(self, count: int) -> Work:
+    def work(self, count: int, states: int = 1) -> Work:
         """Return the work of a call."""
-        return Work(
-            0, sum(map(len, self._blocks[:count])), self._share * (len(self._lm_heads[:count]) or 1), count
-        )
+        blocks, lm_heads = sum(map(len, self._blocks[:count])), len(self._lm_heads[:count]) or 1
+        return Work(0, blocks, self._share * lm_heads, count * states)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Call all heads once, for the first level; one row holds for every node of a level."""
-        rows: Tensor | None = None
-        count = forwards.levels
+        """Call all heads once, for the states of all prefixes."""
 
-        def logits(nodes: Sequence[Node], parents: Sequence[int]) -> Tensor | None:
-            nonlocal rows
-            if not nodes and (state := forwards.target_state()) is not None:
-                rows = forwards.timed(1, self.work(count), lambda: self(state, count))
-            return None if rows is None else rows[level_below(nodes, parents)][None]
+        def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
+            count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
+            work = self.work(count, len(trees))
+            return forwards.timed(trees, len(trees), work, lambda: self(states, count)).unbind()
 
-        return logits
+        return draft_at_once(compute)
 
 
 class ResidualBlock(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.workers.ray.node import Node
 
-HELD = Place(None, 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
+HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 
 
 class Nodes:
@@ -106,9 +107,26 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     sizes = [part_of(site.pair, torch.float32, *part).weights for part in parts]
     free = [sum(sizes)]
     for part in parts:
-        site._workers[part.place.name] = SimpleNamespace(answer=lambda _: free[0])
+        site._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
     site.check_memory(parts, ())
     free[0] -= 1
     message = r"drafter and target: the weights take .* in the memory of node 1, of which .* are free"
     with pytest.raises(ModelError, match=message):
         site.check_memory(parts, ())
+
+
+def test_a_worker_that_ended_is_replaced_on_its_reserved_device():
+    nodes = Nodes(1, 1)
+    nodes.groups._places |= {"cpu:0": HELD, "cpu:1": HELD}
+    nodes.starter, nodes.watch = Mock(), Mock()
+    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
+    assigned = site.assign(Layout(Separate(1)))
+    site.reserve(assigned)
+    drafter, target = (site.start_worker(assigned[model][0]) for model in ("drafter", "target"))
+    site.reserve(assigned)
+    assert site.start_worker(assigned["drafter"][0]) is drafter
+    drafter._closed = True  # there is no actor to kill
+    drafter.close()
+    site.reserve(assigned)
+    assert site.start_worker(assigned["drafter"][0]) is not drafter
+    assert site.start_worker(assigned["target"][0]) is target

@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.heads.drafting import Columns
 from engine.types import Prefix
-from engine.workers.head_forwards import PrefixForwards
+from engine.workers.head_forwards import PackedForwards
 from engine.workers.host import Host
 from engine.workers.jobs import Grown
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
 """Token and parent of each node."""
-GROWN = [((), [-1]), ((0, 1), [0, 1]), ((0, 1, 2, 3, 4), [3, 4])]
-"""Nodes above each level, and their parents of the level's nodes."""
+LEVELS = (0, 0, 1, 1, 1)
+"""The level of each node."""
+FRONTIERS = ([-1], [0, 1], [3, 4])
+"""Parents of each level's nodes."""
+
+
+class Tree:
+    """The tree after a prefix (`engine.heads.drafting.Growing`), at a depth."""
+
+    def __init__(self, prefix: Prefix, levels: int) -> None:
+        self.prefix, self.levels, self.depth = prefix, levels, 0
+
+    @property
+    def nodes(self) -> list[Grown]:
+        """The nodes above the next level."""
+        return [Grown(*NODES[i], LEVELS[i], -1, 0.0, (), 0) for i in range(5) if LEVELS[i] < self.depth]
+
+    @property
+    def frontier(self) -> list[int]:
+        """The parents of the next level."""
+        return FRONTIERS[self.depth]
+
+    def level(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the frontier's tokens and the rows of their parents; the nodes above have rows."""
+        rows = [-1, *(node for frontier in FRONTIERS[1 : self.depth] for node in frontier)]
+        nodes = [NODES[i] for i in self.frontier]
+        return tuple(token for token, _ in nodes), tuple(rows.index(parent) - 1 for _, parent in nodes)
 
 
 def level_rows(host: Host, prefix: Prefix, levels: int) -> list[torch.Tensor | None]:
-    """Return the logits of the host's head at each level of the tree, over all tokens."""
-    head = host.forwards.heads["head"]
-    logits = head.draft(PrefixForwards(host.forwards, "head", prefix, [], levels))
-    level = [0, 0, 1, 1, 1]
-    nodes = [Grown(*node, level[i], -1, 0.0, (), 0) for i, node in enumerate(NODES)]
-    drafted = (logits(nodes[: len(above)], parents) for above, parents in GROWN)
-    return [rows if rows is None else spread(rows, head.columns) for rows in drafted]
+    """Return the logits of the host's head at each level of the tree, over all tokens.
+
+    None where the target has not forwarded the prefix.
+    """
+    return level_rows_of_each(host, (prefix,), levels)[0]
+
+
+def level_rows_of_each(
+    host: Host, prefixes: Sequence[Prefix], levels: int
+) -> list[list[torch.Tensor | None]]:
+    """Return the logits of `level_rows` after each prefix, drafted in the same forwards."""
+    head, forwards = host.forwards.heads["head"], PackedForwards(host.forwards, "head", [])
+    logits, trees = head.draft(forwards), [Tree(prefix, levels) for prefix in prefixes]
+    known = [tree for tree in trees if forwards.begin(tree.prefix)]
+    found: dict[int, list[torch.Tensor | None]] = {prefix.sequence: [] for prefix in prefixes}
+    for depth in range(len(FRONTIERS)):
+        for tree in known:
+            tree.depth = depth
+        if known:
+            for tree, rows in zip(known, logits(known), strict=True):
+                found[tree.prefix.sequence].append(spread(rows, head.columns))
+    return [found[prefix.sequence] or [None] * len(FRONTIERS) for prefix in prefixes]
 
 
 def spread(rows: torch.Tensor, columns: Columns) -> torch.Tensor:

@@ -27,7 +27,7 @@ from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.types import Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
-from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to
+from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, path_to
 from tests.engine.model import tiny
 
 SIZE, SCALE, LEVELS = 3, 4.0, 3
@@ -97,7 +97,7 @@ def test_drafting_has_the_logits_of_the_training(kind, target, tmp_path):
     tokens = torch.from_numpy(ids)
     anchors = np.array([len(TEXT) - 1])
     texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
-    for (_, at), rows in zip(GROWN, drafted(target, tmp_path / "head"), strict=True):
+    for at, rows in zip(FRONTIERS, drafted(target, tmp_path / "head"), strict=True):
         expected = [
             state(head.module, texts, frozen.embedding, path_to(node)) @ frozen.lm_head.T for node in at
         ]

@@ -26,7 +26,7 @@ from engine.pairs.pair import Pair
 from engine.types import Limits, Prefix, Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Load, Prefill
-from tests.engine.heads.drafted_tree import GROWN, level_rows, path_to
+from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, path_to
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
@@ -207,7 +207,7 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
     states = STATES.get(case, (2, LAYERS // 2, LAYERS - 3))
     g = torch.cat([outputs[i].view(len(TEXT), D) for i in states], 1)
     normed = bool(config.get("norm_before_residual"))
-    for (_, nodes), rows in zip(GROWN, drafted(path, head), strict=True):
+    for nodes, rows in zip(FRONTIERS, drafted(path, head), strict=True):
         assert rows.shape == (len(nodes), V)
         for row, node in zip(rows, nodes, strict=True):
             expected = reference(tensors, at, embedding, g, path_to(node), residual_normed=normed)

@@ -71,7 +71,7 @@ def test_own_lm_heads_are_read_in_the_order_of_the_targets_tokens(target, tmp_pa
     path = store(tmp_path / "head", ids, own_lm_head=True, heads=2, **sizes)
     head, tensors = load_head(str(path), model), load_file(path / "model.safetensors")
     state = torch.randn(width)
-    for i, logits in enumerate(head(state, 2)):
+    for i, logits in enumerate(head(state[None], 2)[0]):
         x = state + functional.silu(
             tensors[f"{i}.0.linear.weight"].float() @ state + tensors[f"{i}.0.linear.bias"].float()
         )

@@ -143,6 +143,9 @@ class Racks:
     def stage_limits(self) -> StageLimits:
         return StageLimits(2, self.devices)
 
+    def free(self, device: Device, held) -> None:
+        return None
+
     def start_worker(self, assignment: Assignment) -> VirtualWorker:
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
         if self.latency.preempts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.types import Draft, DraftToken, Prefix, RowRef
-from engine.workers.jobs import Import, Judge, Propose, Reply, Score, Stage, Stamp
+from engine.workers.jobs import Import, Judge, JudgeAll, Propose, Reply, Score, Stage, Stamp
 from engine.workers.ray.clock import Clock, compare
 from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
 
@@ -37,7 +37,7 @@ def test_rows_and_bytes_travel_by_reference_only():
     tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
     judge = Judge(1, Draft(tokens), bonus=True, skip=0)
     score = Score("target", (), (), 1, judges=(judge,))
-    for job in (judge, score):
+    for job in (judge, score, JudgeAll((judge,))):
         packed, references = parcels.pack(job)
         assert references == ["q"]
         assert unpack(packed, judging, tuple(store[name] for name in references)) == job
