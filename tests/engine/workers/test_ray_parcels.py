@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+import socket
+from contextlib import suppress
+from threading import Thread
 
+import numpy as np
+import pytest
+
+from app.main import main
+from engine.cluster.ray_connect import reason
 from engine.types import Draft, DraftToken, Prefix, RowRef
 from engine.workers.jobs import Import, Judge, JudgeAll, Propose, Reply, Score, Stage, Stamp
 from engine.workers.ray.clock import Clock, compare
+from engine.workers.ray.node import speaks_grpc
 from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
 
 
@@ -52,3 +60,37 @@ def test_rows_and_bytes_travel_by_reference_only():
         packed, references = parcels.pack(job)
         whole = unpack(packed, judging, tuple(store[name] for name in references))
         assert (whole.data if isinstance(whole, Import) else whole.stage.states) == b"rows"
+
+
+@pytest.mark.parametrize(
+    ("reply", "speaks"), [(bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)), True), (b"HTTP/1.1 400 Bad Request", False)]
+)
+def test_only_a_server_of_grpc_is_taken_for_rays_head(reply, speaks, capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):  # the server is closed
+                while True:
+                    with server.accept()[0] as connection, suppress(OSError):
+                        connection.recv(1000)
+                        connection.sendall(reply)
+
+        Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
+        assert speaks_grpc("127.0.0.1", port) is speaks
+        if not speaks:
+            place = ["--runtime", "ray", "--address", f"127.0.0.1:{port}", "--db", str(tmp_path / "runs.db")]
+            assert main(["run", "--method", "speculative", "--prompt", "Hi", *place]) == 1
+            error = (
+                f"specscope: what answers at 127.0.0.1:{port} is not the head of a Ray cluster; give the port"
+            )
+            assert capsys.readouterr().err.startswith(error)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_cluster_with_other_versions_is_not_taken_for_one_with_a_token():
+    mismatch = reason(RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n"))
+    assert mismatch == (
+        "Version mismatch: The cluster was started with: Ray: 2.59.0; install the cluster's versions here"
+    )
+    assert "set RAY_AUTH_MODE=token" in reason(ConnectionError("Failed to connect"))
