@@ -187,7 +187,12 @@ def most_probable(p: Tensor, k: int) -> tuple[Top, ...]:
         for row, probabilities in zip(ids.tolist(), values.tolist(), strict=True)
     )
     if any(top[0][1] != top[0][1] for top in tops):
-        raise ModelError(
-            "the model's logits are not finite numbers: its weights or its number type are unsuitable"
-        )
+        raise not_finite()
     return tops
+
+
+def not_finite() -> ModelError:
+    """Return the error for logits that are NaN or infinite."""
+    return ModelError(
+        "the model's logits are not finite numbers: its weights or its number type are unsuitable"
+    )

@@ -11,14 +11,12 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 
-from engine.accept import judge
-from engine.draws import Draws, argmax, facts, propose_token, softmax
+from engine.draws import Draws, facts, propose_token, softmax
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.model.fuzzy import SingleDevice
@@ -26,6 +24,7 @@ from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
+from engine.vocabulary import Vocabulary
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.head_forwards import prefill
@@ -51,10 +50,12 @@ from engine.workers.jobs import (
     Score,
     Stamp,
 )
+from engine.workers.judging import judge_all
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.ranks import ProcessRanks
 from engine.workers.slab import attach
+from engine.workers.split_drafts import add_exchange, gathered, propose_greedy
 from engine.workers.trees import Drafting, grow
 
 PREFILL_ROWS = 1024
@@ -149,7 +150,8 @@ class Host:
                 value = self._score(job, stamps)
             case Judge():
                 logits, prefix = self._scores[job.scores]
-                value = self._judge([job], [logits], [prefix], stamps)[0]
+                whole = Vocabulary(logits.shape[1])
+                value = self._judge([job], [logits], [prefix], stamps, whole)[0]
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
@@ -218,6 +220,9 @@ class Host:
     ) -> tuple[tuple[Grown, ...], ...]:
         sampled = job.sampled and not self._sampling.greedy
         prefixes = list(job.prefixes)
+        vocabulary = self.forwards.models[job.model].vocabulary
+        if vocabulary.split and not sampled:
+            return propose_greedy(self.forwards, job, self._vocab_size, stamps, stopped)
         draws, write = [self._draws(p.sequence) for p in prefixes], self._writer(job.model)
         ids: list[list[int]] = [[] for _ in prefixes]
         logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
@@ -228,6 +233,7 @@ class Host:
                 break
             drafts = [NO_DRAFT] * len(active)
             out = self.forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
+            out = gathered(vocabulary, out, stamps)
             for i, rows in zip(active, out, strict=True):
                 row, prefix = rows[0, : self._vocab_size], prefixes[i]
                 token, q = propose_token(
@@ -276,17 +282,20 @@ class Host:
         if not job.judges and job.chunks:  # only parts of prompts
             return ()
         if not job.judges:
-            self._scores[job.scores] = (logits[0], job.prefixes[0])
+            # a judge of kept scores runs beside the next forward, so it cannot meet other ranks
+            whole = gathered(self.forwards.models[model].vocabulary, logits, stamps)
+            self._scores[job.scores] = (whole[0], job.prefixes[0])
             return None
-        if job.greedy:
-            logits = [rows[:, : self._vocab_size] for rows in logits]
-            cases = zip(job.judges, logits, job.prefixes, strict=True)
-            judgements = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in cases)
-        else:
-            judgements = self._judge(job.judges, logits, job.prefixes, stamps)
-        if not job.best:
-            return judgements
-        return tuple(replace(j, best=tuple(argmax(r))) for j, r in zip(judgements, logits, strict=True))
+        vocabulary, best = self.forwards.models[model].vocabulary, job.best
+        if not job.greedy:
+            return self._judge(job.judges, logits, job.prefixes, stamps, vocabulary, best=best)
+        logits = [vocabulary.limited(rows, self._vocab_size) for rows in logits]
+        before = vocabulary.spent
+        greedy = (Sampling(), self._draws, self._q_row, vocabulary)
+        judgements = judge_all(job.judges, logits, job.prefixes, *greedy, best=best)
+        if vocabulary.split:
+            add_exchange(stamps, vocabulary.spent - before)
+        return judgements
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._name][row]
@@ -302,22 +311,13 @@ class Host:
         logits: Sequence[torch.Tensor],
         prefixes: Sequence[Prefix],
         stamps: list[Stamp],
+        vocabulary: Vocabulary,
+        *,
+        best: bool = False,
     ) -> tuple[Judgement, ...]:
-        start = time.perf_counter_ns()
-        cases = zip(jobs, logits, prefixes, strict=True)
-        judgements = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in cases)
-        judged = sum(len(job.draft) for job in jobs)
-        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
+        start, before = time.perf_counter_ns(), vocabulary.spent
+        rules = (self._sampling, self._draws, self._q_row, vocabulary)
+        judgements = judge_all(jobs, logits, prefixes, *rules, best=best)
+        judged, spent = sum(len(job.draft) for job in jobs), vocabulary.spent - before
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0, communicated=spent))
         return judgements
-
-    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, sampling: Sampling) -> Judgement:
-        return judge(
-            logits[job.skip :],
-            job.draft,
-            self._q_row,
-            position=len(prefix) + job.skip,
-            sampling=sampling,
-            draws=self._draws(prefix.sequence),
-            bonus=job.bonus,
-            typical=job.typical,
-        )
