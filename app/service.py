@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
-from engine.errors import StoreError, UsageError
+from engine.errors import OutOfMemory, StoreError, UsageError
 from engine.pairs import catalog
 from engine.pairs.sources import resolve
 from engine.trace.events import Event, Header
@@ -207,7 +207,7 @@ class Service:
                 self._execute(run)
             except BaseException as error:  # noqa: BLE001 - the next run must still work
                 run.end("failed", error)
-                if not isinstance(error, UsageError):
+                if not isinstance(error, UsageError | OutOfMemory):
                     self._drop()
         self._drop()
 

@@ -4,6 +4,7 @@ SpecScopeError
 ├── UsageError          a setting or an input is wrong (exit code 2)
 │   └── PairError       target and drafter do not fit each other
 ├── ModelError          a model directory is missing, broken or of an unknown kind
+├── OutOfMemory         a device's memory is too small for a model or a run
 ├── WorkerDied          a worker ended in the middle of a run
 ├── RunCancelled        the user stopped the run
 ├── Deadlock            in virtual time, every task waits and no timer is set
@@ -31,6 +32,21 @@ class PairError(UsageError):
 
 class ModelError(SpecScopeError):
     """A model cannot be loaded; the message names the file."""
+
+
+class OutOfMemory(SpecScopeError):  # noqa: N818 - as torch's error
+    """The memory of a device is too small; the message says what is free and what would fit.
+
+    Args:
+        message: The message.
+        budget: Bytes of KV caches that would have left room; 0 if they are not the reason.
+        row: Bytes of one token in these caches.
+        exact: Whether a number takes more than two bytes.
+    """
+
+    def __init__(self, message: str, budget: int = 0, row: int = 0, *, exact: bool = False) -> None:
+        super().__init__(message)
+        self.budget, self.row, self.exact = budget, row, exact
 
 
 class WorkerDied(SpecScopeError):  # noqa: N818 - a state, like asyncio.CancelledError

@@ -59,6 +59,9 @@ class Layout:
     """How forwards of several sequences are packed."""
     slack: int = 96
     """KV rows per sequence for one forward's tree, in addition to prompt and output."""
+    in_step: bool = False
+    """Whether sequences can go in step although drafter and target run at once: each draft runs
+    beside one forward of the target at most, and both are awaited before the judgement."""
     head: str = ""
     """Kind of the drafting head on the target's devices; empty for none."""
 

@@ -1,7 +1,8 @@
 """Measure speed, tracing and memory on the bundled pair, and compare with transformers.
 
 With --pair or --target, measure all methods of that pair over autoregressive decoding. With
---viewer, measure the viewer in a browser; with --cuda, forwards on a GPU.
+--viewer, measure the viewer in a browser; with --cuda, forwards on a GPU; with --attention, ways to
+compute attention over sequences of different lengths.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure forwards only, over the time of reading the weights: static, eager and transformers'",
     )
     parser.add_argument(
+        "--attention",
+        action="store_true",
+        help="measure attention over sequences of different lengths only: the ways that exist here",
+    )
+    parser.add_argument(
         "--pair",
         metavar="NAME",
         help="measure all methods of this pair over autoregressive decoding: bundled, or a model of `specscope models`",
@@ -109,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         measured = _viewer(args.quick)
     elif args.cuda:
         measured, facts = _cuda(args.quick)
+    elif args.attention:
+        measured, facts = _attention(args.quick)
     elif args.pair or args.target:
         measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
     else:
@@ -126,12 +134,14 @@ def run(args: argparse.Namespace) -> int:
         common.print_json(result)
     else:
         _print(result, bars)
+        print(*facts.get("lines", ()), sep="\n")
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
-    parts = [f"--{name}" for name in ("placements", "heads", "soak", "viewer", "cuda") if getattr(args, name)]
+    names = ("placements", "heads", "soak", "viewer", "cuda", "attention")
+    parts = [f"--{name}" for name in names if getattr(args, name)]
     if len(parts) > 1:
         raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
     models = args.pair or args.target
@@ -207,6 +217,13 @@ def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
 
     with _progress() as note:
         return cuda.measure(5 if quick else 20, note)
+
+
+def _attention(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
+    from app.bench import attention
+
+    with _progress() as note:
+        return attention.measure(5 if quick else 20, note)
 
 
 def _placements(args: argparse.Namespace, plan: Plan) -> int:

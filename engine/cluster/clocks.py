@@ -1,4 +1,4 @@
-"""The clocks of a run's devices on other nodes."""
+"""What the header holds of Ray's nodes: their clocks, and the reservations of devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def align(workers: Iterable[Worker]) -> dict[str, dict[str, Any]]:
     """Compare the clocks of Ray's nodes with this process's; stamps are then shifted.
 
     Returns:
-        By device: its node, the node's clock minus this one, and the most by which that is wrong,
-        in nanoseconds. Empty if all workers are on this machine and read its clock.
+        `reserved`: the placement group and bundle of each device. `clocks`, by device: its node,
+        the node's clock minus this one, and the most by which that is wrong, in nanoseconds; left
+        out if all workers are on this machine and read its clock. Empty without Ray.
 
     Raises:
         WorkerDied: A worker ended.
@@ -25,9 +26,8 @@ def align(workers: Iterable[Worker]) -> dict[str, dict[str, Any]]:
     nodes = {worker.node.id: worker for worker in found}
     for worker in nodes.values():
         worker.align()
-    if len(nodes) == 1 and all(worker.node.own for worker in nodes.values()):
-        return {}
-    return {
+    reserved = {device.name: worker.reserved for worker, device in found.items()}
+    clocks = {
         device.name: {
             "node": worker.node.name,
             "offset_ns": worker.node.clock.offset,
@@ -35,3 +35,5 @@ def align(workers: Iterable[Worker]) -> dict[str, dict[str, Any]]:
         }
         for worker, device in found.items()
     }
+    alone = all(worker.node.own for worker in nodes.values())
+    return ({} if alone else {"clocks": clocks}) | ({"reserved": reserved} if reserved else {})

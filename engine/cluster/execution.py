@@ -9,11 +9,12 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.cluster.caches import Asked
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.recording import Recording, other_programs, sampler
 from engine.drafters.plan import Plan
-from engine.errors import RunCancelled, SpecScopeError, WorkerDied
+from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
@@ -23,7 +24,7 @@ from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
 from engine.run.serving import Load, Serving
-from engine.run.together import Gathering, Together, at_once
+from engine.run.together import Gathering
 from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Status
 from engine.types import Limits, Sampling
@@ -64,6 +65,11 @@ class Request:
         slots, rows = min(layout.batch, len(self.ids)), self.longest + layout.slack
         return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
 
+    def asked(self, begin: Begin) -> Asked:
+        """Return what a user can change in the size of the run's KV caches."""
+        batch = "--batch " if self.load is not None else "--set batch=" if begin.slots > 1 else ""
+        return Asked(begin, self.limits.max_new_tokens, batch)
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -88,6 +94,8 @@ class Execution:
             placement.on_loop(self._run_method())
         except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
             error = _first_leaf(raised)
+            if isinstance(error, OutOfMemory):
+                error = self.request.asked(self.begin).advised(error)
         error = self.recording.error or error
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
         status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
@@ -103,8 +111,8 @@ class Execution:
         ]
         for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
-        gathering = Gathering()
-        run, dispatcher = self._new_run(loop, gathering.join if self.request.load else at_once)
+        gathering = Gathering() if self.request.load else None
+        run, dispatcher = self._new_run(loop, gathering)
         samples = sampler(self.workers, recording, loop)
         others = None if isinstance(loop, VirtualLoop) else other_programs(self.workers)
         samples.start()
@@ -128,7 +136,9 @@ class Execution:
             if died is not None and self.cancel.is_set():
                 raise died  # this run reports the dead worker, not the next one
 
-    def _new_run(self, loop: asyncio.AbstractEventLoop, together: Together) -> tuple[Run, Dispatcher]:
+    def _new_run(
+        self, loop: asyncio.AbstractEventLoop, gathering: Gathering | None
+    ) -> tuple[Run, Dispatcher]:
         """Return the run for the method, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
@@ -145,13 +155,13 @@ class Execution:
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,
-            together=together,
+            gathering=gathering,
         )
         return run, dispatcher
 
-    async def _decode(self, run: Run, gathering: Gathering, dispatcher: Dispatcher) -> None:
+    async def _decode(self, run: Run, gathering: Gathering | None, dispatcher: Dispatcher) -> None:
         request, method = self.request, self.request.method
-        if request.load is None:
+        if request.load is None or gathering is None:
             await run.start(self.begin.slots)
             await method.decode(run, request.cfg)
             return
@@ -187,8 +197,8 @@ class Execution:
 
 def _first_leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
-        dead = [e for e in error.exceptions if isinstance(e, WorkerDied)]
-        error = (dead or list(error.exceptions))[0]
+        causes = [e for kind in (OutOfMemory, WorkerDied) for e in error.exceptions if isinstance(e, kind)]
+        error = (causes or list(error.exceptions))[0]
     return error
 
 

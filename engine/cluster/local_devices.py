@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
+from engine.cluster.caches import Free
 from engine.cluster.memory import Memory, part_of
 from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
@@ -46,6 +47,8 @@ class LocalDevices:
     spans: tuple[range, ...] = ()
     """Layers of each device of a target that is split by layers; empty for a target that is not."""
     memory: Memory = field(default_factory=Memory)
+    where: str = "this machine has"
+    """For messages about the number of devices."""
 
     @property
     def ways(self) -> int:
@@ -97,8 +100,8 @@ class LocalDevices:
             return self._shared(drafters)
         if needed > len(devices):
             raise UsageError(
-                f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices; this machine "
-                f"has {len(devices)} ({devices[0].label} to {devices[-1].label}): ask for fewer, "
+                f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices; {self.where} "
+                f"{len(devices)} ({devices[0].label} to {devices[-1].label}): ask for fewer, "
                 "or use a virtual profile"
             )
         first = max(drafter_tp, drafters * drafter_tp)
@@ -150,7 +153,7 @@ class LocalDevices:
             return {"drafter": [_together(target.members[:ranks])], "target": [target]}
         if ranks > len(self.devices):
             raise UsageError(
-                f"{ranks} devices are to share the drafter's layers; this machine has "
+                f"{ranks} devices are to share the drafter's layers; {self.where} "
                 f"{len(self.devices)} ({self.devices[0].label} to {self.devices[-1].label}): "
                 "ask for fewer, or use a virtual profile"
             )
@@ -187,6 +190,16 @@ class LocalDevices:
         dtype = dtype_of(self.dtype, self.devices[0])
         parts, loaded = ([part_of(self.pair, dtype, *part) for part in each] for each in (loads, held))
         self.memory.check(parts, loaded, dtype)
+
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
+        """Do nothing: the operating system shares devices out."""
+
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:
+        """Return the memory of a device; see `Site.free`."""
+        memory, dtype = self.memory, dtype_of(self.dtype, device)
+        limited = memory.is_limited(device)
+        parts = [part_of(self.pair, dtype, *part) for part in held] if limited else []
+        return Free(memory.name(device), memory.free(device, parts), limited)
 
     def start_worker(self, assignment: Assignment) -> Worker:
         """Start a process or a thread on the assigned device."""

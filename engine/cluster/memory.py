@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from engine.cluster.site import Assignment
@@ -21,11 +19,10 @@ from engine.pairs.pair import Pair
 from engine.pairs.progress import megabytes
 from engine.pairs.sizes import Split, model_size
 from engine.trace.events import Device
+from engine.workers.free import cpu_free
 
 MACHINE = "this machine"
 """Name of the memory that CPU cores share."""
-CONTAINER = Path("/sys/fs/cgroup")
-"""Folder with the limit of a container's memory, if it has one."""
 
 
 class Part(NamedTuple):
@@ -60,18 +57,7 @@ def measured(device: Device) -> int:
         number = int(device.name.split("/")[0].partition(":")[2])
         total: int = torch.cuda.get_device_properties(number).total_memory
         return total - torch.cuda.device_memory_used(number)
-    return min([psutil.virtual_memory().available, *_container()])
-
-
-def _container() -> list[int]:
-    """Return the free bytes of this process's container; nothing without a limit."""
-    try:
-        limit, used = ((CONTAINER / f"memory.{name}").read_text() for name in ("max", "current"))
-        rows = (line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        cached = next(int(count) for name, count in rows if name == "inactive_file")
-    except (OSError, ValueError, StopIteration):
-        return []
-    return [max(0, int(limit) - int(used) + cached)] if limit.strip().isdecimal() else []
+    return cpu_free()
 
 
 @dataclass(frozen=True)
@@ -85,7 +71,11 @@ class Memory:
     def name(self, device: Device) -> str:
         """Return the name of a device's memory; devices of one memory have the same."""
         own = device.name.split("/")[0]
-        return own if own in self.limits or device.kind != "cpu" else MACHINE
+        return own if self.is_limited(device) or device.kind == "cuda" else MACHINE
+
+    def is_limited(self, device: Device) -> bool:
+        """Return whether the user limited a device."""
+        return device.name.split("/")[0] in self.limits
 
     def free(self, device: Device, held: Sequence[Part] = ()) -> int:
         """Return the bytes that further models may take on a device, beside what it holds.

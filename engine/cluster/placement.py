@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from engine.cluster.caches import Asked, check_caches
 from engine.cluster.site import Assignment, ModelPart, Site
-from engine.errors import UsageError
+from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout, Pipelined
 from engine.trace.events import Device
@@ -38,6 +39,8 @@ class RunWorkers:
     """Their devices, labelled with the models on them."""
     slabs: Mapping[str, Slab]
     """Rows of q by the drafting worker's name."""
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Models of the layout by the name of the single worker that holds them."""
 
     @property
     def distinct(self) -> tuple[Worker, ...]:
@@ -72,17 +75,20 @@ class Placement:
     """Called when all workers have ended."""
 
     def __post_init__(self) -> None:
+        self._forget()
+        try:
+            self.workers_for(self.base)
+        except BaseException:
+            self.close()
+            raise
+
+    def _forget(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, Group] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._held: list[ModelPart] = []
         self._slabs: dict[str, Slab] = {}
         self._connected: set[str] = set()
-        try:
-            self.workers_for(self.base)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def workers(self) -> list[Worker]:
@@ -134,12 +140,14 @@ class Placement:
         Raises:
             UsageError: The layout needs more devices than the site has.
             ModelError: A model cannot be loaded.
+            SpecScopeError: Others use the devices.
         """
         assigned = {model: each for model, each in self.site.assign(layout).items() if each}
         if head is not None:
             assigned["drafter"] = assigned["target"]
         drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
+        self.site.reserve(assigned)
         self.site.check_memory(missing, self._held)
         for each in assigned.values():
             for member in (member for assignment in each for member in assignment.members):
@@ -154,7 +162,12 @@ class Placement:
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
-        return RunWorkers(workers, drafters, _labelled_devices(assigned, drafters), slabs)
+        models = _names_on_workers(assigned, drafters)
+        return RunWorkers(workers, drafters, _labelled_devices(assigned, drafters), slabs, models)
+
+    def check_caches(self, workers: RunWorkers, asked: Asked) -> None:
+        """Check that a run's KV caches fit into free memory (see `engine.cluster.caches`)."""
+        check_caches(self.workers, workers.models, lambda d: self.site.free(d, self._held), asked)
 
     def _worker(self, assignment: Assignment) -> Worker:
         """Return the worker of an assignment; a group's worker wraps its members' workers."""
@@ -178,8 +191,10 @@ class Placement:
         self, parts: Sequence[ModelPart], head: HeadFile | None, drafting: Sequence[Assignment]
     ) -> None:
         """Load parts of models, then a head beside the target on the devices that draft."""
-        self._load_all([(self._job(part), part.place) for part in parts])
-        self._held += parts
+        try:
+            self._load_all([(self._job(part), part.place) for part in parts])
+        finally:
+            self._held += [part for part in parts if (part.name, part.place.name) in self._facts]
         if head is not None:  # after the target, which it belongs to
             load = Load(_head_name(head), partial(load_head, str(head.path)), beside="target")
             self._load_all([(load, member) for each in drafting for member in each.members])
@@ -201,8 +216,23 @@ class Placement:
             key = job.model, assignment.name
             if key not in self._facts and key not in loading:
                 loading[key] = self._workers[assignment.name].prepare(job)
-        for key, wait in loading.items():
-            self._facts[key] = wait().value
+        errors = list[SpecScopeError]()
+        for key, wait in loading.items():  # every worker's reply must be received
+            try:
+                self._facts[key] = wait().value
+            except SpecScopeError as error:
+                errors.append(error)
+        for error in errors:
+            if isinstance(error, OutOfMemory):
+                halved = "--dtype bfloat16 or " if self._exact else ""
+                raise OutOfMemory(f"{error}; try {halved}a smaller model (specscope plan shows the sizes)")
+            raise error
+
+    @property
+    def _exact(self) -> bool:
+        """Whether weights are float32."""
+        dtype, on_cpu = self.details.get("dtype"), self.workers[0].devices[0].kind == "cpu"
+        return dtype == "float32" or (dtype == "auto" and on_cpu)
 
     def _connect(self, drafting: Sequence[str]) -> None:
         """Give all workers new slabs if a worker is new or drafts for the first time.
@@ -234,10 +264,15 @@ class Placement:
                 for worker in workers:
                     worker.detach()
 
-    def close(self) -> None:
-        """End all workers."""
+    def restart(self) -> None:
+        """End all workers; the next run starts new ones and loads their models."""
         for worker in self.workers:
             worker.close()
+        self._forget()
+
+    def close(self) -> None:
+        """End all workers."""
+        self.restart()
         self.finish()
 
 
@@ -260,6 +295,18 @@ def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[s
 def _head_name(head: HeadFile) -> str:
     """Return the workers' name for a head: several kinds may be loaded beside one target."""
     return f"head {head.config.kind}"
+
+
+def _names_on_workers(
+    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return worker's name -> the names of the models, or their parts, on it."""
+    names: dict[str, tuple[str, ...]] = {}
+    for model, assignment in _models_on(assigned, drafters):
+        for member in range(len(assignment.members)):
+            part = ModelPart(model, assignment, member)
+            names[part.place.name] = (*names.get(part.place.name, ()), part.name)
+    return names
 
 
 def _labelled_devices(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.cluster.caches import Free
+from engine.cluster.memory import MACHINE, measured
 from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
@@ -141,6 +143,13 @@ class ProfileDevices:
 
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Do nothing: a profile's GPUs hold no models."""
+
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
+        """Do nothing: a profile's devices are its own."""
+
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
+        """Return this machine's memory, in which all models compute."""
+        return Free(MACHINE, measured(device))
 
     def start_worker(self, assignment: Assignment) -> Worker:
         """Start a virtual worker; workers on one device share its speed."""

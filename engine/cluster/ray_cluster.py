@@ -14,10 +14,11 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from engine.cluster.ray_groups import RESERVE_S, Bundle, Offer, PlacementGroups, free_by_node
 from engine.errors import SpecScopeError, UsageError, one_line, shown
 from engine.workers.ray.node import Node, reachable
 from engine.workers.ray.worker import RayWorker
@@ -53,6 +54,9 @@ class RayCluster:
         self._closing = threading.Event()
         self._folder = ""
         self._printer: Callable[..., None] | None = None
+        self._nodes: dict[str, Node] = {}
+        """All nodes that were found, by Ray's id; a worker and its node share the clock."""
+        self.groups = PlacementGroups()
         where = _checked(address)
         self._ray = _ray(token=where == "local")
         with _lock:
@@ -98,36 +102,60 @@ class RayCluster:
                 "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
             ) from None
 
-    def nodes(self) -> list[tuple[Node, dict[str, float]]]:
-        """Return the nodes that answer, with their resources; this machine's own node first."""
+    def nodes(self) -> list[Offer]:
+        """Return the nodes that answer, with their resources; this machine's own node first.
+
+        Nodes that join later get the next numbers.
+        """
         own = self._ray.get_runtime_context().get_node_id()
         alive = [each for each in self._ray.nodes() if each["Alive"]]
         alive.sort(key=lambda each: (each["NodeID"] != own, each["NodeManagerAddress"], each["NodeID"]))
-        found = [(_node(each, each["NodeID"] == own), each["Resources"]) for each in alive]
-        found = [(node, resources) for node, resources in found if node.answers()]
-        if len(found) > 1:
-            for number, (node, _) in enumerate(found, 1):
-                node.name = f"node {number} ({node.address})"
-        return found
+        free, offers = free_by_node(), dict[str, Offer]()
+        for entry in alive:
+            node = self._nodes.get(entry["NodeID"]) or _node(entry, entry["NodeID"] == own)
+            if not node.answers():
+                continue
+            if node.id not in self._nodes and self.address != "local":
+                node.name = f"node {len(self._nodes) + 1} ({node.address})"
+            self._nodes[node.id] = node
+            offers[node.id] = Offer(node, entry["Resources"], free.get(node.id, {}))
+        return [offers[key] for key in self._nodes if key in offers]
 
-    def starter(self, node: Node, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
-        """Return a function that starts the actor of a worker on a node.
+    def reserve(self, bundles: Sequence[Bundle]) -> None:
+        """Reserve devices on their nodes, all or none.
+
+        Raises:
+            SpecScopeError: Another program has some of them.
+        """
+        if self.groups.reserve(bundles):
+            return
+        asked = {(bundle.node.id, bundle.resource) for bundle in bundles}
+        state = [offer.state(kind) for offer in self.nodes() for node, kind in asked if node == offer.node.id]
+        raise SpecScopeError(
+            f"Ray did not reserve {' and '.join(map(str, bundles))} in {RESERVE_S:g} s; free now: "
+            f"{', '.join(state) or 'no node answers'}: another session or program uses the rest (`ray status`)"
+        )
+
+    def starter(self, node: Node, device: str, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
+        """Return a function that starts the actor of a worker on a reserved device.
 
         Args:
-            node: The node.
-            cpus: Processors that Ray reserves for it.
-            gpus: GPUs that Ray reserves for it, and shows it.
+            node: Its node.
+            device: The device's name.
+            cpus: Processors of its reservation that it takes.
+            gpus: GPUs of its reservation that it takes, and Ray shows it.
         """
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from engine.workers.ray.server import RayServer
 
+        place = self.groups.place(device)
         options = {
             "num_cpus": cpus,
             "num_gpus": gpus,
             "max_restarts": 0,
             "max_concurrency": 1000,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(place.group, place.number),
         }
         actor = self._ray.remote(RayServer).options(**options)
         return lambda setup: actor.remote(setup, node.name)
@@ -147,6 +175,8 @@ class RayCluster:
             return
         self._closing.set()
         self._keeper.join()
+        if self._ray.is_initialized():  # otherwise Ray has freed them
+            self.groups.remove()
         with _lock:
             _users.remove(self)
             if _users:

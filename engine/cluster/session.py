@@ -20,7 +20,7 @@ from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.recording import Listener, Recording
 from engine.drafters.plan import Best, Curve, Plan, Probe
 from engine.environment import environment
-from engine.errors import UsageError
+from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.layout import Layout
 from engine.methods import Method, Situation, find
@@ -31,6 +31,7 @@ from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
+from engine.workers.transports.shards import ShardsWorker
 
 
 class Cluster:
@@ -154,6 +155,7 @@ class Cluster:
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.
+            OutOfMemory: Its KV caches do not fit; no job was started.
             SpecScopeError: The run failed; the listener got its events and a footer with the error.
         """
         if not self._busy.acquire(blocking=False):
@@ -178,10 +180,16 @@ class Cluster:
 
     def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
         workers = self.placement.workers_for(request.layout, request.head)
-        recording = Recording(self._header(request, workers, align(workers.members)), listener)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
+        self.placement.check_caches(workers, request.asked(begin))
+        recording = Recording(self._header(request, workers, align(workers.members)), listener)
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
-        execution.execute(self.placement)
+        try:
+            execution.execute(self.placement)
+        except OutOfMemory:
+            if any(isinstance(worker, ShardsWorker) for worker in workers.distinct):
+                self.placement.restart()  # the other ranks waited for the one that failed
+            raise
         return recording.trace
 
     def count(self, prompt: Prompt) -> int:
@@ -288,7 +296,7 @@ class Cluster:
             head.check_length(request.longest)
         return request
 
-    def _header(self, request: Request, workers: RunWorkers, clocks: Mapping[str, Any]) -> Header:
+    def _header(self, request: Request, workers: RunWorkers, nodes: dict[str, Any]) -> Header:
         placement, limits = self.placement, request.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -305,9 +313,7 @@ class Cluster:
             devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment()
-            | self._facts(request, workers)
-            | ({"clocks": clocks} if clocks else {}),
+            environment=environment() | self._facts(request, workers) | nodes,
             group=request.group,
             lossless=request.method.lossless(request.cfg) or request.sampling.greedy,
         )

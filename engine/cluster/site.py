@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from engine.cluster.caches import Free
 from engine.errors import UsageError
 from engine.layout import Layout
 from engine.model.language import LanguageModel
@@ -129,6 +130,17 @@ class Site(Protocol):
         """
         ...
 
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
+        """Keep the devices of a layout's workers for this cluster, if others could take them.
+
+        Args:
+            assigned: The assignments of each model's workers.
+
+        Raises:
+            SpecScopeError: Another session or program has a device.
+        """
+        ...
+
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Check that models fit into the memory that is free now.
 
@@ -138,6 +150,15 @@ class Site(Protocol):
 
         Raises:
             ModelError: They do not; the message says what would fit.
+        """
+        ...
+
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free | None:
+        """Return the memory of a device that KV caches may take; None if it is not known.
+
+        Args:
+            device: A device of a worker.
+            held: What is loaded.
         """
         ...
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
 from engine.drafters.plan import best_parallel
-from engine.layout import Colocated, Layout, Pipelined
+from engine.layout import Colocated, Layout, Pipelined, Separate
 from engine.methods.registry import Situation, method, setting
 from engine.types import Draft, Prefix
 
@@ -85,7 +85,7 @@ def layout(cfg: Config) -> Layout:
     """Return the workers of a placement."""
     if cfg.placement == "pipeline":
         return Layout(Pipelined(max(2, cfg.stages)))
-    return Layout(Colocated()) if cfg.placement == "co-located" else Layout()
+    return Layout(Colocated() if cfg.placement == "co-located" else Separate(), in_step=True)
 
 
 @method(

@@ -122,10 +122,15 @@ class Slots:
         self.padded_length = 0
         """Cached rows per slot that attention reads, padding included; 0 without padding."""
         self._extents = [_EMPTY] * slots
+        self._most = [0] * slots
 
     def length(self, slot: int) -> int:
         """Return the number of rows in a slot, tree rows included."""
         return self._extents[slot].length
+
+    def most_rows(self, slot: int) -> int:
+        """Return the most rows that a sequence left in a slot, or that it holds now."""
+        return max(self._most[slot], self._extents[slot].length)
 
     def chain_length(self, slot: int) -> int:
         """Return the length of the slot's leading chain, whose attention mask is causal."""
@@ -153,6 +158,7 @@ class Slots:
 
     def reset(self, slot: int, sequence: int | None = None) -> None:
         """Drop all rows and assign the slot to `sequence`; default: the slot's number."""
+        self._most[slot] = self.most_rows(slot)
         self._extents[slot] = _EMPTY
         self.sequences[slot] = slot if sequence is None else sequence
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.drafters.tree import TreeShape
 from engine.run.drafted import confirmed, grown, rows_of
+from engine.run.joined import JoinedScores, JoinedTarget
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
-from engine.run.together import Call, Together, at_once
+from engine.run.together import Call, Gathering
 from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
 from engine.workers.jobs import Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
 
@@ -32,7 +33,7 @@ class Model:
         role: `target` or `drafter`, for the spans.
         sequences: The run's sequences: drafts end where the output does.
         slab: Rows of q for sampled drafts; None for a target and in a greedy run.
-        together: Makes drafts and verifications; under load those of several sequences in one.
+        gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Model:
         role: str,
         sequences: Sequence[Decoded],
         slab: Slab | None = None,
-        together: Together = at_once,
+        gathering: Gathering | None = None,
     ) -> None:
         self.worker = worker
         self.name = name
@@ -51,7 +52,8 @@ class Model:
         self._dispatcher = dispatcher
         self._sequences = sequences
         self._slab = slab
-        self._together = together
+        self._gathering = gathering
+        self._joined = None if gathering is None else JoinedTarget(dispatcher, worker, name, gathering)
         self._cached: dict[int, np.ndarray] = {}
 
     @property
@@ -123,7 +125,7 @@ class Model:
 
         Each forward drafts one token for all of them.
         """
-        return await self._together(
+        return await self._join(
             Call(self.role, self._propose, (prefixes, [n] * len(prefixes)), (sampled, stop_below))
         )
 
@@ -153,7 +155,7 @@ class Model:
         Each forward drafts one level of all trees.
         """
         options = (shape, sampled, fuzzy, calibrate, unread)
-        return await self._together(Call(self.role, self._grow, (prefixes,), options))
+        return await self._join(Call(self.role, self._grow, (prefixes,), options))
 
     async def _grow(
         self,
@@ -185,7 +187,7 @@ class Model:
         For `windows`, one per prefix or none at all, and for `typical` see `verify`.
         """
         columns = (prefixes, drafts, windows or [None] * len(drafts))
-        return await self._together(Call(self.role, self._verify, columns, (typical,)))
+        return await self._join(Call(self.role, self._verify, columns, (typical,)))
 
     async def _verify(
         self,
@@ -206,8 +208,13 @@ class Model:
             for judgement, x, draft in zip(judgements, prefixes, drafts, strict=True)
         ]
 
-    def score(self, prefix: Prefix, draft: Draft) -> Scores:
-        """Start one forward over prefix and draft; the logits stay on the device."""
+    def score(self, prefix: Prefix, draft: Draft) -> Scores | JoinedScores:
+        """Start one forward over prefix and draft; the logits stay on the device.
+
+        Under load it starts with the sequences' next drafts.
+        """
+        if self._joined is not None:
+            return JoinedScores(self._joined, prefix, draft)
         return Scores(self._dispatcher, self.worker, self.name, prefix, draft)
 
     async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
@@ -223,7 +230,7 @@ class Model:
             guess and each row of the window.
         """
         columns = ((prefix,), (guesses,), (window,))
-        return (await self._together(Call(self.role, self._decode, columns, ())))[0]
+        return (await self._join(Call(self.role, self._decode, columns, ())))[0]
 
     async def _decode(
         self, prefixes: Sequence[Prefix], guesses: Sequence[Draft], windows: Sequence[Tree]
@@ -271,6 +278,12 @@ class Model:
         """Free the KV slots of sequences that ended."""
         for sequence in sequences:
             await self._dispatcher.submit(self.worker, self.role, Retire(sequence)).reply
+
+    async def _join(self, call: Call) -> list[Any]:
+        """Make a call, under load together with those of other sequences."""
+        if self._gathering is not None:
+            return await self._gathering.join(call)
+        return await call.start(*call.columns, *call.options)
 
     async def _call(self, job: Job, spans: range) -> Reply:
         return await self._dispatcher.call(self.worker, self.role, job, spans)

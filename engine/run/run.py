@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from engine.run.models import Model
 from engine.run.race import Race
-from engine.run.together import Together, at_once
 from engine.trace.emitter import Committed
 from engine.types import Draft, Prefix, Verdict
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from engine.drafters.ngrams import Lookahead
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
+    from engine.run.together import Gathering
     from engine.workers.slab import Slab
     from engine.workers.worker import Worker
 
@@ -32,7 +32,7 @@ class Run:
         dispatcher: Submits the jobs.
         clock: Returns nanoseconds since the run's start.
         encode: Text -> token ids, without special ones.
-        together: See `Model`.
+        gathering: See `Model`.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Run:
         *,
         clock: Callable[[], int],
         encode: Callable[[str], tuple[int, ...]],
-        together: Together = at_once,
+        gathering: Gathering | None = None,
     ) -> None:
         self.sequences = sequences
         self.targets = [
-            Model(dispatcher, worker, "target", "target", sequences, together=together)
+            Model(dispatcher, worker, "target", "target", sequences, gathering=gathering)
             for worker in workers.get("target", ())
         ]
         """The target servers."""
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name), together)
+            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name), gathering)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         """Most methods use the first."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import UsageError, shown
-from engine.layout import LayerParallel, Layout, Packing, Separate
+from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.together import Gathering
@@ -64,12 +64,18 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     """Return a method's layout with the batch of a load.
 
     Raises:
-        UsageError: Drafter and target do not take turns, the method pads, or the number of
-            arrivals is not that of the prompts.
+        UsageError: The sequences cannot go in step, the method pads, or the number of arrivals is
+            not that of the prompts.
     """
-    if not _takes_turns(layout):
+    if isinstance(layout.arrangement, Pipelined):
         raise UsageError(
-            f"{method} cannot run under load: its models do not take turns; choose a method in which they do"
+            f"{method} cannot run under load in a pipeline, whose drafter moves between devices with one sequence: "
+            "choose another placement"
+        )
+    if not _goes_in_step(layout):
+        raise UsageError(
+            f"{method} cannot run under load: it starts and stops forwards of one sequence at any time, and sequences "
+            "share forwards only if they go in step; choose another method"
         )
     if layout.packing != Packing():
         raise UsageError(f"{method} cannot pad under load; leave unpad_inputs and unpad_kv on")
@@ -78,13 +84,13 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     return replace(layout, batch=load.batch)
 
 
-def _takes_turns(layout: Layout) -> bool:
-    """Return whether one target and its drafter never run at once."""
+def _goes_in_step(layout: Layout) -> bool:
+    """Return whether drafter and target take turns, or the method itself lets them go in step."""
     match layout.arrangement:
         case Separate(targets, drafters, turns):
-            return targets == 1 and (turns or not drafters)
+            return targets == 1 and (turns or not drafters or layout.in_step)
         case models:
-            return isinstance(models, LayerParallel)
+            return isinstance(models, LayerParallel) or layout.in_step
 
 
 class _Part(NamedTuple):
@@ -170,23 +176,51 @@ class Serving:
 
     async def _round(self) -> None:
         """Draft for all sequences that decode, verify all drafts, and cache parts of prompts."""
-        while self._gathering.waits("drafter"):
-            await self._gathering.make("drafter")
-            await self._gathering.complete()
-        parts = self._next_parts()
-        chunks = tuple(map(self._chunk, parts))
-        prefixes = [Prefix(p.sequence, self._tokens(p.sequence)[: p.end + 1]) for p in parts]
+        gathering, parts = self._gathering, await self._draft(self._next_parts())
         async with asyncio.TaskGroup() as work:
             # the target is first: heads read the states that it leaves on their worker
-            if self._gathering.waits("target"):
-                work.create_task(self._gathering.make("target", chunks=chunks))
-            elif chunks:
-                work.create_task(self._run.target.cache(chunks))
-            for model in self._run.drafters if parts else ():
-                work.create_task(model.prefill(prefixes))
-        self._cached |= {p.sequence: p.end for p in parts}
-        await self._gathering.complete()  # the round is committed
+            if gathering.waits("target"):
+                work.create_task(gathering.make("target", chunks=self._chunks(parts)))
+            elif parts:
+                work.create_task(self._run.target.cache(self._chunks(parts)))
+            if gathering.waits("judge"):
+                work.create_task(gathering.make("judge"))
+            self._prefill(parts, work)
+        await gathering.complete()  # the round is committed
         self._dispatcher.step += 1
+
+    async def _draft(self, parts: list[_Part]) -> list[_Part]:
+        """Draft for all sequences that decode; score their earlier drafts meanwhile, if they ask.
+
+        Args:
+            parts: Parts of prompts, cached with such scores.
+
+        Returns:
+            The parts that are left.
+        """
+        gathering = self._gathering
+        while gathering.waits("drafter"):
+            async with asyncio.TaskGroup() as work:
+                scores = gathering.waits("scores")
+                if scores:
+                    work.create_task(gathering.make("scores", chunks=self._chunks(parts)))
+                work.create_task(gathering.make("drafter"))
+                if scores:
+                    self._prefill(parts, work)
+                    parts = []
+            await gathering.complete()
+        return parts
+
+    def _chunks(self, parts: Sequence[_Part]) -> tuple[Chunk, ...]:
+        """Return parts of prompts for the target's forward."""
+        return tuple(Chunk(Prefix(p.sequence, self._tokens(p.sequence)[: p.end]), p.start) for p in parts)
+
+    def _prefill(self, parts: Sequence[_Part], work: asyncio.TaskGroup) -> None:
+        """Start to cache parts of prompts on the drafters."""
+        prefixes = [Prefix(p.sequence, self._tokens(p.sequence)[: p.end + 1]) for p in parts]
+        for model in self._run.drafters if parts else ():
+            work.create_task(model.prefill(prefixes))
+        self._cached |= {p.sequence: p.end for p in parts}
 
     def _next_parts(self) -> list[_Part]:
         """Return the parts of prompts for one forward, in the order of the requests."""
@@ -197,9 +231,6 @@ class Serving:
                 parts.append(_Part(number, cached, cached + count))
                 left -= count
         return parts
-
-    def _chunk(self, part: _Part) -> Chunk:
-        return Chunk(Prefix(part.sequence, self._tokens(part.sequence)[: part.end]), part.start)
 
     def _tokens(self, number: int) -> np.ndarray:
         return self._run.sequence(number).x.tokens

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
     """A call of a model for some sequences."""
 
     role: str
-    """`target` or `drafter`."""
+    """`target`, `drafter`, or `scores` and `judge`, the parts of a target's call that overlaps."""
     start: Callable[..., Awaitable[list[Any]]]
     """(*columns, *options) -> one result for each sequence."""
     columns: tuple[Sequence[Any], ...]
@@ -20,22 +20,15 @@ class Call(NamedTuple):
     """The other arguments."""
 
 
-Together: TypeAlias = Callable[[Call], Awaitable[list[Any]]]
-"""Makes a call, perhaps as a part of a larger one."""
-
-
-async def at_once(call: Call) -> list[Any]:
-    """Make a call by itself."""
-    return await call.start(*call.columns, *call.options)
-
-
 class Gathering:
-    """Calls of sequences that decode at the same time; each sequence has one call at most."""
+    """Calls of sequences that decode at the same time; each sequence waits in one call at most."""
 
     def __init__(self) -> None:
         self.decoding = 0
         """Sequences that will make a call, or end."""
         self._calls: list[tuple[Call, asyncio.Future[list[Any]]]] = []
+        self._begun: list[tuple[Call, asyncio.Future[list[Any]]]] = []
+        """Calls whose sequences go on."""
         self._changed = asyncio.Event()
 
     async def join(self, call: Call) -> list[Any]:
@@ -44,6 +37,10 @@ class Gathering:
         self._calls.append((call, results))
         self._changed.set()
         return await results
+
+    def begin(self, call: Call) -> None:
+        """Let the call be made together with others, without waiting for it."""
+        self._begun.append((call, asyncio.get_running_loop().create_future()))
 
     def end(self) -> None:
         """Count a sequence as ended."""
@@ -57,13 +54,14 @@ class Gathering:
             await self._changed.wait()
 
     def waits(self, role: str) -> bool:
-        """Return whether a sequence waits in a call of this role."""
-        return any(call.role == role for call, _ in self._calls)
+        """Return whether there are calls of this role."""
+        return any(call.role == role for call, _ in (*self._calls, *self._begun))
 
     async def make(self, role: str, **more: Any) -> None:
         """Make the calls of a role, equal ones as one; `more` are arguments of the first."""
-        taken = [one for one in self._calls if one[0].role == role]
+        taken = [one for one in (*self._calls, *self._begun) if one[0].role == role]
         self._calls = [one for one in self._calls if one[0].role != role]
+        self._begun = [one for one in self._begun if one[0].role != role]
         while taken:
             first = taken[0][0]
             same = [one for one in taken if one[0][1::2] == first[1::2]]

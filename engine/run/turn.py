@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.types import Draft, DraftToken, Prefix, Verdict
 
@@ -128,7 +128,8 @@ class Turn:
     def start_verifications(self) -> None:
         """Start verifications until no line needs one or no server is free."""
         while (line := self.line_to_verify()) and (server := self.take_server()):
-            scores = server.score(self.run.x, line.draft)
+            # under load, where scores are joined, lines are refused
+            scores = cast("Scores", server.score(self.run.x, line.draft))
             verification = _Verification(scores, len(self.run.x), line.draft.ids)
             verification.job = self.race.start(_next_scores(verification))
             self.running.append(verification)

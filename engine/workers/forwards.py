@@ -25,13 +25,23 @@ from engine.workers.packing import Alignment, padded
 NO_DRAFT = NO_TREE
 
 
+def next_size(size: tuple[int, int], slots: int, capacity: int) -> tuple[int, int]:
+    """Return the size of caches for a run: the present one if it holds the run, else the run's.
+
+    A size is the number of slots and of rows per slot.
+    """
+    return (slots, capacity) if slots > size[0] or capacity > size[1] else size
+
+
 class Forwards:
     """A worker's models by name (`target`, `drafter`), and the KV slots of the active sequences."""
 
     def __init__(self) -> None:
         self.models: dict[str, LanguageModel] = {}
-        self._caches: dict[str, Slots] = {}
-        self._size = (0, 0)
+        self.caches: dict[str, Slots] = {}
+        """Of the models used since the last change of `size`."""
+        self.size = (0, 0)
+        """Slots of each cache, and rows of each slot."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._packing = Packing()
@@ -49,17 +59,24 @@ class Forwards:
             packing: How forwards are packed.
             features: The target's hidden states to keep for a drafting head, see `Output.hidden`.
         """
-        self._kept_states = {name: head.keeps for name, head in self.heads.items()} | {"target": features}
-        if slots > self._size[0] or capacity > self._size[1]:
-            self._size = (max(slots, self._size[0]), max(capacity, self._size[1]))
-            self._caches = {}
+        self._kept_states = self.kept_states(features)
+        if (size := next_size(self.size, slots, capacity)) != self.size:
+            self.size, self.caches = size, {}
         self._slots, self._free = {}, list(range(slots))[::-1]
         self._packing, self._alignment = packing, Alignment()
-        for name, cache in self._caches.items():
+        for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
             for slot in range(slots):
                 cache.reset(slot)
+
+    def clear(self) -> None:
+        """Free all caches; the next run makes new ones."""
+        self.size, self.caches = (0, 0), {}
+
+    def kept_states(self, features: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the hidden states that each model keeps; `features` are the target's."""
+        return {name: head.keeps for name, head in self.heads.items()} | {"target": features}
 
     def retire(self, sequence: int) -> None:
         """Free a sequence's slot."""
@@ -69,11 +86,11 @@ class Forwards:
 
     def cache(self, model: str) -> Slots:
         """Return a model's cache; the first use makes it."""
-        if model not in self._caches:
-            self._caches[model] = self.models[model].new_cache(*self._size)
+        if model not in self.caches:
+            self.caches[model] = self.models[model].new_cache(*self.size)
             for sequence, slot in self._slots.items():
-                self._caches[model].reset(slot, sequence)
-        return self._caches[model]
+                self.caches[model].reset(slot, sequence)
+        return self.caches[model]
 
     def slot(self, sequence: int) -> int:
         """Return a sequence's slot; a new sequence takes a free one.
@@ -87,7 +104,7 @@ class Forwards:
                     f"sequence {sequence} finds no free KV slot; a finished one must leave first"
                 )
             slot = self._slots[sequence] = self._free.pop()
-            for cache in self._caches.values():
+            for cache in self.caches.values():
                 cache.reset(slot, sequence)
         return self._slots[sequence]
 

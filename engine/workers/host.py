@@ -19,6 +19,7 @@ import torch
 from engine.draws import Draws, facts, propose_token, softmax
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
+from engine.layout import Packing
 from engine.model.fuzzy import SingleDevice
 from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
@@ -40,6 +41,7 @@ from engine.workers.jobs import (
     Job,
     Join,
     Judge,
+    JudgeAll,
     Link,
     Load,
     Measure,
@@ -47,6 +49,7 @@ from engine.workers.jobs import (
     Propose,
     Reply,
     Retire,
+    Room,
     Score,
     Stamp,
 )
@@ -54,6 +57,8 @@ from engine.workers.judging import judge_all
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.ranks import ProcessRanks
+from engine.workers.room import taken
+from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
 from engine.workers.split_drafts import add_exchange, gathered, propose_greedy
 from engine.workers.trees import Drafting, grow
@@ -101,6 +106,7 @@ class Host:
         """The ranks of each model that is split by tensors, and of the heads beside it."""
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
         self._sampling = Sampling()
+        self._run = Begin(self._sampling, 0, 0, 0, Packing())
         self._vocab_size = 0
 
     def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
@@ -112,7 +118,21 @@ class Host:
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
-        """Execute one job; `stopped` is checked between forwards, in a prefill between layers."""
+        """Execute one job; `stopped` is checked between forwards, in a prefill between layers.
+
+        Raises:
+            OutOfMemory: The device has no memory for it. The KV caches are freed; the models stay.
+        """
+        try:
+            return self._handle(job, stopped)
+        except (MemoryError, RuntimeError) as error:
+            shortage = out_of_memory(error, self._name, job, self.forwards, self._run)
+            if shortage is None:
+                raise
+            self._scores.clear()
+            raise shortage from None
+
+    def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
         stamps: list[Stamp] = []
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
@@ -134,6 +154,8 @@ class Host:
                 value = None
             case Begin():
                 value = self._begin(job)
+            case Room():
+                value = taken(self.forwards, job)
             case Retire():
                 value = self.forwards.retire(job.sequence)
             case Prefill():
@@ -149,9 +171,10 @@ class Host:
             case Score():
                 value = self._score(job, stamps)
             case Judge():
-                logits, prefix = self._scores[job.scores]
-                whole = Vocabulary(logits.shape[1])
-                value = self._judge([job], [logits], [prefix], stamps, whole)[0]
+                value = self._judge_kept([job], [self._scores[job.scores]], stamps)[0]
+            case JudgeAll():
+                kept = [self._scores.pop(judge.scores) for judge in job.judges]
+                value = self._judge_kept(job.judges, kept, stamps)
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
@@ -182,7 +205,7 @@ class Host:
         self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
 
     def _begin(self, job: Begin) -> None:
-        self._sampling = job.sampling
+        self._sampling, self._run = job.sampling, job
         self._vocab_size = job.vocab_size
         self._scores.clear()
         self.forwards.begin(job.slots, job.capacity, job.packing, job.features)
@@ -279,12 +302,12 @@ class Host:
         )
         if stage_io is not None and stage_io.outgoing is not None:
             return stage_io.outgoing
-        if not job.judges and job.chunks:  # only parts of prompts
+        if not job.prefixes:  # only parts of prompts
             return ()
         if not job.judges:
             # a judge of kept scores runs beside the next forward, so it cannot meet other ranks
-            whole = gathered(self.forwards.models[model].vocabulary, logits, stamps)
-            self._scores[job.scores] = (whole[0], job.prefixes[0])
+            logits = gathered(self.forwards.models[model].vocabulary, logits, stamps)
+            self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
             return None
         vocabulary, best = self.forwards.models[model].vocabulary, job.best
         if not job.greedy:
@@ -304,6 +327,13 @@ class Host:
 
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
         return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
+
+    def _judge_kept(
+        self, jobs: Sequence[Judge], kept: Sequence[tuple[torch.Tensor, Prefix]], stamps: list[Stamp]
+    ) -> tuple[Judgement, ...]:
+        """Judge whole rows of an earlier forward."""
+        logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
+        return self._judge(jobs, logits, prefixes, stamps, Vocabulary(logits[0].shape[1]))
 
     def _judge(
         self,

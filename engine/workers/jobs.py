@@ -91,6 +91,16 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Ask for the memory of KV caches; nothing changes. Value: a `Taken`."""
+
+    begin: Begin
+    """The run that is to begin."""
+    models: tuple[str, ...]
+    """Names of the models, and heads, that it uses on this worker."""
+
+
+@dataclass(frozen=True)
 class Retire:
     """Free the KV slot of a sequence that ended."""
 
@@ -198,8 +208,8 @@ class Chunk(NamedTuple):
 class Score:
     """One forward over the drafts.
 
-    Its logits are kept under `scores`, or judged at once and dropped. Value: None, a `Judgement`
-    per judge, or a stage's hidden states.
+    Its logits are kept, those of prefix i under `scores` + i, or judged at once and dropped. Value:
+    None, a `Judgement` per judge, or a stage's hidden states.
     """
 
     model: str
@@ -228,6 +238,16 @@ class Judge:
     skip: int
     typical: Typical | None = None
     """Judge by typical acceptance, which is lossy."""
+
+
+@dataclass(frozen=True)
+class JudgeAll:
+    """Apply the acceptance rules to kept scores of several sequences, and drop these scores.
+
+    Value: a `Judgement` for each.
+    """
+
+    judges: tuple[Judge, ...]
 
 
 @dataclass(frozen=True)
@@ -261,6 +281,7 @@ Job: TypeAlias = (
     | Join
     | Link
     | Begin
+    | Room
     | Retire
     | Prefill
     | Propose
@@ -269,9 +290,12 @@ Job: TypeAlias = (
     | Grow
     | Score
     | Judge
+    | JudgeAll
     | Drop
     | Measure
 )
+Preparation: TypeAlias = Load | Connect | Join | Link | Room
+"""Jobs between runs."""
 CONTROL = (Begin, Retire, Judge, Drop, Export)
 """Jobs answered at once; they never wait behind a forward."""
 
@@ -283,6 +307,21 @@ class Facts(NamedTuple):
     context: int
     depth: int = 0
     """Layers; 0 for a model without layers."""
+
+
+class Taken(NamedTuple):
+    """Memory of a worker's KV caches, in bytes."""
+
+    held: int
+    """What they hold now."""
+    more: int
+    """What a run adds to it; negative if its caches are smaller."""
+    row: int
+    """Keys, values and kept states of one token, in all models that the run uses."""
+    spare: int = 0
+    """What torch keeps of a GPU's memory without using it."""
+    exact: bool = False
+    """Whether a number takes more than two bytes."""
 
 
 class Grown(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.trace.events import Device
-from engine.workers.jobs import Connect, Job, Join, Link, Load, Reply
+from engine.workers.jobs import Job, Preparation, Reply
 
 
 class Ticket(NamedTuple):
@@ -36,7 +36,7 @@ class Worker(Protocol):
         """Return how many of its devices, the first ones, a forward of the model keeps busy."""
         ...
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply.
 
         Raises (when waiting):

@@ -109,7 +109,7 @@ def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate():
         (["--itl-ms", "0"], "--itl-ms is 0"),
         (["--requests", "0"], "--requests is 0"),
         (["-o", "chart.pdf"], "the output chart.pdf is no chart"),
-        (["--methods", "pearl"], "pearl cannot run under load"),
+        (["--methods", "dsi"], "dsi cannot run under load"),
         (["--methods", "nothing"], "there is no method 'nothing'"),
     ],
 )

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from engine.cluster import memory
 from engine.methods import METHODS
 from engine.pairs.stored import PAIRS
+from engine.workers import free as free_memory
 from engine.workers.transports.process import ProcessWorker
 from tests.app.commands import call
 
@@ -22,7 +22,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Leave the machine `size` free bytes."""
-    monkeypatch.setattr(memory, "_container", lambda: [size])
+    monkeypatch.setattr(free_memory, "_container", lambda: [size])
 
 
 def plan(capsys, *words: str) -> tuple[int, dict]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from engine.types import DraftToken
-from engine.workers.jobs import Grow, Import, Job, Judge, Propose, Reply, Score
+from engine.workers.jobs import Grow, Import, Job, Judge, JudgeAll, Propose, Reply, Score
 
 Row: TypeAlias = tuple[str, int]
 """A row of q: the slab's name and the row's number."""
@@ -125,7 +125,7 @@ def written_rows(job: Job) -> list[int]:
 
 def _read_rows(job: Any) -> Iterator[Row]:
     """Yield each row of q that a job reads, once."""
-    judges = (job,) if isinstance(job, Judge) else job.judges if isinstance(job, Score) else ()
+    judges = (job,) if isinstance(job, Judge) else job.judges if isinstance(job, Score | JudgeAll) else ()
     tokens: Iterator[DraftToken] = (token for judge in judges for token in judge.draft.tokens)
     yield from dict.fromkeys((t.q.slab, t.q.row) for t in tokens if t.q is not None)
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from engine.errors import SpecScopeError, WorkerDied
-from engine.workers.jobs import Connect, Drop, Job, Join, Link, Load, Reply
+from engine.workers.jobs import Connect, Drop, Job, Link, Load, Preparation, Reply
 from engine.workers.ray.clock import compare
 from engine.workers.ray.node import Node
 from engine.workers.ray.parcels import Parcels, join_reply
@@ -47,12 +47,16 @@ class RayWorker:
         node: The node that it starts on.
         parcels: Where rows of q are; shared by the cluster's workers.
         actor: Starts the actor and returns its handle.
+        reserved: The placement group and bundle of its device, for people.
     """
 
-    def __init__(self, setup: Setup, node: Node, parcels: Parcels, actor: Callable[[Setup], Any]) -> None:
+    def __init__(
+        self, setup: Setup, node: Node, parcels: Parcels, actor: Callable[[Setup], Any], reserved: str = ""
+    ) -> None:
         self.name = setup.name
         self.devices = (setup.device,)
         self.node = node
+        self.reserved = reserved
         self.pid = 0
         """Process id on its node; 0 until it has started."""
         self._parcels = parcels
@@ -77,7 +81,7 @@ class RayWorker:
         """Return 1."""
         return 1
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
         if isinstance(job, Link):  # its path is one of this machine
             job = replace(job, path=f"{self._parcels.session} {job.group}")
@@ -108,8 +112,8 @@ class RayWorker:
             self.pid = self._started.result(timeout=START_S)
         except TimeoutError:
             raise SpecScopeError(
-                f"the worker on {self._place} did not start in {START_S:g} s; its node may have no free "
-                "processor: `ray status` shows what is in use"
+                f"the worker on {self._place} did not start in {START_S:g} s; its node may be overloaded, or its "
+                "disk slow: Ray's logs on the node show more"
             ) from None
         except Exception as error:  # noqa: BLE001 - Ray's own errors
             raise self._death(_cause(error)) from None

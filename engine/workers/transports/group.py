@@ -14,9 +14,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from engine.errors import SpecScopeError, WorkerDied
+from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
 from engine.workers.exchange import exchange_memory
-from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Reply
+from engine.workers.jobs import Grow, Job, Join, Preparation, Reply
 from engine.workers.worker import Ticket, Worker
 
 
@@ -43,7 +43,7 @@ class GroupWorker:
         """Return the number of members."""
         return len(self.devices)
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job on all members between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
 
@@ -82,7 +82,7 @@ class GroupWorker:
                 return
             errors = [e for e in done.result() if isinstance(e, BaseException)]
             if errors:
-                reply.set_exception(next((e for e in errors if isinstance(e, WorkerDied)), errors[0]))
+                reply.set_exception(_cause(errors))
             elif isinstance(job, Grow) and not _same_draft(done.result()):
                 reply.set_exception(
                     SpecScopeError(
@@ -99,6 +99,11 @@ class GroupWorker:
                 ticket.stop()
 
         return Ticket(reply, stop)
+
+
+def _cause(errors: Sequence[BaseException]) -> BaseException:
+    """Return the error that explains the others: members that wait for a failed one fail, too."""
+    return next((e for kind in (OutOfMemory, WorkerDied) for e in errors if isinstance(e, kind)), errors[0])
 
 
 def _same_draft(replies: Sequence[Reply]) -> bool:

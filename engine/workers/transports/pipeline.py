@@ -14,15 +14,12 @@ from typing import Any
 
 from engine.workers.jobs import (
     Begin,
-    Connect,
     Drop,
     Job,
-    Join,
     Judge,
-    Link,
-    Load,
     Measure,
     Prefill,
+    Preparation,
     Reply,
     Score,
     Stage,
@@ -50,7 +47,7 @@ class PipelineWorker:
         """Return the number of stages."""
         return len(self.devices)
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job on all members between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
         return lambda: [wait() for wait in waits][-1]

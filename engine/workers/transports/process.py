@@ -27,7 +27,7 @@ import numpy as np
 from engine.errors import WorkerDied
 from engine.trace.events import Device
 from engine.types import Prefix
-from engine.workers.jobs import Connect, Drop, Job, Join, Link, Load, Reply
+from engine.workers.jobs import Drop, Job, Link, Preparation, Reply
 from engine.workers.transports.forks import Forked, prepare, start_process, worker_environment
 from engine.workers.transports.watchdog import EVERY_S, Owed, Watchdog
 from engine.workers.worker import Ticket
@@ -100,7 +100,7 @@ class ProcessWorker:
         self._connection = Connection(ours.detach())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wire = Wire()
-        self._preparing: list[Load | Connect | Join | Link] = []
+        self._preparing: list[Preparation] = []
         self._waiting: dict[int, tuple[asyncio.Future[Reply], Job]] = {}
         self._next = 0
         self._replies = 0
@@ -151,7 +151,7 @@ class ProcessWorker:
         """Process id of the worker."""
         return self._process.pid
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
         self._next += 1
         self._preparing.append(job)
@@ -159,7 +159,7 @@ class ProcessWorker:
         self._send((self._next, job))
         return partial(self._receive, job)
 
-    def _receive(self, job: Load | Connect | Join | Link) -> Reply:
+    def _receive(self, job: Preparation) -> Reply:
         try:
             _, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):

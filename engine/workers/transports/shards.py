@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from engine.errors import SpecScopeError, WorkerDied
+from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
 from engine.types import Judgement
-from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Propose, Reply, Score
+from engine.workers.jobs import Grow, Job, JudgeAll, Link, Preparation, Propose, Reply, Score
 from engine.workers.shared import SharedMemory
 from engine.workers.worker import Ticket, Worker
 
@@ -47,7 +47,7 @@ class ShardsWorker:
         """Return the number of ranks."""
         return len(self.devices)
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job on all ranks between runs; return a function that waits for all replies."""
         waits = [member.prepare(job) for member in self.members]
         return lambda: self._wait_all(waits)
@@ -108,14 +108,17 @@ class ShardsWorker:
         """Return the leader's value with the stamps of all ranks; a stamp's lane is the rank.
 
         Raises:
-            WorkerDied: A rank died; the message has its number.
+            OutOfMemory: A rank has no memory; the message has its number.
+            WorkerDied: A rank died, likewise.
             SpecScopeError: A rank failed, or the ranks decided differently.
         """
         ways = len(self.members)
         errors = [(rank, e) for rank, e in enumerate(results) if isinstance(e, BaseException)]
-        for rank, error in errors:
-            if isinstance(error, WorkerDied):
-                raise WorkerDied(f"rank {rank} of {ways}: {error}") from error
+        for kind in (OutOfMemory, WorkerDied):  # the others waited for this rank
+            for rank, error in errors:
+                if isinstance(error, kind):
+                    error.args = (f"rank {rank} of {ways}: {error}",)
+                    raise error
         if errors:
             raise errors[0][1]
         replies: Sequence[Reply] = results
@@ -131,7 +134,7 @@ def _decision(job: Job, value: Any) -> object:
     """Return the tokens that a rank drafted or decided on; all ranks must have the same."""
     if isinstance(job, Propose | Grow):
         return tuple((node.id, node.parent) for tree in value for node in tree)
-    judgements = value if isinstance(job, Score) else [value]
+    judgements = value if isinstance(job, Score | JudgeAll) else [value]
     return tuple(
         (tuple((j.token, j.outcome) for j in judgement.judged), judgement.best)
         for judgement in judgements or ()

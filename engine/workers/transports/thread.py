@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Connect, Job, Join, Link, Load, Reply
+from engine.workers.jobs import CONTROL, Job, Preparation, Reply
 from engine.workers.worker import Ticket
 
 
@@ -30,10 +31,14 @@ class ThreadWorker:
         self._thread = threading.Thread(target=self._serve, name=f"specscope {name}", daemon=True)
         self._thread.start()
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Do a job between runs, in the calling thread."""
-        reply = self._host.handle(job)
-        return lambda: reply
+        done: Future[Reply] = Future()
+        try:
+            done.set_result(self._host.handle(job))
+        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+            done.set_exception(error)
+        return done.result
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         """Return 1."""

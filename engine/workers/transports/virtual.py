@@ -11,12 +11,22 @@ import asyncio
 import heapq
 import selectors
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine.errors import Deadlock
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Connect, Drop, Job, Join, Judge, Link, Load, Reply, Score, Stamp
+from engine.workers.jobs import (
+    CONTROL,
+    Drop,
+    Job,
+    Judge,
+    Preparation,
+    Reply,
+    Score,
+    Stamp,
+)
 from engine.workers.prices import LatencyModel, Price, price
 from engine.workers.transports.sharing import Processor
 from engine.workers.worker import Ticket
@@ -119,10 +129,14 @@ class VirtualWorker:
         """Return how many of its devices, the first ones, a forward of the model keeps busy."""
         return self._lanes.get(model, len(self.devices))
 
-    def prepare(self, job: Load | Connect | Join | Link) -> Callable[[], Reply]:
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Do a job between runs; it takes no virtual time."""
-        reply = self._host.handle(job)
-        return lambda: reply
+        done: Future[Reply] = Future()
+        try:
+            done.set_result(self._host.handle(job))
+        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+            done.set_exception(error)
+        return done.result
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this virtual event loop from now on."""

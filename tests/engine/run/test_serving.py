@@ -34,6 +34,11 @@ CONFIGS = [
     ("prompt_lookup", {"ngram": 1}),
     ("lookahead", {"level": 3, "window": 4}),
     ("ouroboros", {"gamma": 3}),
+    ("pearl", {"gamma": 3}),
+    ("pearl", {"gamma": 3, "guesses": 2}),
+    ("pearl", {"gamma": 2, "pre_verify": False}),
+    ("pearl", {"gamma": 2, "post_verify": False}),
+    ("pearl", {"gamma": 2, "placement": "co-located"}),
     ("easyspec", {"size": 1}),
     ("medusa", {}),
     ("hydra", {}),
@@ -110,6 +115,24 @@ def test_rounds_and_slots(cluster: engine.Cluster) -> None:
     assert trace.header.environment["load"] == {"arrivals": LOAD.times, "batch": 2, "chunk": 6}
 
 
+def test_pearl_drafts_for_all_sequences_while_their_drafts_are_verified(cluster: engine.Cluster) -> None:
+    load = Load((0.0,) * 5, batch=4, chunk=64)
+    trace = loaded(cluster, "pearl", config={"gamma": 3}, load=load, limits=Limits(30))
+    forwards = [s for s in trace.spans if s.kind in ("verify", "pre-verify")]
+    for forward in forwards:
+        drafts = [s for s in trace.spans if s.kind == "draft" and s.step == forward.step]
+        assert len(drafts) <= 3, "one forward drafts a token for all sequences"
+        assert all(s.start >= forward.start for s in drafts)
+        assert not drafts or drafts[0].start == forward.start
+        judged = [s for s in trace.spans if s.kind == "sample" and s.step == forward.step]
+        assert len(judged) == 1
+        assert judged[0].start >= max(s.end for s in (forward, *drafts))
+    modes = [{r.mode for r in trace.rounds if r.step == forward.step} for forward in forwards]
+    assert {"pre-verify", "post-verify"} in modes, "each sequence is in its own mode"
+    kinds = {s.step: s.kind for s in forwards}
+    assert all((kinds[r.step] == "pre-verify") <= (r.mode == "pre-verify") for r in trace.rounds)
+
+
 def test_a_reference_is_recorded_once(cluster: engine.Cluster) -> None:
     trace = loaded(cluster, "llma", config={"match": 1, "reference": "abc"})
     assert [document.document for document in trace.documents] == [0]
@@ -120,11 +143,12 @@ def test_virtual_runs_repeat(cluster: engine.Cluster) -> None:
     assert list(first.rows()) == list(second.rows())
 
 
-def test_a_measured_run_in_threads(cluster: engine.Cluster) -> None:
+@pytest.mark.parametrize("method", ["speculative", "pearl"])
+def test_a_measured_run_in_threads(cluster: engine.Cluster, method: str) -> None:
     load = Load((0.0, 0.0, 0.01, 0.02, 0.03), batch=3, chunk=8)
     with engine.open(cluster.pair, runtime="local-thread") as threads:
-        trace = loaded(threads, "speculative", config={"gamma": 3}, load=load)
-    virtual = loaded(cluster, "speculative", config={"gamma": 3})
+        trace = loaded(threads, method, config={"gamma": 3}, load=load)
+    virtual = loaded(cluster, method, config={"gamma": 3})
     assert [trace.token_ids(i) for i in range(5)] == [virtual.token_ids(i) for i in range(5)]
     first = [min(c.time for c in trace.commits if c.sequence == i) for i in range(5)]
     assert all(time > arrival for time, arrival in zip(first, load.times, strict=True))
@@ -149,8 +173,14 @@ def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None
 @pytest.mark.parametrize(
     ("method", "config", "load", "words"),
     [
-        ("pearl", {}, LOAD, "pearl cannot run under load: its models do not take turns"),
-        ("dsi", {}, LOAD, "dsi cannot run under load"),
+        (
+            "pearl",
+            {"placement": "pipeline"},
+            LOAD,
+            "pearl cannot run under load in a pipeline, whose drafter",
+        ),
+        ("dsi", {}, LOAD, "dsi cannot run under load: it starts and stops forwards of one sequence"),
+        ("dsi", {"sp": 1}, LOAD, "dsi cannot run under load: it starts"),
         ("ems", {"unpad_kv": False}, LOAD, "ems cannot pad under load"),
         ("autoregressive", {}, Load((0.0,)), "there are 1 arrivals and 5 prompts"),
     ],

@@ -122,6 +122,9 @@ class Racks:
                     model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
                 }
 
+    def reserve(self, assigned) -> None:
+        pass
+
     def check_memory(self, loads, held) -> None:
         pass
 
@@ -139,6 +142,9 @@ class Racks:
 
     def stage_limits(self) -> StageLimits:
         return StageLimits(2, self.devices)
+
+    def free(self, device: Device, held) -> None:
+        return None
 
     def start_worker(self, assignment: Assignment) -> VirtualWorker:
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)

@@ -19,15 +19,14 @@ import pytest
 import engine
 from app.main import main
 from engine.cluster.local_devices import devices_of
-from engine.cluster.ray_devices import RayDevices
-from engine.errors import ModelError, UsageError, WorkerDied
-from engine.layout import Layout, Separate
+from engine.cluster.ray_cluster import RayCluster
+from engine.cluster.ray_groups import Bundle
+from engine.errors import ModelError, SpecScopeError, WorkerDied
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.types import Draft, DraftToken, Limits, Prefix, RowRef, Sampling
-from engine.workers.jobs import Import, Judge, Load, Propose, Reply, Score, Stage, Stamp
+from engine.workers.jobs import Import, Judge, JudgeAll, Load, Propose, Reply, Score, Stage, Stamp
 from engine.workers.ray.clock import Clock, compare
-from engine.workers.ray.node import Node
 from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
 from tests.engine.workers.processes import PROMPT, at_span
 from tests.engine.workers.test_contract import WARM, facts
@@ -66,6 +65,25 @@ def two_nodes():
 def on_ray(two_nodes):
     with engine.open(runtime="ray", address=two_nodes.address) as opened:
         yield opened
+
+
+@pytest.mark.slow
+def test_two_sessions_never_have_the_same_device(two_nodes, monkeypatch):
+    """The second one cannot reserve what the first has; what the first frees, it can."""
+    first, second = (RayCluster(two_nodes.address, 1) for _ in range(2))
+    one, two = (Bundle(offer.node, "CPU", (f"cpu:{i}",)) for i, offer in enumerate(first.nodes()))
+    first.reserve([one, two])
+    assert [offer.free.get("CPU", 0) for offer in second.nodes()] == [0, 0]
+    message = r"did not reserve 1 CPU on node 2 \(.*\) in .* s; free now: 0 of 1 CPU on node 2 \("
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.cluster.ray_groups.RESERVE_S", 0.5)
+        with pytest.raises(SpecScopeError, match=message):
+            second.reserve([two])
+    first.close()
+    assert [offer.free.get("CPU", 0) for offer in second.nodes()] == [1, 1], "free when close() returns"
+    second.reserve([one, two])
+    assert second.groups.place("cpu:1").number == 1
+    second.close()
 
 
 def prompts(method: str) -> tuple[str, ...]:
@@ -130,7 +148,7 @@ def test_a_killed_actor_and_a_killed_node_end_their_runs_with_a_name_and_the_nex
     with engine.open(target=TARGET, runtime="ray", address=two_nodes.address) as opened:
         pids += [worker.pid for worker in opened.placement.workers]
         trace = opened.run("autoregressive", PROMPT, limits=SHORT)
-        assert (trace.status, {d.label.split(" · ")[0] for d in trace.header.devices}) == ("done", {"CPU 0"})
+        assert (trace.status, {d.label.split(" (")[0] for d in trace.header.devices}) == ("done", {"node 1"})
     assert not any(capfd.readouterr()), "Ray prints nothing of its own"
     gone = [process for process in processes(pids) if process.wait(10) is None]
     assert not any(map(psutil.pid_exists, pids)), gone
@@ -181,51 +199,6 @@ def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(two_nod
     assert signal.getsignal(signal.SIGTERM) is handler
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
     assert not list(folder.glob("specscope-ray-*"))
-
-
-class Nodes:
-    """Nodes of a number of processors each, without Ray."""
-
-    def __init__(self, *cpus: int) -> None:
-        self._cpus = cpus
-
-    def nodes(self):
-        return [
-            (Node(str(i), f"node {i}", "", 0, own=not i), {"CPU": cpus}) for i, cpus in enumerate(self._cpus)
-        ]
-
-
-@pytest.mark.parametrize(
-    ("cpus", "tp", "drafter_tp", "targets", "found"),
-    [
-        ((1, 1, 1), 1, 1, 2, {"drafter": [0], "target": [1, 2]}),
-        ((2, 2), 1, 1, 3, {"drafter": [0], "target": [1, 0, 1]}),
-        ((2, 1), 2, 1, 1, {"drafter": [1], "target": [0, 0]}),
-        ((2, 2), 2, 2, 1, {"drafter": [1, 1], "target": [0, 0]}),
-        ((4, 3), 2, 1, 2, {"drafter": [0], "target": [0, 0, 1, 1]}),
-        ((2,), 2, 1, 1, {"drafter": [0], "target": [0, 0]}),
-    ],
-)
-def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
-    site = RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu", tp=tp, drafter_tp=drafter_tp)
-    assert site.servers(1) >= targets or len(cpus) == 1
-    assigned = site.assign(Layout(Separate(targets)))
-    on = {
-        model: [int(d.label.split()[1]) if len(cpus) > 1 else 0 for group in groups for d in group.devices]
-        for model, groups in assigned.items()
-    }
-    assert on == found
-    if targets == 1:
-        (alone,) = site.assign(Layout(Separate(1, drafters=0)))["target"]
-        assert alone == assigned["target"][0], "the target stays where it is"
-
-
-def test_devices_that_another_split_uses_are_refused():
-    site = RayDevices(Pair.find("bundled"), Nodes(3, 2), "cpu", tp=2)
-    site.assign(Layout(Separate(1)))
-    site._groups["target", "cpu:0"] = "another"
-    with pytest.raises(UsageError, match="cpu:0 holds a part of the target for other devices"):
-        site.assign(Layout(Separate(1)))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +253,7 @@ def test_rows_and_bytes_travel_by_reference_only():
     tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
     judge = Judge(1, Draft(tokens), bonus=True, skip=0)
     score = Score("target", (), (), 1, judges=(judge,))
-    for job in (judge, score):
+    for job in (judge, score, JudgeAll((judge,))):
         packed, references = parcels.pack(job)
         assert references == ["q"]
         assert unpack(packed, judging, tuple(store[name] for name in references)) == job

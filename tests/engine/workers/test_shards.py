@@ -9,6 +9,8 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from math import nan
 
 import numpy as np
 import psutil
@@ -23,8 +25,8 @@ from engine.heads.find import load_head
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.trace.events import Device, Footer
-from engine.types import Limits, Sampling
-from engine.workers.jobs import Grown, Link, Measure, Propose, Reply
+from engine.types import Judged, Judgement, Limits, Sampling
+from engine.workers.jobs import Grown, JudgeAll, Link, Measure, Propose, Reply
 from engine.workers.transports import shards
 from engine.workers.transports.shards import ShardsWorker
 from engine.workers.worker import Ticket
@@ -232,7 +234,7 @@ class _Rank:
         self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
 
 
-def _submitted(answer):
+def _submitted(answer, job=Propose("drafter", (), (), sampled=False, rows=())):  # noqa: B008 - frozen
     """Return the reply of a group of two ranks whose jobs `answer` answers."""
     members = [_Rank(0), _Rank(1)]
     group = ShardsWorker("group", members)
@@ -242,7 +244,7 @@ def _submitted(answer):
     ]
 
     async def submit():
-        ticket = group.submit(Propose("drafter", (), (), sampled=False, rows=()))
+        ticket = group.submit(job)
         answer(*(m.replies[0] for m in members))
         return await ticket.reply
 
@@ -264,6 +266,20 @@ def test_ranks_that_draft_different_tokens_are_an_error():
 
     with pytest.raises(SpecScopeError, match="the 2 ranks of rank 0 decided differently"):
         _submitted(answer)
+
+
+def test_ranks_that_judge_one_of_several_sequences_differently_are_an_error():
+    same = Judgement((), 4, "plain", (Judged(-1, -1, 9, 4, 0.5, nan, nan, "draw", "plain", ()),), ())
+
+    def answer(one, other, token):
+        (judged,) = same.judged
+        different = replace(same, judged=(judged._replace(token=token),))
+        one.set_result(Reply((same, same), ()))
+        other.set_result(Reply((same, different), ()))
+
+    assert _submitted(partial(answer, token=4), JudgeAll(())).value == (same, same)
+    with pytest.raises(SpecScopeError, match="the 2 ranks of rank 0 decided differently"):
+        _submitted(partial(answer, token=5), JudgeAll(()))
 
 
 WRONG = {

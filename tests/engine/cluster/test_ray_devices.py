@@ -1,0 +1,91 @@
+"""Ray's nodes as devices: which models go where, beside other sessions and on nodes that join."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cluster.ray_devices import RayDevices
+from engine.cluster.ray_groups import Bundle, Offer, Place, PlacementGroups
+from engine.errors import SpecScopeError, UsageError
+from engine.layout import Layout, Separate
+from engine.pairs.pair import Pair
+from engine.workers.ray.node import Node
+
+HELD = Place(None, 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
+
+
+class Nodes:
+    """Nodes of a number of processors each, without Ray."""
+
+    def __init__(self, *cpus: int) -> None:
+        self.cpus, self._used = list(cpus), dict[int, int]()
+        self.groups = PlacementGroups()
+
+    def take(self, node: int, count: int) -> None:
+        """Reserve processors for this and other sessions together."""
+        self._used[node] = self._used.get(node, 0) + count
+
+    def nodes(self):
+        return [
+            Offer(Node(str(i), f"node {i}", "", 0, own=not i), {"CPU": n}, {"CPU": n - self._used.get(i, 0)})
+            for i, n in enumerate(self.cpus)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "tp", "drafter_tp", "targets", "found"),
+    [
+        ((1, 1, 1), 1, 1, 2, {"drafter": [0], "target": [1, 2]}),
+        ((2, 2), 1, 1, 3, {"drafter": [0], "target": [1, 0, 1]}),
+        ((2, 1), 2, 1, 1, {"drafter": [1], "target": [0, 0]}),
+        ((2, 2), 2, 2, 1, {"drafter": [1, 1], "target": [0, 0]}),
+        ((4, 3), 2, 1, 2, {"drafter": [0], "target": [0, 0, 1, 1]}),
+        ((2,), 2, 1, 1, {"drafter": [0], "target": [0, 0]}),
+    ],
+)
+def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
+    site = RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu", tp=tp, drafter_tp=drafter_tp)
+    assert site.servers(1) >= targets or len(cpus) == 1
+    assigned = site.assign(Layout(Separate(targets)))
+    on = {
+        model: [int(d.label.split()[1]) if len(cpus) > 1 else 0 for group in groups for d in group.devices]
+        for model, groups in assigned.items()
+    }
+    assert on == found
+    if targets == 1:
+        (alone,) = site.assign(Layout(Separate(1, drafters=0)))["target"]
+        assert alone == assigned["target"][0], "the target stays where it is"
+
+
+def test_devices_that_another_split_uses_are_refused(monkeypatch):
+    nodes = Nodes(2, 1)
+    site = RayDevices(Pair.find("bundled"), nodes, "cpu", tp=2)
+    (target,) = site.assign(Layout(Separate(1)))["target"]
+    site._kept["target"] = [target]
+    nodes.take(0, 2)
+    nodes.take(1, 1)
+    nodes.groups._places |= dict.fromkeys((m.name for m in target.members), HELD)
+    monkeypatch.setattr("engine.cluster.ray_devices.FRESH_S", 0)
+    with pytest.raises(UsageError, match="cpu:0/target holds a part of the target for other devices"):
+        site.assign(Layout(Separate(1)))
+
+
+def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
+    """Two CPUs of node 0 are in use; it reserves one, another takes one more, a node joins."""
+    monkeypatch.setattr("engine.cluster.ray_devices.FRESH_S", 0)
+    nodes = Nodes(4, 1)
+    nodes.take(0, 2)
+    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
+    names = [device.label for device in site.devices]
+    assert names == ["node 0 · CPU 2", "node 1 · CPU 0", "node 0 · CPU 3"]
+    nodes.groups._places["cpu:4"] = HELD
+    nodes.take(0, 2)
+    assert [device.name for device in site.devices] == ["cpu:1", "cpu:4"]
+    nodes.cpus.append(1)
+    nodes.take(1, 1)
+    assert [device.label for device in site.devices] == ["node 0 · CPU 3", "node 2 · CPU 0"]
+    nodes.take(2, 1)
+    nodes.groups._places.clear()
+    state = "0 of 4 CPU on node 0, 0 of 1 CPU on node 1, 0 of 1 CPU on node 2"
+    with pytest.raises(SpecScopeError, match=rf"needs 1 CPU, and the Ray cluster has none free \({state}\)"):
+        site.assign(Layout(Separate(1)))
