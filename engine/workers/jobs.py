@@ -307,6 +307,8 @@ class Facts(NamedTuple):
     context: int
     depth: int = 0
     """Layers; 0 for a model without layers."""
+    clock_error: int = 0
+    """Most nanoseconds by which times of the worker's device are wrong (`engine.model.clock`)."""
 
 
 class Taken(NamedTuple):

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import engine
+from app.bench.attention import CASES, Ragged
+from app.bench.cuda import CPU, GPU
 from engine.errors import OutOfMemory, WorkerDied
 from engine.model.slots import Rows
 from engine.pairs.load import load
@@ -96,6 +98,22 @@ def test_static_forwards_decide_as_eager_ones_do(name, opened):
         for mode in ("threads", "threads, static")
     ]
     assert facts(runs[1]) == facts(runs[0])
+
+
+@pytest.mark.parametrize("mode", ["threads", "threads, static"])
+def test_requests_under_load_have_the_texts_of_their_prompts_alone(mode, opened):
+    cluster, load = opened(mode), engine.Load((0.0, 0.0, 0.01), batch=2, chunk=8)
+    prompts = [PROMPT, f"{PROMPT} Why?", "Hello"]
+    for name in ("speculative", "pearl", "ouroboros", "medusa", "eagle"):
+        trace = cluster.run(name, *prompts, config=CONFIGS[name], limits=LIMITS, load=load)
+        alone = [cluster.run(name, prompt, config=CONFIGS[name], limits=LIMITS) for prompt in prompts]
+        assert [trace.token_ids(i) for i in range(3)] == [run.token_ids() for run in alone], name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_ways_of_attention_have_one_result(case):
+    times = Ragged(GPU[1] if DEVICE == "cuda" else CPU[1], case, torch.device(DEVICE)).times(1)
+    assert {way: figure.detail for way, figure in times.items() if not figure.valid} == {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
