@@ -190,6 +190,7 @@ class Host:
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
         if job.beside and job.model not in heads:
+            self.forwards.target = job.beside
             head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
             if head.layer is not None:
                 models[job.model] = head.layer.decoder
