@@ -183,21 +183,25 @@ class RayDevices:
         """Return two stages as usual, as on this machine."""
         return self._layouts.stage_limits()
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:  # noqa: ARG002 - measured
         """Check that models fit what is free on their nodes now; see `Site.check_memory`."""
         memories: dict[str, list[ModelPart]] = {}
         for part in loads:
             memories.setdefault(self._memory(part.place.devices[0]), []).append(part)
         for name, parts in memories.items():
             device = parts[0].place.devices[0]
-            free, dtype = self.free(device, held).bytes, dtype_of(self.dtype, device)
+            free, dtype = self._measured(device), dtype_of(self.dtype, device)
             memory = Memory(measure=lambda _, free=free: free, machine=name)
             memory.check([part_of(self.pair, dtype, *part) for part in parts], (), dtype)
 
     def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
-        """Return the memory of a device, as its worker measures it."""
+        """Return the memory of a device; each worker measures its own node's."""
+        return Free(self._memory(device), None)
+
+    def _measured(self, device: Device) -> int:
+        """Return the free bytes of a device's memory, as its worker measures them."""
         own = Device(f"{device.kind}:0", "", "", device.kind)  # Ray shows a worker only its own GPU
-        return Free(self._memory(device), self._workers[device.name].answer(partial(measured, own)))
+        return self._workers[device.name].answer(partial(measured, own))
 
     def _memory(self, device: Device) -> str:
         """Return the name of a device's memory; the processors of a node share one."""
