@@ -183,6 +183,15 @@ def argmax(logits: Tensor) -> list[int]:
 def most_probable(p: Tensor, k: int) -> tuple[Top, ...]:
     """Return the k most probable tokens of each row, (R, V), without tokens of probability 0."""
     values, ids = p.topk(min(k, p.shape[-1]))
+    return most_probable_of(ids, values)
+
+
+def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
+    """Return the tokens of each row, (R, k), without those of probability 0.
+
+    Raises:
+        ModelError: A probability is not a number.
+    """
     tops = tuple(
         tuple((i, v) for i, v in zip(row, probabilities, strict=True) if v)
         for row, probabilities in zip(ids.tolist(), values.tolist(), strict=True)

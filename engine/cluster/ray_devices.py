@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from engine.cluster.caches import Free
 from engine.cluster.local_devices import LocalDevices, devices_of, dtype_of, ranks_of
+from engine.cluster.memory import MACHINE
 from engine.cluster.placement import Placement
 from engine.cluster.ray_cluster import RayCluster
 from engine.cluster.ray_groups import Bundle
@@ -186,8 +188,10 @@ class RayDevices:
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
         """Do nothing: each node checks its own memory when it loads a model."""
 
-    def free(self, device: Device, held: Sequence[ModelPart]) -> None:
-        """Return None: the memory of other nodes is not measured."""
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
+        """Return the memory of a device; each worker measures its own node's."""
+        node = self._slots.node(device.name.split("/")[0]).name or MACHINE
+        return Free(device.label if device.kind == "cuda" else node, None)
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Reserve the devices of new workers, and start the workers.

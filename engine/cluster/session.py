@@ -182,7 +182,9 @@ class Cluster:
         workers = self.placement.workers_for(request.layout, request.head)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
         self.placement.check_caches(workers, request.asked(begin))
-        recording = Recording(self._header(request, workers, align(workers.members)), listener)
+        recording = Recording(
+            self._header(request, workers, align(workers.members, self.placement.clock_errors)), listener
+        )
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         try:
             execution.execute(self.placement)

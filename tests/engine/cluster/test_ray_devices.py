@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from engine.cluster.caches import Free
 from engine.cluster.ray_devices import RayDevices
 from engine.cluster.ray_groups import Bundle, Offer, Place, PlacementGroups
 from engine.errors import SpecScopeError, UsageError
@@ -89,3 +92,14 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     state = "0 of 4 CPU on node 0, 0 of 1 CPU on node 1, 0 of 1 CPU on node 2"
     with pytest.raises(SpecScopeError, match=rf"needs 1 CPU, and the Ray cluster has none free \({state}\)"):
         site.assign(Layout(Separate(1)))
+
+
+def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
+    several, alone = (RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu") for cpus in ((2, 1), (2,)))
+    assert [several.free(device, ()) for device in several.devices] == [
+        Free("node 0", None),
+        Free("node 1", None),
+        Free("node 0", None),
+    ]
+    drafter = replace(alone.devices[0], name=f"{alone.devices[0].name}/drafter")
+    assert alone.free(drafter, ()).bytes is None
