@@ -233,7 +233,7 @@ class Chain:
         position = torch.where(counts > j, position, 0)
         seen = {window: self._sees(position, window)[:, None] for window in self._windows}
         self._attention.mask(seen)
-        rotation = decoder.rotations.index_select(0, position) * decoder.scales
+        rotation = decoder.rotations.index_select(1, position) * decoder.scales
         x = decoder.embed(token, position)
         decoder.run_layers(x, None, rotation, self._buffers, [self._attention], ())
         return decoder.logits(x)[:, : self.kind.vocab]
