@@ -1,4 +1,4 @@
-"""The page: a heading and five tabs. Handlers take and return plain values, never files."""
+"""The page: a heading and six tabs. Handlers take and return plain values, never files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from app.pairs import TOY
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
 from app.tabs.lab import Lab
+from app.tabs.load import LoadTab
 from app.tabs.papers import build_papers
 from app.tabs.playground import Playground
 from app.tabs.wiring import QUIET
@@ -113,6 +114,8 @@ def build_page(service: Service, pair: str | None = TOY) -> Page:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab"):
                 Lab(lambda: service, pair)
+            with gr.Tab("Load", id="load-tab"):
+                LoadTab(lambda: service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:

@@ -48,6 +48,8 @@ class RunRequest:
     """Directories of drafting heads; a method uses the first of its kind."""
     group: str = ""
     """Shared by the runs of one comparison."""
+    load: tuple[tuple[float, ...], int, int] | None = None
+    """Arguments of `engine.Load`; None if all prompts begin at once."""
 
     @property
     def models(self) -> tuple[str, ...]:

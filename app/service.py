@@ -56,6 +56,13 @@ def open_cluster(**place: Any) -> Cluster:
     return engine.open(**place)
 
 
+def load_of(arrivals: tuple[float, ...], batch: int, chunk: int) -> Any:
+    """Return `engine.Load(arrivals, batch, chunk)`."""
+    import engine
+
+    return engine.Load(arrivals, batch, chunk)
+
+
 class Service:
     """Execute requests one at a time and store every trace.
 
@@ -237,6 +244,7 @@ class Service:
         if not request.method:
             run.end("done")
             return
+        more = {"load": load_of(*request.load)} if request.load else {}
         with self._recording(run) as listener:
             trace = cluster.run(
                 request.method,
@@ -248,6 +256,7 @@ class Service:
                 listener=listener,
                 cancel=run.stopped,
                 group=request.group,
+                **more,
             )
         run.end("cancelled" if trace.status == "cancelled" else "done")
 

@@ -19,6 +19,8 @@ MOST_TOGETHER = 4_000_000
 """Characters of all prompts of a run together."""
 MOST_PROMPTS = 1000
 """Prompts per run."""
+MOST_SEQUENCES = 64
+"""Most sequences decoded at once under load."""
 MOST_MESSAGES = 1000
 """Messages per chat."""
 MOST_STOPS = 32

@@ -15,13 +15,14 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from app.arrivals import poisson, read_arrivals
 from app.cli import clusters, common
-from app.cli.arrivals import poisson, read_arrivals
 from app.cli.compare import able, method_keys
-from app.cli.prompts import PromptRow, prompt_for, prompts_of
+from app.cli.prompts import MAX_PROMPT_FILE, PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
+from app.loaded import batch_sizes
 from engine.bounds import MOST_PROMPTS, check_prompt
-from engine.errors import UsageError, shown
+from engine.errors import UsageError
 from engine.files import replacing
 from engine.methods import find
 from engine.types import check_range
@@ -84,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve the requests with each method and batch size, with progress on stderr."""
     from app.busy import read_load
-    from app.cli.loaded import result_of
+    from app.loaded import result_of
 
     keys, left_out = method_keys(args.methods), dict[str, str]()
     configs = parse_settings(args.fields, keys)
@@ -125,14 +126,7 @@ def _load(args: argparse.Namespace, requests: Requests, batch: int) -> Load:
 
 def _checked(args: argparse.Namespace) -> list[int]:
     """Check the options, and return the batch sizes in ascending order."""
-    from engine.run.serving import MOST_SEQUENCES
-
-    try:
-        batches = sorted({int(text) for text in args.batch.split(",")})
-    except ValueError:
-        raise UsageError(f"--batch is {shown(args.batch)}; it must be whole numbers, as in 1,2,4") from None
-    check_range("--batch", batches[0], 1, MOST_SEQUENCES)
-    check_range("--batch", batches[-1], 1, MOST_SEQUENCES)
+    batches = batch_sizes(args.batch, "--batch")
     check_range("--chunk", args.chunk, 1)
     check_range("--ttft-ms", args.ttft_ms, 0, exclusive=True)
     check_range("--itl-ms", args.itl_ms, 0, exclusive=True)
@@ -147,7 +141,7 @@ def _checked(args: argparse.Namespace) -> list[int]:
 
 def _requests(args: argparse.Namespace) -> Requests:
     """Return the seconds and the prompt of each request."""
-    known = read_arrivals(args.arrivals) if args.arrivals else []
+    known = read_arrivals(args.arrivals, MAX_PROMPT_FILE) if args.arrivals else []
     own = [one.prompt for one in known if one.prompt is not None]
     if own and (args.prompt is not None or args.prompt_file is not None):
         raise UsageError(f"{args.arrivals} has prompts; leave out --prompt and --prompt-file")

@@ -85,7 +85,7 @@ class Lab:
         clusters = [(Profile.load(name).title, name) for name in profiles()]
         places = [*clusters, ("This machine, measured", HERE)]
         self.profile = gr.Dropdown(places, value=profiles()[0], label="Cluster")
-        self.pair = gr.Dropdown(label="Modelled pair", **_pairs(profiles()[0]))
+        self.pair = gr.Dropdown(label="Modelled pair", **pairs_of(profiles()[0]))
         self.tokens = gr.Number(64, precision=0, label="Tokens")
         self.seeds = gr.Number(2, precision=0, label="Seeds")
         self.start = gr.Button("Sweep", variant="primary", size="sm", min_width=0, elem_id="lab-start")
@@ -110,7 +110,7 @@ class Lab:
         self.field.change(self.offer_values, [self.method, self.field], self.values, **QUIET)
         against = [self.row_values, self.decoded, self.seeds]
         self.rows.change(self.offer_rows, [self.method, self.rows], against, **QUIET)
-        self.profile.change(lambda name: gr.update(**_pairs(name)), self.profile, self.pair, **QUIET)
+        self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
         self.start.click(self.run, given, [self.name, self.message, self.map], **QUIET)
         self.stop.click(self.end, self.name, None, concurrency_limit=None, **QUIET)
 
@@ -205,7 +205,7 @@ def _usual(field: Setting) -> str:
     return ", ".join(f"{low + (high - low) * k / 4:g}" for k in range(5))
 
 
-def _pairs(name: str) -> dict[str, Any]:
+def pairs_of(name: str) -> dict[str, Any]:
     """Return choices and value of the dropdown of a cluster's pairs."""
     try:
         profile = Profile.load(name) if name in profiles() else None

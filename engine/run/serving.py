@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.bounds import MOST_SEQUENCES
 from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
 from engine.run.dispatch import Dispatcher
@@ -26,8 +27,6 @@ from engine.workers.jobs import Chunk
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_SEQUENCES = 64
-"""Largest number of sequences decoded at once under load."""
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import app.cli.load
-from app.cli.arrivals import poisson, read_arrivals
+from app.arrivals import poisson, read_arrivals
 from engine.errors import UsageError
 from tests.app.commands import call
 from traces.requests import figures
@@ -101,8 +101,8 @@ def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate():
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--rate", "0"], "--rate is 0; it must be more than 0"),
-        (["--rate", "nan"], "--rate is nan"),
+        (["--rate", "0"], "the rate is 0; it must be more than 0"),
+        (["--rate", "nan"], "the rate is nan"),
         (["--batch", "0,2"], "--batch is 0; it must be at least 1 and at most 64"),
         (["--batch", "1,x"], "--batch is '1,x'; it must be whole numbers"),
         (["--chunk", "0"], "--chunk is 0"),

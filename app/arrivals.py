@@ -1,4 +1,4 @@
-"""Arrivals of requests: drawn at a rate, or read from a file."""
+"""Arrivals of requests: drawn at a rate, or read from a text or a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from app.cli.prompts import MAX_PROMPT_FILE
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
 
@@ -30,7 +29,7 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
         seed: Equal seeds give equal arrivals.
     """
     if not (math.isfinite(rate) and rate > 0):
-        raise UsageError(f"--rate is {rate:g}; it must be more than 0 requests/s, and finite")
+        raise UsageError(f"the rate is {rate:g}; it must be more than 0 requests/s, and finite")
     draws, now = random.Random(seed), 0.0
     times = list[float]()
     for _ in range(count):
@@ -39,16 +38,25 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
     return times
 
 
-def read_arrivals(path: Path) -> list[Arrival]:
-    """Read seconds, one a line, or .jsonl with `arrival` and perhaps `prompt` in each row.
+def read_arrivals(path: Path, most: int) -> list[Arrival]:
+    """Read a file of at most `most` bytes; see `parse_arrivals`."""
+    return parse_arrivals(read_text(path, most), path, rows=path.suffix == ".jsonl")
+
+
+def parse_arrivals(content: str, path: object, *, rows: bool = False) -> list[Arrival]:
+    """Return the requests of a text: a time a line, or JSON with `arrival` and perhaps `prompt`.
+
+    Args:
+        content: The text.
+        path: Its name in messages.
+        rows: Whether a line is a JSON object.
 
     Raises:
-        UsageError: The file cannot be read, has no request, or a line is wrong; the message has the
-            line's number.
+        UsageError: There is no request, or a line is wrong; the message has the line's number.
     """
-    lines = read_text(path, MAX_PROMPT_FILE).split("\n")
-    parse = _row if path.suffix == ".jsonl" else _time
-    found = [parse(line, f"{path} line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    parse = _row if rows else _time
+    lines = enumerate(content.split("\n"), 1)
+    found = [parse(line, f"{path} line {n}") for n, line in lines if line.strip()]
     if not found:
         raise UsageError(f"{path} has no arrival; write one time in seconds in each line")
     prompted = sum(one.prompt is not None for one in found)

@@ -1,0 +1,174 @@
+"""The Load tab: requests that arrive while others decode, by method and batch size."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gradio as gr
+
+from app import pairs
+from app.busy import busy_since, read_load
+from app.loaded import result_of
+from app.render.html import alert, note
+from app.render.load import progress, shown
+from app.tabs.analysis import CHARTS
+from app.tabs.lab import HERE, pairs_of
+from app.tabs.load_runs import AT_ONCE, RATE, TIMES, Cell, LoadPlan, Settings, plan_of, servable, serve
+from app.tabs.wiring import QUIET
+from engine.errors import SpecScopeError
+from engine.methods import BASELINE, METHODS
+from engine.simulate.profile import Profile, profiles
+
+if TYPE_CHECKING:
+    from app.service import Service
+    from engine.trace.trace import Trace
+
+_ABOUT = (
+    "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
+    "slot, its prompt joins the forwards of the others in chunks, and every text equals the text of its prompt alone. "
+    "Plain decoding runs beside every method. Each run is stored, and opens from the table."
+)
+PROFILE = "A100-40G"
+"""The cluster that is chosen at first: one GPU."""
+
+
+class State(NamedTuple):
+    """What the page shows of the runs."""
+
+    name: str
+    message: str
+    result: str
+
+
+class LoadTab:
+    """The tab's components and their event handlers.
+
+    Args:
+        service: Returns what executes the runs.
+    """
+
+    def __init__(self, service: Callable[[], Service]) -> None:
+        self.service = service
+        self._stops: dict[str, threading.Event] = {}
+        """What ends each series of runs in progress, by its name."""
+        html = partial(gr.HTML, apply_default_css=False)
+        with gr.Column(elem_id="load", elem_classes="app-card"):
+            gr.HTML("<h2>Serve requests under load</h2>" + note(_ABOUT))
+            self._build_methods()
+            with gr.Row(elem_classes="app-whatif", equal_height=True):
+                self._build_place()
+            with gr.Row(elem_classes="app-whatif", equal_height=True):
+                self._build_requests()
+            with gr.Row(elem_classes="app-whatif", equal_height=True):
+                self._build_limits()
+            self.message = html(elem_id="load-message")
+            self.result = html(elem_id="load-result", js_on_load=CHARTS)
+            self.name = gr.Textbox("", visible=False)
+            """Name of the page's last series."""
+        self._connect()
+
+    def _build_methods(self) -> None:
+        titles = [(METHODS[key].title, key) for key in servable() if key != BASELINE]
+        usual = ["speculative", "tree", "medusa"]
+        self.methods = gr.Dropdown(
+            titles, value=usual, label="Methods beside plain decoding", multiselect=True
+        )
+
+    def _build_place(self) -> None:
+        clusters = [(Profile.load(name).title, name) for name in profiles()]
+        places = [*clusters, ("This machine, measured", HERE)]
+        self.profile = gr.Dropdown(places, value=PROFILE, label="Cluster")
+        self.pair = gr.Dropdown(label="Modelled pair", **pairs_of(PROFILE))
+        names = [(pairs.label(name), name) for name in pairs.NAMES]
+        self.models = gr.Dropdown(names, value=pairs.TOY, label="Models that decode")
+
+    def _build_requests(self) -> None:
+        ways = [("All at once", AT_ONCE), ("At a rate", RATE), ("At these times", TIMES)]
+        self.arriving = gr.Dropdown(ways, value=AT_ONCE, label="Requests arrive")
+        self.rate = gr.Number(4, label="Requests per second", visible=False)
+        self.times = gr.Textbox(
+            "0\n0.5\n0.5\n2", label="Seconds, one per line", lines=3, max_lines=8, visible=False
+        )
+        self.requests = gr.Number(32, precision=0, label="Requests")
+        self.tokens = gr.Number(48, precision=0, label="New tokens of each")
+        self.prompts = gr.Textbox(
+            "", label="Prompts, one per line", placeholder="Empty: the bench's prompts.", lines=1, max_lines=6
+        )
+
+    def _build_limits(self) -> None:
+        self.sizes = gr.Textbox("1, 4, 16", label="Batch sizes", max_lines=1)
+        self.ttft = gr.Number(1000, label="Good: first token within ms")
+        self.itl = gr.Number(100, label="and ms per further token")
+        self.start = gr.Button("Serve", variant="primary", size="sm", min_width=0, elem_id="load-start")
+        self.stop = gr.Button("Stop", size="sm", min_width=0, elem_id="load-stop")
+
+    def _connect(self) -> None:
+        given = [
+            *(self.methods, self.models, self.profile, self.pair, self.arriving, self.rate, self.times),
+            *(self.requests, self.sizes, self.tokens, self.ttft, self.itl, self.prompts),
+        ]
+        ways = [self.rate, self.times, self.requests]
+        self.arriving.change(self.offer, self.arriving, ways, **QUIET)
+        self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
+        self.start.click(self.run, given, [self.name, self.message, self.result], **QUIET)
+        self.stop.click(self.end, self.name, None, concurrency_limit=None, **QUIET)
+
+    # -- event handlers
+
+    def offer(self, arriving: str) -> list[Any]:
+        """Show the settings of the way in which requests arrive."""
+        return [
+            gr.update(visible=visible) for visible in (arriving == RATE, arriving == TIMES, arriving != TIMES)
+        ]
+
+    def end(self, name: str) -> None:
+        """Stop a series: its run in progress within one forward."""
+        if name in self._stops:
+            self._stops[name].set()
+
+    def run(self, *given: Any) -> Iterator[State]:
+        """Yield the series' name, the progress, and the figures after every batch size."""
+        stop, name = threading.Event(), uuid.uuid4().hex
+        self._stops[name] = stop
+        cells = dict[str, dict[int, Trace]]()
+        plan: LoadPlan | None = None
+        try:
+            plan = plan_of(Settings(*given), HERE)
+            yield from self._states(name, plan, cells, stop)
+        except SpecScopeError as error:
+            message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
+            told = note(message) if stop.is_set() else alert(message)
+            yield State(name, told, _result(plan, cells, "") if plan else "")
+        finally:
+            del self._stops[name]
+
+    def _states(
+        self, name: str, plan: LoadPlan, cells: dict[str, dict[int, Trace]], stop: threading.Event
+    ) -> Iterator[State]:
+        done, before, drawn = 0, read_load(), ""
+        yield State(name, progress(plan, done), drawn)
+        for cell, run, trace in serve(plan, self.service(), stop):
+            if trace is not None:
+                done += 1
+                cells.setdefault(cell.method, {})[cell.batch] = trace
+                if _last(plan, cell):
+                    drawn = _result(plan, cells, "")
+            yield State(name, progress(plan, done, cell, run), drawn)
+        warning = "" if plan.request.profile else busy_since(before)
+        yield State(name, note(f"{done} runs."), _result(plan, cells, warning))
+
+
+def _last(plan: LoadPlan, cell: Cell) -> bool:
+    """Return whether a run is the last one with its batch size."""
+    return cell == [one for one in plan.cells if one.batch == cell.batch][-1]
+
+
+def _result(plan: LoadPlan, cells: dict[str, dict[int, Trace]], warning: str) -> str:
+    """Return the figures of the runs that are done; empty without one."""
+    if not cells.get(BASELINE):
+        return ""
+    return shown(result_of(cells, {}, plan.ttft_ms, plan.itl_ms, warning))
