@@ -52,7 +52,7 @@ class Forwards:
         """Drafting heads by name; a head's layer is in `models` under the same name."""
         self._kept_states: dict[str, tuple[int, ...]] = {}
         self.chains: dict[str, Chains] = {}
-        """Of the models with static forwards."""
+        """Of the models with static forwards that are not split by tensors."""
         self.clock = Clock()
         """Takes the times of forwards."""
 
