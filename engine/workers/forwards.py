@@ -142,6 +142,10 @@ class Forwards:
         assert cache.features is not None, "the model keeps them"
         return cache.features[self.slot(sequence), list(rows)]
 
+    def cached(self, name: str, prefix: Prefix) -> int:
+        """Return how many of a prefix's rows are cached."""
+        return len(self.cache(name).match(self.slot(prefix.sequence), prefix.tokens, len(prefix)))
+
     def record_lengths(self, prefixes: Sequence[Prefix]) -> None:
         """Record each sequence's length after a round, for the padding of KV rows."""
         self._alignment.record(prefixes)
