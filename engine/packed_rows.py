@@ -7,7 +7,7 @@ exponentials: on the host in float64, from numbers that all ranks have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ class Case(NamedTuple):
     """The position that row 0 decides."""
     draws: Draws
     bonus: bool = True
+    typical: bool = False
+    """Whether it is judged by typical acceptance."""
 
 
 def read(cases: Sequence[Case], sampling: Sampling, vocabulary: Vocabulary) -> list[PackedRows]:
@@ -49,20 +51,24 @@ def read(cases: Sequence[Case], sampling: Sampling, vocabulary: Vocabulary) -> l
     firsts = list(accumulate((len(case.logits) for case in cases), initial=0))[:-1]
     logits = cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
     device = DeviceRows(logits, sampling, vocabulary)
-    table = device.table(
-        [(i + t.parent + 1, t.id) for i, case in zip(firsts, cases, strict=True) for t in case.draft.tokens],
-        [u for case in cases for u in _own_numbers(case)] if device.sampled else [],
-    )
+    drafted, numbers = list[tuple[int, int]](), dict[int, float]()
+    for first, case in zip(firsts, cases, strict=True):
+        drafted += [(first + t.parent + 1, t.id) for t in case.draft.tokens]
+        numbers |= {first + row: u for row, u in _own_numbers(case)} if device.sampled else {}
+    table = device.table(drafted, numbers, entropy=any(case.typical for case in cases))
     return [PackedRows(table, device, i, len(case.logits)) for i, case in zip(firsts, cases, strict=True)]
 
 
-def _own_numbers(case: Case) -> list[float]:
-    """Return the number of the target's own draw after each row; 0 after a row of no node."""
-    positions = [case.position]
+def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
+    """Yield each row after which the target may draw its own token, and the number for it."""
+    positions, ratio = [case.position], set[int]()
     for t in case.draft.tokens:
         positions.append(positions[t.parent + 1] + 1)
-    known = [case.draws.value(Key(position, "target")) for position in positions[: len(case.logits)]]
-    return known + [0.0] * (len(case.logits) - len(known))
+        if t.q is not None and not case.typical:
+            ratio.add(t.parent + 1)  # rule 1 draws from what is left of p
+    for row, position in enumerate(positions[: len(case.logits)]):
+        if row not in ratio:
+            yield row, case.draws.value(Key(position, "target"))
 
 
 class PackedRows:

@@ -42,7 +42,14 @@ def judge_all(
         best: Whether judgements include the best token after every row.
     """
     cases = [
-        Case(rows[job.skip :], job.draft, len(x) + job.skip, draws(x.sequence), job.bonus)
+        Case(
+            rows[job.skip :],
+            job.draft,
+            len(x) + job.skip,
+            draws(x.sequence),
+            job.bonus,
+            job.typical is not None,
+        )
         for job, rows, x in zip(jobs, logits, prefixes, strict=True)
     ]
     ahead = vocabulary.split or logits[0].is_cuda

@@ -43,7 +43,7 @@ def propose_greedy(
         out = forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
         before = vocabulary.spent
         logits = vocabulary.limited(torch.cat([rows[:1] for rows in out]), vocab_size)
-        table = DeviceRows(logits, Sampling(), vocabulary).table([], [])
+        table = DeviceRows(logits, Sampling(), vocabulary).table([], {})
         add_exchange(stamps, vocabulary.spent - before)
         for row, i in enumerate(active):
             token = table.best[row]

@@ -72,8 +72,10 @@ class Random:
         options = {"position": POSITION, "sampling": sampling, "draws": self.draws, "typical": typical}
         return judge(rows, self.draft, self.q_row, **options)
 
-    def case(self, vocabulary: Vocabulary) -> Case:
-        return Case(held(self.logits, vocabulary), self.draft, POSITION, self.draws)
+    def case(self, vocabulary: Vocabulary, typical: Typical | None = None) -> Case:
+        return Case(
+            held(self.logits, vocabulary), self.draft, POSITION, self.draws, typical=typical is not None
+        )
 
 
 def decisions(judgement) -> list[object]:
@@ -95,7 +97,7 @@ def test_ranks_decide_as_one_device_with_whole_rows_does(ways, rule):
         expected = case.judge(case.logits, sampling, typical)
 
         def act(ranks, case=case, sampling=sampling):
-            rows = read([case.case(v := Vocabulary(case.size, ranks))], sampling, v)
+            rows = read([case.case(v := Vocabulary(case.size, ranks), typical)], sampling, v)
             return case.judge(rows[0], sampling, typical), rows[0].argmax()
 
         found = on_ranks(ways, act) if ways else [act(None)]
