@@ -22,6 +22,7 @@ Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
 """A drafted token, an acceptance test, the draw after a rejection, or the target's own draw."""
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
+NOT_FINITE = "the model's logits are not finite numbers: its weights or its number type are unsuitable"
 TOP = 5
 """Tokens that the trace shows of each row."""
 
@@ -182,17 +183,19 @@ def argmax(logits: Tensor) -> list[int]:
 def most_probable(p: Tensor, k: int) -> tuple[Top, ...]:
     """Return the k most probable tokens of each row, (R, V), without tokens of probability 0."""
     values, ids = p.topk(min(k, p.shape[-1]))
+    return most_probable_of(ids, values)
+
+
+def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
+    """Return the tokens of each row, (R, k), without those of probability 0.
+
+    Raises:
+        ModelError: A probability is not a number.
+    """
     tops = tuple(
         tuple((i, v) for i, v in zip(row, probabilities, strict=True) if v)
         for row, probabilities in zip(ids.tolist(), values.tolist(), strict=True)
     )
     if any(top[0][1] != top[0][1] for top in tops):
-        raise not_finite()
+        raise ModelError(NOT_FINITE)
     return tops
-
-
-def not_finite() -> ModelError:
-    """Return the error for logits that are NaN or infinite."""
-    return ModelError(
-        "the model's logits are not finite numbers: its weights or its number type are unsuitable"
-    )

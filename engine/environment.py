@@ -23,12 +23,15 @@ def _fixed() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-    for package in PACKAGES:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            facts[package] = "from source"
-    return facts
+    return facts | {package: release(package) for package in PACKAGES}
+
+
+def release(package: str) -> str:
+    """Return a package's installed version, or `from source`."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "from source"
 
 
 def environment() -> dict[str, Any]:

@@ -7,63 +7,24 @@ same figures are measured for small shapes on one CPU core.
 from __future__ import annotations
 
 import contextlib
-import time
+import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.cache_utils import DynamicCache
 
 import engine
 from app.bench.figures import Figure
 from app.bench.plan import Note
 from app.bench.speed import one_core
-from engine.model.cache import Cache
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
-from engine.model.static import StaticSteps
+from app.bench.timed import DRAFTS, Size, Timed, seconds
 from engine.types import Limits
 from traces import waiting
 
 NOT_ON_A_GPU = "not run on a GPU: small shapes on one CPU core"
-CACHED = 512
-"""Cached rows before each timed forward."""
-DRAFTS = 5
-"""Forwards of the drafter beside one verification of DRAFTS + 1 rows."""
 PROMPT = "Tell me a story about a fox who lost its hat."
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A Llama shape."""
-
-    name: str
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    kv_heads: int
-
-    def config(self) -> LlamaConfig:
-        """Return the shape as transformers' config."""
-        return LlamaConfig(
-            vocab_size=32000,
-            hidden_size=self.width,
-            intermediate_size=self.inner,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            max_position_embeddings=2048,
-            architectures=["LlamaForCausalLM"],
-        )
 
 
 GPU = (
@@ -91,9 +52,10 @@ def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]
         figures["bandwidth_gb_s"] = Figure((speed / 1e9,), "GB/s")
         models = list[Timed]()
         for size in sizes:
-            note(f"{size.name}: one row and 16 rows")
+            note(f"{size.name}: one row, 16 rows and a chain")
             models.append(Timed(size, device))
             figures |= models[-1].over_floor(speed, repeats)
+            figures[f"chain_gain_{size.name}"] = models[-1].chain_gain(repeats)
         note("drafts beside a verification")
         figures["colocated_gain"] = colocated(models[0], models[1], repeats)
     note("a run's time outside models")
@@ -106,88 +68,8 @@ def bandwidth(device: torch.device) -> float:
     """Return how fast the device reads memory, in bytes per second: the best of several sums."""
     count = (1 << 30 if device.type == "cuda" else 1 << 28) // 4
     numbers = torch.ones(count, device=device)
-    times = [_seconds(lambda: numbers.sum().item()) for _ in range(8)]
+    times = [seconds(lambda: numbers.sum().item()) for _ in range(8)]
     return numbers.nbytes / min(times)
-
-
-class Timed:
-    """A model of one shape with random weights, in the engine and in transformers.
-
-    Args:
-        size: The shape.
-        device: Takes it in bf16 on a GPU, in fp32 on a CPU.
-    """
-
-    def __init__(self, size: Size, device: torch.device) -> None:
-        self.name = size.name
-        config = size.config()
-        with _default(device, torch.bfloat16 if device.type == "cuda" else torch.float32):
-            self._reference = LlamaForCausalLM(config).eval()
-        weights = self._reference.state_dict()
-        self.bytes = (
-            sum(weight.nbytes for weight in weights.values()) - weights["model.embed_tokens.weight"].nbytes
-        )
-        """Bytes that a forward reads: all weights without the embeddings."""
-        self.decoder = Decoder(ModelShape.of(config, Path(size.name)), weights.__getitem__)
-        self._cache = self.decoder.new_cache(1, CACHED + 64)
-        self._static = StaticSteps(self.decoder)
-        assert isinstance(self._cache, Cache)
-        self._prefill()
-
-    @torch.inference_mode()
-    def _prefill(self) -> None:
-        ids = np.ones(CACHED, dtype=np.int64)
-        self.decoder.forward(self._cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
-        self._past = DynamicCache()
-        inputs = torch.ones((1, CACHED), dtype=torch.int64, device=self.decoder.device)
-        self._reference(inputs, past_key_values=self._past, use_cache=True, logits_to_keep=1)
-
-    def forward(self, rows: int) -> list[int]:
-        """Forward `rows` rows after the cached ones; return the most probable next tokens."""
-        self._cache.keep(0, np.arange(CACHED))
-        chain = Rows.chain(0, np.ones(rows, dtype=np.int64), CACHED)
-        return self.decoder.forward(self._cache, chain, np.arange(rows)).logits.argmax(-1).tolist()
-
-    def static(self, rows: int) -> list[int]:
-        """Forward as `forward` does, in a static step."""
-        self.decoder.steps = self._static
-        try:
-            return self.forward(rows)
-        finally:
-            self.decoder.steps = None
-
-    @torch.inference_mode()
-    def reference(self, rows: int) -> list[int]:
-        """Forward as `forward` does, in transformers."""
-        inputs = torch.ones((1, rows), dtype=torch.int64, device=self.decoder.device)
-        logits = self._reference(inputs, past_key_values=self._past, use_cache=True).logits
-        self._past.crop(-rows)
-        return logits[0].argmax(-1).tolist()
-
-    def over_floor(self, speed: float, repeats: int) -> dict[str, Figure]:
-        """Return the times of forwards over the time of reading the weights once.
-
-        Args:
-            speed: Bytes per second.
-            repeats: Timed forwards of each kind, in turn.
-        """
-        floor, figures = self.bytes / speed, dict[str, Figure]()
-        kinds = {"decode": self.static, "eager": self.forward, "transformers": self.reference}
-        for rows, suffix in ((1, ""), (16, "_16_rows")):
-            texts = [forward(rows) for forward in kinds.values() for _ in range(2)]  # to warm up
-            times: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for _ in range(repeats):
-                for kind, forward in kinds.items():
-                    times[kind].append(_seconds(partial(forward, rows)))
-            for kind, seconds in times.items():
-                detail = {
-                    "ms": round(median(seconds) * 1e3, 3),
-                    "floor_ms": round(floor * 1e3, 3),
-                    "same_tokens": round(_agreement(texts), 3),
-                }
-                values = tuple(second / floor for second in seconds)
-                figures[f"{kind}_over_floor{suffix}_{self.name}"] = Figure(values, "x", detail=detail)
-        return figures
 
 
 def colocated(target: Timed, drafter: Timed, repeats: int) -> Figure:
@@ -209,22 +91,42 @@ def colocated(target: Timed, drafter: Timed, repeats: int) -> Figure:
 
         at_once()  # to warm up, and to capture graphs
         for _ in range(repeats):
-            in_turn = _seconds(lambda: (draft(), verify()))
-            values.append(in_turn / _seconds(at_once))
+            in_turn = seconds(lambda: (draft(), verify()))
+            values.append(in_turn / seconds(at_once))
     detail = {"target": target.name, "drafter": drafter.name, "drafts": DRAFTS}
     return Figure(tuple(values), "x", detail=detail)
 
 
 def orchestration(device: str) -> Figure:
-    """Return the share of `speculative`'s decoding outside spans of models, on the bundled pair."""
+    """Return the share of `speculative`'s decoding outside spans of models, on the bundled pair.
+
+    On a GPU the detail has the host's waits for the device per round, drafting and judging.
+    """
+    shares, waits = list[float](), list[float]()
     with engine.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
-        shares = list[float]()
         for _ in range(4):
-            trace = cluster.run("speculative", PROMPT, config={"gamma": 4}, limits=Limits(64))
+            with _counted_waits(device) as counted:
+                trace = cluster.run("speculative", PROMPT, config={"gamma": 4}, limits=Limits(64))
             start, end = waiting.decode_window(trace)
             idle = sum(band.end - band.start for band in waiting.band(trace) if band.kind == "none")
             shares.append(idle / (end - start))
-    return Figure(tuple(shares[1:]), "of decoding")  # the first run makes the steps
+            waits.append(len(counted) / len(trace.rounds))
+    detail = {"waits_per_round": round(median(waits[1:]), 2)} if device == "cuda" else {}
+    return Figure(tuple(shares[1:]), "of decoding", detail=detail)  # the first run makes the steps
+
+
+@contextlib.contextmanager
+def _counted_waits(device: str) -> Generator[list[warnings.WarningMessage]]:
+    """Collect CUDA's warnings of calls that wait for the device."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def _on_own_stream(work: Callable[[], None]) -> Callable[[], None]:
@@ -238,28 +140,3 @@ def _on_own_stream(work: Callable[[], None]) -> Callable[[], None]:
             torch.cuda.current_stream().synchronize()
 
     return run
-
-
-def _agreement(texts: list[list[int]]) -> float:
-    """Return the share of tokens that equal those of the first text."""
-    pairs = [a == b for text in texts for a, b in zip(texts[0], text, strict=True)]
-    return sum(pairs) / len(pairs)
-
-
-@contextlib.contextmanager
-def _default(device: torch.device, dtype: torch.dtype) -> Generator[None]:
-    """Make new tensors of this device and dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            torch.manual_seed(0)
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun

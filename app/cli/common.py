@@ -177,7 +177,8 @@ def busy_warning(args: argparse.Namespace, before: Reading) -> str:
     """
     from app.busy import busy_since
 
-    warning = busy_since(before) if is_measured(args) else ""
+    elsewhere = args.address is not None  # a cluster's workers are no children of this process
+    warning = busy_since(before) if is_measured(args) and not elsewhere else ""
     if warning:
         print(f"specscope: {warning}", file=sys.stderr)
     return warning

@@ -20,8 +20,8 @@ class Free(NamedTuple):
 
     memory: str
     """Its name; devices of one memory have the same."""
-    bytes: int
-    """What is free beside the weights."""
+    bytes: int | None
+    """What is free beside the weights; None if only the worker can measure it."""
     limited: bool = False
     """Whether the bytes are from a limit, which counts no caches yet; else they are measured."""
 
@@ -110,7 +110,8 @@ def check_caches(
     taken: list[Taken] = [wait().value for wait in waits]
     for memory, each in zip(memories, taken, strict=True):
         assert memory is not None, "checked above"
-        spaces.setdefault(memory.memory, _Space(memory.bytes)).add(each, limited=memory.limited)
+        free_bytes = each.free if memory.bytes is None else memory.bytes
+        spaces.setdefault(memory.memory, _Space(free_bytes)).add(each, limited=memory.limited)
     for name, space in spaces.items():
         if space.more > max(0, space.free):
             raise _shortage(name, space, asked)

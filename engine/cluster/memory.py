@@ -67,11 +67,13 @@ class Memory:
     limits: Mapping[str, int] = field(default_factory=dict[str, int])
     """Device name -> bytes."""
     measure: Callable[[Device], int] = measured
+    machine: str = MACHINE
+    """Name of the memory that CPU cores share."""
 
     def name(self, device: Device) -> str:
         """Return the name of a device's memory; devices of one memory have the same."""
         own = device.name.split("/")[0]
-        return own if self.is_limited(device) or device.kind == "cuda" else MACHINE
+        return own if self.is_limited(device) or device.kind == "cuda" else self.machine
 
     def is_limited(self, device: Device) -> bool:
         """Return whether the user limited a device."""

@@ -59,6 +59,7 @@ class Sampler:
         clock: Nanoseconds since the run's start.
         every_s: Seconds between two samples, at least 0.01.
         pids: Process id of each device's worker by the device's name; this process by default.
+        meters: Meters by the kind of device; `METERS` by default.
 
     Raises:
         UsageError: `every_s` is below its range.
@@ -71,18 +72,20 @@ class Sampler:
         clock: Callable[[], int],
         every_s: float = EVERY_S,
         pids: Mapping[str, int] | None = None,
+        meters: Mapping[str, Callable[..., Meter]] | None = None,
     ) -> None:
         check_range("every_s", every_s, 0.01)
         self.trouble: list[str] = []
         """Reasons why a device has no samples, one line each."""
         self._devices, self._pids = devices, dict(pids or {})
         self._emit, self._clock, self._every = emit, clock, every_s
+        self._kinds = METERS if meters is None else meters
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start sampling; the first samples are taken after `every_s`."""
-        if self._thread is None and any(device.kind in METERS for device in self._devices):
+        if self._thread is None and any(device.kind in self._kinds for device in self._devices):
             self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
             self._thread.start()
 
@@ -115,7 +118,7 @@ class Sampler:
                 meter.close()
 
     def _meters(self) -> Iterator[Meter]:
-        for kind, make in METERS.items():
+        for kind, make in self._kinds.items():
             if devices := [device for device in self._devices if device.kind == kind]:
                 try:
                     yield make(devices, self._pids, self.trouble)

@@ -103,6 +103,15 @@ class Placement:
         """
         return self._layers("drafter", self.site.depth())
 
+    @property
+    def clock_errors(self) -> dict[str, int]:
+        """Most nanoseconds by which times of each device are wrong, by its name."""
+        errors = dict[str, int]()
+        for (_, name), facts in self._facts.items():
+            for device in self._workers[name].devices:
+                errors[device.name] = max(facts.clock_error, errors.get(device.name, 0))
+        return errors
+
     def stages(self, asked: int) -> int:
         """Return the number of devices that the target's layers are split over.
 

@@ -17,6 +17,7 @@ from engine.files import parse_json, read_text
 from engine.trace.events import Decision, Round, Span
 from engine.trace.trace import Trace
 from engine.workers.jobs import Measure
+from engine.workers.worker import Worker
 
 if TYPE_CHECKING:
     from engine.cluster.placement import Placement
@@ -86,12 +87,12 @@ def measure_verify(placement: Placement, cancel: threading.Event) -> Curve:
 
     More rows never take less time: where the medians say so, noise did it.
     """
-    seconds = placement.on_loop(_verify_times(placement, cancel))
+    target = placement.workers_for(placement.base).by_model["target"][0]  # it may start now
+    seconds = placement.on_loop(_verify_times(target, cancel))
     return tuple(zip(ROWS, accumulate(seconds, max), strict=False))
 
 
-async def _verify_times(placement: Placement, cancel: threading.Event) -> tuple[float, ...]:
-    target = placement.workers_for(placement.base).by_model["target"][0]
+async def _verify_times(target: Worker, cancel: threading.Event) -> tuple[float, ...]:
     ticket = target.submit(Measure("target", context=CONTEXT, repeats=9, rows=ROWS, seconds=VERIFY_S))
     while not ticket.reply.done():
         await asyncio.wait([ticket.reply], timeout=0.05)

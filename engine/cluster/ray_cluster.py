@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence
 from engine.cluster.ray_groups import RESERVE_S, Bundle, Offer, PlacementGroups, free_by_node
-from engine.errors import SpecScopeError, UsageError, one_line, shown
-from engine.workers.ray.node import Node, reachable
+from engine.errors import SpecScopeError, UsageError, one_line
+from engine.workers.ray.node import Node
 from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import Setup
 
@@ -28,7 +25,6 @@ EVERY_S = 1.0
 """Seconds between two checks of the workers."""
 STORE_BYTES = 256 << 20
 """Size of the object store of a cluster that is started here; Ray writes the rest to disk."""
-MISSING = "--runtime ray needs: pip install 'specscope[ray]'"
 LONGEST_FOLDER = 25
 """Characters; Ray's sockets are in this folder, and the path of a socket is limited to 107."""
 _lock = threading.Lock()
@@ -57,8 +53,8 @@ class RayCluster:
         self._nodes: dict[str, Node] = {}
         """All nodes that were found, by Ray's id; a worker and its node share the clock."""
         self.groups = PlacementGroups()
-        where = _checked(address)
-        self._ray = _ray(token=where == "local")
+        where = checked(address)
+        self._ray = import_ray(starts=where == "local")
         with _lock:
             if not self._ray.is_initialized():
                 self._connect(where, cpus)
@@ -84,7 +80,7 @@ class RayCluster:
                 "_temp_dir": self._folder,
             }
         try:
-            with _own_signals(), warnings.catch_warnings():
+            with own_signals(), silence(address), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._ray.init(address=address, **quiet)
             # Ray has no setting that keeps its long report of a dead worker off standard output.
@@ -97,10 +93,7 @@ class RayCluster:
                 raise
             if address == "local":
                 raise SpecScopeError(f"cannot start Ray: {one_line(error)}") from None
-            raise SpecScopeError(
-                f"cannot connect to Ray at {address}: {one_line(error)}; if the cluster has a token, set "
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
-            ) from None
+            raise SpecScopeError(f"cannot connect to Ray at {address}: {reason(error)}") from None
 
     def nodes(self) -> list[Offer]:
         """Return the nodes that answer, with their resources; this machine's own node first.
@@ -187,40 +180,13 @@ class RayCluster:
 
     def _disconnect(self) -> None:
         try:
-            with _own_signals():
+            with own_signals():
                 self._ray.shutdown()
             if self._printer is not None:
                 _swap_printer(self._ray, self._printer)
         finally:  # also after Ctrl-C
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _ray(*, token: bool) -> Any:
-    """Import Ray.
-
-    Ray listens on all addresses of a machine. With a token it answers only those who know it; both
-    its library and its servers read the token when they start.
-
-    Args:
-        token: Whether a cluster is started here, and needs a token.
-
-    Raises:
-        UsageError: Ray is not installed, or was imported without a token.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends nothing to its makers
-    if token and os.environ.get("RAY_AUTH_MODE") != "token":
-        if "ray" in sys.modules:
-            raise UsageError(
-                "this process imported ray without a token, so the cluster would answer everybody; set "
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before it starts, or give the address of a cluster"
-            )
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    try:
-        import ray
-    except ImportError:
-        raise UsageError(MISSING) from None
-    return ray
 
 
 def _swap_printer(ray: Any, printer: Callable[..., None]) -> Callable[..., None]:
@@ -230,29 +196,6 @@ def _swap_printer(ray: Any, printer: Callable[..., None]) -> Callable[..., None]
     return before
 
 
-def _checked(address: str | None) -> str:
-    """Return the address for `ray.init`.
-
-    Raises:
-        UsageError: It is malformed.
-        SpecScopeError: Nothing answers there.
-    """
-    if address is None:
-        return "local"
-    if address == "auto":
-        return address
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
-        raise UsageError(
-            f"address is {shown(address)}; give host:port of Ray's head, for example 10.0.0.1:6379"
-        )
-    if not reachable(host, int(port)):
-        raise SpecScopeError(
-            f"no Ray cluster answers at {address}; start its head there: ray start --head --port {port}"
-        )
-    return address
-
-
 def _node(entry: Any, own: bool) -> Node:
     return Node(entry["NodeID"], "", entry["NodeManagerAddress"], entry["NodeManagerPort"], own)
 
@@ -260,15 +203,3 @@ def _node(entry: Any, own: bool) -> Node:
 def _folder() -> str:
     place = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="specscope-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
-
-
-@contextmanager
-def _own_signals() -> Generator[None]:
-    """Keep this process's handler of SIGTERM, which Ray replaces."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if main and before is not None:
-            signal.signal(signal.SIGTERM, before)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engine.cluster.local_devices import LocalDevices, devices_of, dtype_of, ranks_of
-from engine.cluster.placement import Placement
+from engine.cluster.caches import Free
+from engine.cluster.local_devices import LocalDevices, dtype_of, ranks_of
+from engine.cluster.memory import MACHINE, Memory, measured, part_of
 from engine.cluster.ray_cluster import RayCluster
 from engine.cluster.ray_groups import Bundle
 from engine.cluster.ray_slots import Slots
 from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits
-from engine.environment import processor
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Layout, Separate
 from engine.pairs.load import load
@@ -183,11 +183,30 @@ class RayDevices:
         """Return two stages as usual, as on this machine."""
         return self._layouts.stage_limits()
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
-        """Do nothing: each node checks its own memory when it loads a model."""
+    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:  # noqa: ARG002 - measured
+        """Check that models fit what is free on their nodes now; see `Site.check_memory`."""
+        memories: dict[str, list[ModelPart]] = {}
+        for part in loads:
+            memories.setdefault(self._memory(part.place.devices[0]), []).append(part)
+        for name, parts in memories.items():
+            device = parts[0].place.devices[0]
+            free, dtype = self._measured(device), dtype_of(self.dtype, device)
+            memory = Memory(measure=lambda _, free=free: free, machine=name)
+            memory.check([part_of(self.pair, dtype, *part) for part in parts], (), dtype)
 
-    def free(self, device: Device, held: Sequence[ModelPart]) -> None:
-        """Return None: the memory of other nodes is not measured."""
+    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
+        """Return the memory of a device; each worker measures its own node's."""
+        return Free(self._memory(device), None)
+
+    def _measured(self, device: Device) -> int:
+        """Return the free bytes of a device's memory, as its worker measures them."""
+        own = Device(f"{device.kind}:0", "", "", device.kind)  # Ray shows a worker only its own GPU
+        return self._workers[device.name].answer(partial(measured, own))
+
+    def _memory(self, device: Device) -> str:
+        """Return the name of a device's memory; the processors of a node share one."""
+        node = self._slots.node(device.name.split("/")[0])
+        return device.label if device.kind == "cuda" else node.name or MACHINE
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Reserve the devices of new workers, and start the workers.
@@ -198,6 +217,7 @@ class RayDevices:
         """
         groups = [group for each in assigned.values() for group in each]
         members = {member.name: member for group in groups for member in group.members}
+        self._workers = {name: worker for name, worker in self._workers.items() if not worker.ended}
         new = [member for name, member in members.items() if name not in self._workers]
         self._check_shared(new)
         if bundles := self._bundles(groups):
@@ -255,38 +275,6 @@ class RayDevices:
             target=str(self.pair.target_path),
             static=self.static,
         )
-
-
-def ray_placement(
-    pair: Pair,
-    base: Layout,
-    address: str | None,
-    *,
-    device: str,
-    threads: int,
-    forward: str,
-    dtype: str,
-    tp: int,
-    drafter_tp: int,
-    check: Callable[[int, int, int], None],
-) -> Placement:
-    """Connect to Ray and load the pair on its nodes; for the arguments see `engine.open`.
-
-    `base` is the layout to load; `check` checks the devices of a node, tp and drafter_tp.
-    """
-    if device not in RESOURCES:
-        raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
-    cluster = RayCluster(address, len(devices_of("cpu")))
-    try:
-        site = RayDevices(pair, cluster, device, threads, forward == "static", dtype, tp, drafter_tp)
-        check(len(site.largest), tp, drafter_tp)
-    except BaseException:
-        cluster.close()
-        raise
-    settings = {"host": processor(), "threads": threads, "forward": forward, "dtype": dtype}
-    split = {"tp": tp, "drafter_tp": drafter_tp} if max(tp, drafter_tp) > 1 else {}
-    details = settings | split | {"nodes": site.nodes}
-    return Placement("ray", site, base, details=details, finish=cluster.close)
 
 
 def _place(member: Assignment) -> str:

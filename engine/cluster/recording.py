@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from engine.cluster.occupancy import Sampler
 from engine.cluster.others import OtherPrograms
+from engine.cluster.ray_samples import NodeSampler
 from engine.trace.events import Event, Header, Occupancy, Row, Status
 from engine.trace.trace import Trace
 from engine.workers.ray.worker import RayWorker
@@ -58,15 +59,17 @@ class Recording:
             self.error = error
 
 
-def sampler(workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
-    """Return a sampler of the load of the run's devices; it samples in its own thread."""
+def sampler(
+    workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop
+) -> Sampler | NodeSampler:
+    """Return a sampler of the load of the run's devices; it samples in its own threads."""
 
     def emit(row: Occupancy) -> None:
         loop.call_soon_threadsafe(recording.add, row)
 
-    elsewhere = {device.name for worker in _on_nodes(workers) for device in worker.devices}
-    here = [device for device in workers.devices if device.name not in elsewhere]
-    return Sampler(here, emit, recording.clock, pids=_pids(workers))
+    if nodes := _on_nodes(workers):
+        return NodeSampler(nodes, emit, recording.clock)
+    return Sampler(workers.devices, emit, recording.clock, pids=_pids(workers))
 
 
 def other_programs(workers: RunWorkers) -> OtherPrograms | None:

@@ -9,7 +9,7 @@ from engine.cluster.local_devices import DTYPES, LocalDevices, devices_of
 from engine.cluster.memory import Memory, parse_limits
 from engine.cluster.placement import Placement
 from engine.cluster.profile_devices import ProfileDevices
-from engine.cluster.ray_devices import ray_placement
+from engine.cluster.ray_placement import ray_placement
 from engine.cluster.splitting import TOKENS, split_by_memory
 from engine.cluster.tokens import tokens_of
 from engine.environment import processor

@@ -32,6 +32,7 @@ from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
 from engine.workers.transports.shards import ShardsWorker
+from engine.workers.worker import Worker
 
 
 class Cluster:
@@ -65,7 +66,8 @@ class Cluster:
     def c(self) -> float:
         """One-row T(target) / T(drafter), from the profile or measured once (PEARL, section 2)."""
         if not self._c:
-            self._c = self.placement.on_loop(self._measure_c())
+            workers = self.placement.workers_for(self.placement.base).by_model  # some may start now
+            self._c = self.placement.on_loop(self._measure_c(workers))
         return self._c
 
     @property
@@ -182,7 +184,9 @@ class Cluster:
         workers = self.placement.workers_for(request.layout, request.head)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
         self.placement.check_caches(workers, request.asked(begin))
-        recording = Recording(self._header(request, workers, align(workers.members)), listener)
+        recording = Recording(
+            self._header(request, workers, align(workers.members, self.placement.clock_errors)), listener
+        )
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         try:
             execution.execute(self.placement)
@@ -331,9 +335,8 @@ class Cluster:
             facts["load"] = request.load.facts()
         return facts
 
-    async def _measure_c(self) -> float:
+    async def _measure_c(self, workers: Mapping[str, tuple[Worker, ...]]) -> float:
         """Return best target time / best drafter time; alternating runs reduce noise from load."""
-        workers = self.placement.workers_for(self.placement.base).by_model
         best: dict[str, float] = {}
         for _ in range(5):
             for model, (worker, *_) in workers.items():

@@ -22,7 +22,7 @@ node is tested after i rejections. If every test accepts with the same probabili
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from engine.types import Sampling
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from engine.draws import Top
 
 Ranks: TypeAlias = tuple[int, ...]
 """A node's ranks from the first level on: (0, 2) is the third child of the first child."""
@@ -71,11 +71,16 @@ class TreeShape(Protocol):
         """
         ...
 
-    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
+    @property
+    def children(self) -> int:
+        """The largest number of children of a node."""
+        ...
+
+    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the children in a tree that is a function of the prefix.
 
         Args:
-            q: The unwarped probabilities after each node, (R, V); (1, V) if one row serves all.
+            tops: The most probable tokens after each node, falling; one row may serve all nodes.
             above: The R nodes that get children.
         """
         ...
@@ -98,9 +103,9 @@ def root(sampling: Sampling, sampled: bool) -> Node:
     return Node(0, -1, 0.0 if sampled and not sampling.greedy else 1.0)
 
 
-def line(parent: int, q: Tensor) -> int:
-    """Return the index of the q row of a node's children; a single row serves all nodes."""
-    return min(parent, len(q) - 1)
+def line(parent: int, rows: Sized) -> int:
+    """Return the index of the row of a node's children; a single row serves all nodes."""
+    return min(parent, len(rows) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,11 @@ class Wide:
         """The prefix's last token, and the nodes of all levels except the last."""
         return 1 + self.width * (self.depth - 1)
 
+    @property
+    def children(self) -> int:
+        """All nodes of a level may have one parent."""
+        return self.width
+
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
         """Count the `width` places with the fewest rejections; on ties, earlier parents first."""
         places = sorted(
@@ -125,11 +135,14 @@ class Wide:
         parents = [parent for _, parent in places]
         return [parents.count(parent) for parent in range(len(above))]
 
-    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
+    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the most probable paths; on ties, earlier parents, then lower ids first."""
-        exact, size = q.double(), q.shape[1]
-        paths = (exact * exact.new_tensor([node.path for node in above])[:, None]).flatten()
-        nodes = [Node(at // size, at % size, path) for at, path in _largest(paths, self.width)]
+        paths = sorted(
+            (-node.path * value, parent, token)
+            for parent, node in enumerate(above)
+            for token, value in tops[line(parent, tops)][: self.width]
+        )[: self.width]
+        nodes = [Node(parent, token, -path) for path, parent, token in paths if path < 0]
         return sorted(nodes, key=lambda node: node.parent)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
@@ -158,6 +171,11 @@ class Static:
         """The number of nodes with children, including the prefix's last token."""
         return len(_children(self.paths))
 
+    @property
+    def children(self) -> int:
+        """The largest number of children of a node."""
+        return max(_children(self.paths).values())
+
     def cut(self, depth: int) -> Static:
         """Return the tree's first levels."""
         return Static(tuple(path for path in self.paths if len(path) <= depth))
@@ -167,10 +185,10 @@ class Static:
         wanted = _children(self.paths)
         return [min(wanted[node.ranks], most) for node, most in zip(above, support, strict=True)]
 
-    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
+    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the most probable tokens after each node; among equals, lower ids first."""
         wanted = [_children(self.paths)[node.ranks] for node in above]
-        return _best_of_each(q, above, wanted)
+        return _best_of_each(tops, above, wanted)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return the nodes that have children."""
@@ -202,13 +220,18 @@ class Dynamic:
         """The number of nodes that get children, including the prefix's last token."""
         return 1 + self.top * (self.depth - 1)
 
+    @property
+    def children(self) -> int:
+        """The number of children of each node."""
+        return self.top
+
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
         """Raise ValueError: which nodes are kept depends on their tokens, not on q alone."""
         raise ValueError("a dynamic tree is a function of the prefix; it cannot be sampled")
 
-    def best(self, q: Tensor, above: Sequence[Node]) -> list[Node]:
+    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the most probable tokens after each node."""
-        return _best_of_each(q, above, [self.top] * len(above))
+        return _best_of_each(tops, above, [self.top] * len(above))
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return the most probable paths; among equals, those drafted first."""
@@ -224,29 +247,10 @@ def _first(count: int, values: Sequence[float]) -> list[int]:
     return sorted(sorted(range(len(values)), key=lambda i: -values[i])[:count])
 
 
-def _best_of_each(q: Tensor, above: Sequence[Node], counts: Sequence[int]) -> list[Node]:
+def _best_of_each(tops: Sequence[Top], above: Sequence[Node], counts: Sequence[int]) -> list[Node]:
     """Return the most probable children of each node."""
-    rows = _largest_of_each(q, max(counts))
     return [
         Node(parent, token, node.path * min(1.0, value), (*node.ranks, rank))
         for parent, (node, count) in enumerate(zip(above, counts, strict=True))
-        for rank, (token, value) in enumerate(rows[line(parent, q)][:count])
+        for rank, (token, value) in enumerate(tops[line(parent, tops)][:count])
     ]
-
-
-def _largest_of_each(q: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Return `_largest` of each row of q, (R, V)."""
-    values, ids = q.topk(min(count + 1, q.shape[1]))
-    # topk leaves the order of equal values open: rows with ties are sorted one by one
-    tied = (values[:, 1:] == values[:, :-1]).any(-1).tolist()
-    tops = zip(ids.tolist(), values.tolist(), strict=True)
-    positive = [[(i, v) for i, v in zip(*top, strict=True) if v > 0][:count] for top in tops]
-    return [_largest(q[i], count) if tied[i] else row for i, row in enumerate(positive)]
-
-
-def _largest(values: Tensor, count: int) -> list[tuple[int, float]]:
-    """Return (index, value) of the largest positive values, falling; among equals, the first."""
-    least = values.topk(min(count, len(values))).values[-1]
-    candidates = ((values >= least) & (values > 0)).nonzero()[:, 0]  # rising, so the sort keeps ties
-    best = candidates[values[candidates].sort(descending=True, stable=True).indices[:count]]
-    return list(zip(best.tolist(), values[best].tolist(), strict=True))

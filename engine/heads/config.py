@@ -9,11 +9,16 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import ModelError, one_line
 from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
 from engine.model.shape import ModelShape
+from engine.pairs.config import is_complete
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by name."""
@@ -30,6 +35,15 @@ LAYER_FIELDS = (
     "max_position_embeddings",
 )
 """Fields of a head's `shape`."""
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+}
+"""What a Llama config has unless it says otherwise, beside `LAYER_FIELDS`."""
 MOST = 64
 """Largest number of heads, of layers per head, of masks, and of target states that are read."""
 _FLAGS = ("own_lm_head", "biased", "qkv_bias", "own_embedding", "norm_before_residual")
@@ -168,8 +182,10 @@ def layer_shape(fields: dict[str, Any]) -> ModelShape:
     check_fields(fields, "shape")
     fixed: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     given = {name: fields[name] for name in READ if name in fields} | fixed
+    if is_complete(plain := _LLAMA | given):
+        return ModelShape.of(cast("PretrainedConfig", SimpleNamespace(**plain)), Path("shape"))
     try:
-        from transformers import LlamaConfig  # the import takes a second; only heads with a layer need it
+        from transformers import LlamaConfig  # the import takes seconds, and most heads do without
 
         return ModelShape.of(LlamaConfig(**given), Path("shape"))
     except ModelError:

@@ -45,7 +45,7 @@ class Columns:
         """Return a row of q, (N,), as a row over all tokens, (V,)."""
         if self._tokens is None:
             return q
-        return q.new_zeros(vocab_size).index_copy_(0, self._tokens, q)
+        return q.new_zeros(vocab_size).index_copy_(0, self._tokens.to(q.device), q)
 
 
 class HeadLayer(NamedTuple):

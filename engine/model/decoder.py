@@ -105,12 +105,14 @@ class Decoder:
             self._columns, self.vocabulary = self.head.part, self.head.vocabulary
         self._exact = Fuzzy(layer_groups(len(span), 1))
         # The rotation of queries includes their factor.
-        scales = torch.full((shape.heads + shape.kv_heads, 1), shape.rope_scale)
+        scales = torch.ones((shape.heads + shape.kv_heads, 1))
         scales[: shape.heads] *= shape.query_scale or 1 / math.sqrt(shape.head_dim)
         self.scales = scales.to(self.device)
         """Factors of the rotation of each head, (heads + kv_heads, 1)."""
-        self.rotations = torch.empty((0, 1, shape.head_dim // 2), dtype=torch.complex64, device=self.device)
-        """Rotation of each position, (P, 1, head_dim / 2) complex."""
+        tables = filter(None, (shape.frequencies, shape.other_frequencies))
+        self._frequencies = torch.tensor(list(tables))[:, None]
+        self.rotations = self._rotations(0)
+        """Both rotations, or the only one, of each position, (R, P, 1, head_dim / 2) complex."""
         self.steps: Steps | None = None
         """Runs forwards of few rows in fixed shapes, if set."""
 
@@ -131,10 +133,15 @@ class Decoder:
     def new_cache(self, slots: int, capacity: int) -> Cache:
         """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
         positions = min(capacity, self.context)
-        if positions > len(self.rotations):
-            angles = torch.outer(torch.arange(positions).float(), torch.tensor(self.shape.frequencies))
-            self.rotations = torch.polar(torch.ones_like(angles), angles)[:, None].to(self.device)
+        if positions > self.rotations.shape[1]:
+            self.rotations = self._rotations(positions)
         return Cache(self.shape, slots, capacity, self.dtype, self.device)
+
+    def _rotations(self, positions: int) -> Tensor:
+        """Return the rotations of positions from 0 on."""
+        angles = torch.arange(positions).float()[:, None] * self._frequencies
+        sizes = torch.where(self._frequencies != 0, self.shape.rope_scale, 1.0)
+        return torch.polar(sizes.expand_as(angles), angles)[:, :, None].to(self.device)
 
     @property
     def depth(self) -> int:
@@ -192,6 +199,8 @@ class Decoder:
         Ranks of a split model have C columns each, see `engine.vocabulary`.
         """
         logits, cap = self._columns(self.norm(x)), self.shape.logit_cap
+        if self.shape.logit_scale != 1.0:
+            logits = logits / self.shape.logit_scale
         logits = (logits.div(cap).tanh_().mul_(cap) if cap else logits).float()
         return self.vocabulary.limited(logits, self.vocab_size)
 
@@ -200,13 +209,15 @@ class Decoder:
         output = linear(inputs)
         if self._ranks is not None:
             output = self._ranks.add(output)
+        if self.shape.residual_scale != 1.0:
+            output = output.mul_(self.shape.residual_scale)
         return output if norm is None else norm(output)
 
     def _add_to(
         self, x: Tensor, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
     ) -> None:
         """Add `_output` to x, (T, D), in place."""
-        if self._ranks is None and norm is None:
+        if self._ranks is None and norm is None and self.shape.residual_scale == 1.0:
             linear.add_to(x, inputs)
         else:
             x.add_(self._output(linear, inputs, norm))
@@ -218,12 +229,12 @@ class Decoder:
         indices: np.ndarray,
         parts: Sequence[Attention],
     ) -> Tensor:
-        """Return the scaled rotation of each row, (T, heads + kv_heads, head_dim / 2) complex."""
+        """Return the scaled rotations of each row, (R, T, heads + kv_heads, head_dim / 2)."""
         if len(parts) == 1 and isinstance(parts[0], SlotAttention) and parts[0].chained:
-            rotations = self.rotations[parts[0].start : parts[0].stop]
+            rotations = self.rotations[:, parts[0].start : parts[0].stop]
         else:
             positions = torch.from_numpy(cache.positions[rows.slots, indices])
-            rotations = self.rotations[positions.to(self.device)]
+            rotations = self.rotations[:, positions.to(self.device)]
         return rotations * self.scales
 
     def _inputs(
@@ -266,14 +277,14 @@ class Decoder:
         Args:
             x: Residual input, (T, D).
             attention_input: The first layer's attention input, if it is not the normed x.
-            rotation: Scaled rotation of each row, (T, heads + kv_heads, head_dim / 2) complex.
+            rotation: Scaled rotations of each row, (R, T, heads + kv_heads, head_dim / 2) complex.
             buffers: Buffers of T rows.
             parts: Attention of all slots.
             hidden: See `Output.hidden`.
             fuzzy: Groups of layers; default: an exact forward.
             stopped: See `LanguageModel.forward`.
         """
-        fuzzy = fuzzy or self._exact
+        fuzzy, rotations = fuzzy or self._exact, rotation.unbind(0)
         states = {0: x.clone()} if 0 in hidden else {}
 
         def attend(i: int) -> None:
@@ -283,7 +294,7 @@ class Decoder:
             layer.qkv.into(buffers.qkv, state)
             if layer.qk_norm is not None:
                 buffers.queries_keys.copy_(layer.qk_norm(buffers.queries_keys))
-            buffers.rotate(rotation)
+            buffers.rotate(rotations[layer.rotation])
             for part in parts:
                 part.run(i, layer.window)
             if fuzzy.watch is not None:

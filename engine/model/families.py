@@ -99,6 +99,20 @@ class Family:
         return Place(f"{stored}.{kind}", start, size[0], transposed, added)
 
 
+def family_of(name: Any, path: Path) -> Family:
+    """Return the family of an architecture.
+
+    Raises:
+        ModelError: It is not supported.
+    """
+    if isinstance(name, str) and name in FAMILIES:
+        return FAMILIES[name]
+    known = f"supported are {', '.join(FAMILIES)}"
+    if isinstance(name, str) and name.endswith("ForConditionalGeneration"):
+        known = f"it reads more than text, and only models of text are supported: {', '.join(FAMILIES)}"
+    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported; {known}")
+
+
 def _llama(config: Any) -> dict[str, Any]:
     biased = bool(getattr(config, "attention_bias", False))
     return {
@@ -136,6 +150,25 @@ def _gemma2(config: Any) -> dict[str, Any]:
     }
 
 
+def _gemma3(config: Any) -> dict[str, Any]:
+    return {**_gemma2(config), "qk_norm": True, "attention_cap": 0.0}
+
+
+def _granite(config: Any) -> dict[str, Any]:
+    return {
+        **_llama(config),
+        "embed_scale": float(config.embedding_multiplier),
+        "residual_scale": float(config.residual_multiplier),
+        "query_scale": float(config.attention_multiplier),
+        "logit_scale": float(config.logits_scaling),
+    }
+
+
+_GEMMA = {
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "self_attn.post_norm": "post_attention_layernorm",
+    "mlp.post_norm": "post_feedforward_layernorm",
+}
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", _llama),
     "MistralForCausalLM": Family("mistral", _llama),
@@ -157,13 +190,19 @@ FAMILIES: dict[str, Family] = {
         _gemma2,
         "hidden_activation",
         needs={"use_bidirectional_attention": False},
-        names={
-            "post_attention_layernorm": "pre_feedforward_layernorm",
-            "self_attn.post_norm": "post_attention_layernorm",
-            "mlp.post_norm": "post_feedforward_layernorm",
-        },
+        names=_GEMMA,
         norm_offset=1.0,
     ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        _gemma3,
+        "hidden_activation",
+        needs={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+        names=_GEMMA,
+        norm_offset=1.0,
+    ),
+    "SmolLM3ForCausalLM": Family("smollm3", _llama, needs={"use_sliding_window": False}),
+    "GraniteForCausalLM": Family("granite", _granite),
     "OPTForCausalLM": Family(
         "opt",
         _plain,

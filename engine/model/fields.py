@@ -40,6 +40,8 @@ WHOLE = {
     "head_dim": (2, 4096),
     "max_position_embeddings": (1, MOST_POSITIONS),
     "sliding_window": (1, MOST_POSITIONS),
+    "sliding_window_pattern": (1, MOST_LAYERS),
+    "no_rope_layer_interval": (1, MOST_LAYERS),
     "max_window_layers": (0, MOST_LAYERS),
     "bos_token_id": (-1, MOST_TOKENS - 1),
     "pad_token_id": (-1, MOST_TOKENS - 1),
@@ -53,7 +55,12 @@ REAL = {
     "attn_logit_softcapping": (1e-3, 1e6),
     "final_logit_softcapping": (1e-3, 1e6),
     "rope_theta": (math.nextafter(1, 2), 1e15),
+    "rope_local_base_freq": (math.nextafter(1, 2), 1e15),
     "partial_rotary_factor": (1e-3, 1.0),
+    "embedding_multiplier": (1e-6, 1e6),
+    "residual_multiplier": (1e-6, 1e6),
+    "attention_multiplier": (1e-6, 1e6),
+    "logits_scaling": (1e-6, 1e6),
 }
 """Other numeric field -> its least and largest value."""
 SCALING = {
@@ -65,6 +72,7 @@ SCALING = {
     "beta_slow": (1e-3, 1e6),
     "mscale": (0.0, 1e3),
     "mscale_all_dim": (0.0, 1e3),
+    "rope_factor": (1e-3, 1e6),
 }
 """Numeric field of a rotation -> its least and largest value."""
 FLAGS = (
@@ -75,6 +83,8 @@ FLAGS = (
 )
 ROPE = ("rope_parameters", "rope_scaling")
 """Names of the object with the rotary parameters; the second is the older one."""
+FACTORS = ("short_factor", "long_factor")
+"""Lists of factors of a rotation's frequencies."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _NEEDED = (
     "vocab_size",
@@ -94,12 +104,20 @@ _NEEDED = (
     "max_position_embeddings",
     "rms_norm_eps",
     "rope_theta",
+    "rope_local_base_freq",
+    "sliding_window_pattern",
+    "no_rope_layer_interval",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
 )
 """Fields that may be missing but not null."""
 ROPE_NEEDS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("original_max_position_embeddings",),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """`rope_type` -> required parameters."""
 _EXPECTED = {
@@ -111,6 +129,7 @@ _EXPECTED = {
     "hidden_activation": str,
     "quantization_config": dict,
     "layer_types": list,
+    "no_rope_layers": list,
 }
 """Other field -> its type; `engine.model.shape` checks the values."""
 READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
@@ -181,18 +200,34 @@ def check_rotation(rope: Mapping[str, Any], where: object) -> None:
         )
 
 
-def _check_rope(rope: Any, where: str) -> None:
+def _check_rope(rope: Any, where: str, *, inner: bool = False) -> None:
+    """Check a rotation, or one of each kind of layer; `inner` is one of these."""
     if not isinstance(rope, dict):
         raise ModelError(f"{where} is {reprlib.repr(rope)}; it must be an object")
     for name, value in rope.items():
+        if isinstance(value, dict) and name in LAYER_TYPES and not inner:
+            _check_rope(value, f"{where}.{name}", inner=True)
+            continue
         if isinstance(value, dict):
             raise ModelError(
                 f"{where}.{plain_name(name)} is an object; one rotation for all layers is supported"
             )
+        if name in FACTORS:
+            _check_factors(value, f"{where}.{name}")
         if name in ("rope_type", "type") and not isinstance(value, str):
             raise ModelError(f"{where}.{name} is {reprlib.repr(value)}; it must be a text")
         if value is not None or name in _NEEDED:
             _check_plain(name, value, f"{where}.{name}")
+
+
+def _check_factors(values: Any, where: str) -> None:
+    """Check a list of factors of frequencies."""
+    if not isinstance(values, list) or len(values) > WHOLE["head_dim"][1]:
+        raise ModelError(
+            f"{where} is {reprlib.repr(values)}; it must be a list of numbers, one for each pair"
+        )
+    for value in values:
+        _check_plain("rope_factor", value, where)
 
 
 def _check_plain(name: str, value: Any, where: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
-from engine.model.families import ACTIVATIONS, FAMILIES, Place
-from engine.model.fields import WHOLE, check_fields, check_rotation
+from engine.model.families import ACTIVATIONS, FAMILIES, Place, family_of
+from engine.model.fields import WHOLE, check_fields
+from engine.model.rotary import context_of, head_dim, no_rotation, rotations
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,8 +21,6 @@ EMBEDDING = "model.embed_tokens.weight"
 """Our name of the embeddings."""
 POSITIONS = "model.embed_positions.weight"
 """Our name of the table of learned positions."""
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Supported scalings; their frequencies do not depend on the length of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,13 @@ class ModelShape:
     windows: tuple[int | None, ...]
     """Sliding window of each layer in positions; None for all positions."""
     frequencies: tuple[float, ...]
-    """Rotary frequencies in radians per position, (head_dim / 2,); 0 if positions are learned."""
+    """Rotary frequencies in radians per position, (head_dim / 2,); 0 for pairs not rotated."""
     rope_scale: float
-    """Factor of rotated queries and keys; other than 1 only for yarn."""
+    """Factor of rotated queries and keys; other than 1 only for yarn and longrope."""
+    other_frequencies: tuple[float, ...] = ()
+    """Frequencies of the layers in `others`; empty if all layers have the same."""
+    others: tuple[bool, ...] = ()
+    """Whether each layer has the other frequencies."""
     qk_norm: bool = False
     """Whether each head norms its queries and keys, as in Qwen3."""
     input_norm: bool = True
@@ -72,12 +74,16 @@ class ModelShape:
     """Whether norms follow attention and MLP, too."""
     embed_scale: float = 1.0
     """Factor of the embeddings, not of a tied LM head."""
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP add to the hidden state."""
     query_scale: float = 0.0
     """Factor of the queries; 0 for 1 / sqrt(head_dim)."""
     attention_cap: float = 0.0
     """Attention scores s become cap tanh(s / cap); 0 for no cap."""
     logit_cap: float = 0.0
     """The same for logits."""
+    logit_scale: float = 1.0
+    """What logits are divided by."""
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
@@ -88,13 +94,10 @@ class ModelShape:
         """
         check_fields(vars(config), path)
         family = (config.architectures or ["none"])[0]
-        if family not in FAMILIES:
-            raise ModelError(
-                f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
-            )
-        options: dict[str, Any] = FAMILIES[family].options(config)
-        FAMILIES[family].check(config, path)
-        act = FAMILIES[family].activation
+        kind = family_of(family, path)
+        options: dict[str, Any] = kind.options(config)
+        kind.check(config, path)
+        act = kind.activation
         allowed = ("silu",) if act == "hidden_act" else ACTIVATIONS
         if (activation := getattr(config, act)) not in allowed:
             raise ModelError(
@@ -107,12 +110,11 @@ class ModelShape:
             raise ModelError(
                 f"{path}: num_key_value_heads is {kv_heads}; it must divide the {config.num_attention_heads} attention heads"
             )
-        if (size := _head_dim(config)) % 2 or size < 2:
+        if (size := head_dim(config)) % 2 or size < 2:
             raise ModelError(
                 f"{path}: head_dim is {size}; it must be even, at least 2 and at most {WHOLE['head_dim'][1]}"
             )
-        rotates = not options.get("learned_positions")
-        frequencies, rope_scale = _rotary(config, path) if rotates else ((0.0,) * (size // 2), 1.0)
+        turns = no_rotation(config) if options.get("learned_positions") else rotations(config, path)
         return cls(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
@@ -120,13 +122,12 @@ class ModelShape:
             kv_heads=kv_heads,
             head_dim=size,
             vocab=config.vocab_size,
-            context=config.max_position_embeddings,
             tied=bool(config.tie_word_embeddings),
             windows=_windows(config, path),
-            frequencies=frequencies,
-            rope_scale=rope_scale,
             family=family,
             activation=activation,
+            context=context_of(config),
+            **turns,
             **options,
         )
 
@@ -149,11 +150,17 @@ class ModelShape:
         Raises:
             ModelError: It differs, or its checkpoint names its matrices in other ways.
         """
-        if FAMILIES[self.family].names:
+        plain = (self.embed_scale, self.residual_scale, self.logit_scale, self.query_scale) == (1, 1, 1, 0)
+        if FAMILIES[self.family].names or self.others or not plain:
             raise ModelError(
                 f"{path}: {self.family} has a block or names of its own; drafters made of a target's layers and "
                 "trained heads need a target of Llama, Mistral, Qwen2 or Qwen3"
             )
+
+    @property
+    def rotated(self) -> int:
+        """Numbers of a head that are rotated, the first ones."""
+        return 2 * sum(frequency != 0 for frequency in self.frequencies)
 
     @property
     def kv_numbers(self) -> int:
@@ -206,10 +213,6 @@ class ModelShape:
         return names
 
 
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
     """Return each layer's window: in all layers (Mistral) or in the sliding ones."""
     window = getattr(config, "sliding_window", None)
@@ -219,30 +222,3 @@ def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
             f"{path}: layer_types has {len(kinds)} entries; num_hidden_layers is {config.num_hidden_layers}"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _rotary(config: Any, path: Path) -> tuple[tuple[float, ...], float]:
-    import torch  # takes seconds; the names of FAMILIES are read without it
-
-    parameters = config.rope_parameters
-    kind = parameters.get("rope_type", "default")
-    if kind not in ROPE_TYPES:
-        raise ModelError(
-            f"{path}: rope_type {reprlib.repr(kind)} is not supported; supported are {', '.join(ROPE_TYPES)}"
-        )
-    check_rotation(parameters, path)
-    if kind != "default":
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    else:
-        dim = _head_dim(config)
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError(f"{path}: only a part of each head is rotated, which is not supported")
-        frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
-        scale = 1.0
-    if 2 * len(frequencies) != _head_dim(config):
-        raise ModelError(f"{path}: only a part of each head is rotated, which is not supported")
-    if not (frequencies.isfinite().all() and math.isfinite(scale)):
-        raise ModelError(f"{path}: rope_parameters give a rotation that is not finite")
-    return tuple(frequencies.tolist()), float(scale)

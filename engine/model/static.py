@@ -7,7 +7,7 @@ On a CPU the same operations run one by one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,6 +30,29 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 SHORTEST = 64
 """Least number of cached rows that a step reads, N; others are twice as long as the one before."""
+
+MOST_STEPS = 256
+"""Steps kept for a cache; the one made first gives way."""
+
+Key = TypeVar("Key")
+Step = TypeVar("Step")
+
+
+class PerCache(Generic[Key, Step]):
+    """Steps made for a cache; they read its tensor, so a new tensor needs new steps."""
+
+    def __init__(self) -> None:
+        self._steps: WeakKeyDictionary[Cache, tuple[Tensor, dict[Key, Step]]] = WeakKeyDictionary()
+
+    def of(self, cache: Cache) -> dict[Key, Step]:
+        """Return a cache's steps, with room for one more."""
+        tensor, steps = self._steps.get(cache, (None, {}))
+        if tensor is not cache.tensor:
+            steps = dict[Key, Step]()
+            self._steps[cache] = cache.tensor, steps
+        if len(steps) == MOST_STEPS:
+            del steps[next(iter(steps))]
+        return steps
 
 
 class Size(NamedTuple):
@@ -58,11 +81,12 @@ class StaticSteps:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._steps: WeakKeyDictionary[Cache, tuple[Tensor, dict[Size, StaticStep]]] = WeakKeyDictionary()
+        self._steps = PerCache[Size, StaticStep]()
+        self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
         """Return the number of steps made for a cache."""
-        return len(self._of(cache))
+        return len(self._steps.of(cache))
 
     def run(
         self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray, hidden: tuple[int, ...]
@@ -78,22 +102,14 @@ class StaticSteps:
             slot,
             last - slot + 1,
             next(count for count in ROWS if count >= most),
-            _length(length, cache.tensor.shape[3]),
+            read_length(length, cache.tensor.shape[3]),
             len(want) > 0,
             hidden,
         )
-        steps = self._of(cache)
+        steps = self._steps.of(cache)
         if size not in steps:
-            steps[size] = StaticStep(self._decoder, cache, size)
+            steps[size] = StaticStep(self._decoder, cache, size, self._pool)
         return steps[size].run(cache, rows, indices, want)
-
-    def _of(self, cache: Cache) -> dict[Size, StaticStep]:
-        """Return a cache's steps; they read its tensor, so a new tensor needs new steps."""
-        tensor, steps = self._steps.get(cache, (None, {}))
-        if tensor is not cache.tensor:
-            steps = dict[Size, StaticStep]()
-            self._steps[cache] = cache.tensor, steps
-        return steps
 
 
 class StaticStep:
@@ -103,20 +119,22 @@ class StaticStep:
         decoder: Its layers and head.
         cache: The cache that the step reads and writes.
         size: The size.
+        pool: See `graph_pool`.
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache, size: Size) -> None:
-        self.size = size
+    def __init__(self, decoder: Decoder, cache: Cache, size: Size, pool: Any = None) -> None:
+        self.size, self._pool = size, pool
         self._decoder = decoder
         count = size.slots * size.rows
         device = cache.tensor.device
         pinned = device.type == "cuda"
         self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
         shape = (len(self._windows), size.slots, size.rows, size.length)
-        self._hosted = torch.zeros((3, count), dtype=torch.int64, pin_memory=pinned)
+        self._hosted = torch.zeros((5, count), dtype=torch.int64, pin_memory=pinned)
         self._hosted_visible = torch.zeros(shape, dtype=torch.bool, pin_memory=pinned)
         self._numbers = self._hosted.to(device)
-        """Token id, position, and cache row of each new row, (3, S K)."""
+        """Token id, position, and cache row of each new row; the given rows' places among them, and
+        the wanted ones', (5, S K)."""
         self._visible = self._hosted_visible.to(device)
         """Whether a new row sees a cached row, per window, (W, S, K, N)."""
         self._inputs: tuple[Tensor, Tensor | None] | None = None
@@ -128,16 +146,16 @@ class StaticStep:
         self._logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}
         self._launch: Callable[[], None] | None = None
+        self._copied: torch.cuda.Event | None = None
 
     def run(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> Output:
         """Run the forward of rows that the step holds; see `Steps.run`."""
-        places = self._fill(cache, rows, indices)
+        self._fill(cache, rows, indices, want)
         if self._launch is None:
             on_cuda = self._numbers.is_cuda
-            self._launch = _captured(self._compute) if on_cuda else self._compute
+            self._launch = captured(self._compute, self._pool) if on_cuda else self._compute
         self._launch()
-        kept = torch.from_numpy(places).to(self._numbers.device)
-        wanted = kept[torch.from_numpy(want).to(kept.device)]
+        kept, wanted = self._numbers[3, : len(rows)], self._numbers[4, : len(want)]
         logits = (
             kept.new_empty((0, self._decoder.vocab_size), dtype=torch.float32)
             if self._logits is None
@@ -146,10 +164,13 @@ class StaticStep:
         states = {layer: state.index_select(0, kept) for layer, state in self._states.items()}
         return Output(logits, states, self._attention.cells(None))
 
-    def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray) -> np.ndarray:
-        """Write the inputs; return each row's place in the step, (T,)."""
+    def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> None:
+        """Write the inputs."""
+        if self._copied is not None:  # the inputs of the step's last forward
+            self._copied.synchronize()
         size, numbers, visible = self.size, self._hosted.numpy(), self._hosted_visible.numpy()
-        numbers[:2], numbers[2] = 0, self._spare
+        numbers[...] = 0
+        numbers[2] = self._spare
         visible[...] = False
         visible[..., 0] = True  # a row that saw nothing would be NaN
         places = np.empty(len(rows), dtype=np.int64)
@@ -160,11 +181,14 @@ class StaticStep:
         numbers[0, places] = rows.tokens
         numbers[1, places] = cache.positions[rows.slots, indices]
         numbers[2, places] = indices
+        numbers[3, : len(places)], numbers[4, : len(want)] = places, places[want]
         self._numbers.copy_(self._hosted, non_blocking=True)
         self._visible.copy_(self._hosted_visible, non_blocking=True)
+        if self._numbers.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         if self._decoder.make_inputs is not None:
-            self._fill_inputs(rows, torch.from_numpy(places).to(self._numbers.device))
-        return places
+            self._fill_inputs(rows, self._numbers[3, : len(rows)])
 
     def _see(self, visible: np.ndarray, cache: Cache, slot: int, start: int) -> None:
         """Write which cached rows the slot's rows from `start` on see, (W, count, N)."""
@@ -191,12 +215,12 @@ class StaticStep:
     def _compute(self) -> None:
         """Run all operations of the step; the results are in `_logits` and `_states`."""
         decoder, attention = self._decoder, None
-        ids, positions, _ = self._numbers
+        ids, positions = self._numbers[:2]
         if self._inputs is None:
             x = decoder.embed(ids, positions)
         else:
             x, attention = self._inputs[0].clone(), self._inputs[1]
-        rotation = self._rotations.index_select(0, positions) * decoder.scales
+        rotation = self._rotations.index_select(1, positions) * decoder.scales
         self._attention.mask(dict(zip(self._windows, self._visible, strict=True)))
         parts = [self._attention]
         self._states = decoder.run_layers(x, attention, rotation, self._buffers, parts, self.size.hidden)
@@ -261,7 +285,7 @@ class StaticAttention:
         return self._size.slots * self._size.rows * self._size.length
 
 
-def _length(needed: int, most: int) -> int:
+def read_length(needed: int, most: int) -> int:
     """Return how many cached rows the step reads that holds `needed` of `most` rows."""
     length = SHORTEST
     while length < needed:
@@ -269,7 +293,12 @@ def _length(needed: int, most: int) -> int:
     return min(length, most)
 
 
-def _captured(compute: Callable[[], None]) -> Callable[[], None]:
+def graph_pool(device: torch.device) -> Any:
+    """Return the memory that a model's graphs share, for they never run at once; None on a CPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def captured(compute: Callable[[], None], pool: Any) -> Callable[[], None]:
     """Return the replay of a CUDA graph of `compute`; it runs once to warm up, once recorded."""
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
@@ -278,6 +307,6 @@ def _captured(compute: Callable[[], None]) -> Callable[[], None]:
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # Other workers of this process may use CUDA meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
     return graph.replay

@@ -161,6 +161,8 @@ class Layer:
     """Norm of attention's output, if it has one."""
     down_norm: Norm | LayerNorm | None = None
     """Norm of the MLP's output, if it has one."""
+    rotation: int = 0
+    """1 for the model's other rotation."""
 
     @classmethod
     def of(
@@ -177,9 +179,11 @@ class Layer:
         prefix = f"model.layers.{number}."
 
         def pairs(x: Tensor) -> Tensor:
-            """Make elements i and i + head_dim / 2 of each head neighbours."""
-            split = x.unflatten(0, (-1, 2, shape.head_dim // 2))
-            return split.transpose(1, 2).flatten(0, 2)
+            """Make elements i and i + r / 2 of the r rotated ones of each head neighbours."""
+            heads = x.unflatten(0, (-1, shape.head_dim))
+            rotated, rest = heads[:, : shape.rotated], heads[:, shape.rotated :]
+            rotated = rotated.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            return torch.cat([rotated, rest], 1).flatten(0, 1)
 
         def attention(kind: str) -> Tensor:
             q, k, v = (take(f"{prefix}self_attn.{part}_proj.{kind}") for part in "qkv")
@@ -198,6 +202,7 @@ class Layer:
 
         return cls(
             window=shape.windows[number],
+            rotation=int(shape.others[number]) if shape.others else 0,
             norm=norm_of(shape, take, f"{prefix}input_layernorm") if shape.input_norm else identity,
             qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None, drafts=drafts),
             qk_norm=head_norm() if shape.qk_norm else None,

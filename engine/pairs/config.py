@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, UsageError, one_line
 from engine.files import parse_json, read_bytes
-from engine.model.families import FAMILIES
+from engine.model.families import family_of
 from engine.model.fields import READ, check_fields
 
 if TYPE_CHECKING:
@@ -52,18 +52,14 @@ def read_config(directory: Path) -> Any:
         )
     families = raw.get("architectures") if isinstance(raw, dict) else None
     family = families[0] if isinstance(families, list) and families else None
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ModelError(
-            f"{path}: architecture {reprlib.repr(family)} is not supported; supported are {', '.join(FAMILIES)}"
-        )
+    kind = family_of(family, path).model_type
     check_fields(raw, path)
-    kind = FAMILIES[family].model_type
     if raw.get("model_type", kind) != kind:
         raise ModelError(
             f"{path}: model_type is {reprlib.repr(raw['model_type'])}; it must be {kind!r} for {family}"
         )
     fields = {name: raw[name] for name in READ if name in raw}
-    if _is_complete(raw):
+    if is_complete(raw):
         return SimpleNamespace(**fields)
     from transformers import AutoConfig  # the import takes a second in every worker
 
@@ -73,7 +69,7 @@ def read_config(directory: Path) -> Any:
         raise ModelError(f"{path}: {one_line(e)}") from None
 
 
-def _is_complete(raw: Mapping[str, Any]) -> bool:
+def is_complete(raw: Mapping[str, Any]) -> bool:
     """Return whether a Llama config needs none of transformers' defaults and older spellings.
 
     Such a config is used without transformers, whose import takes a second in every process.

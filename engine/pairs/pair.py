@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.model.fields import end_ids
+from engine.model.rotary import context_of
 from engine.pairs import stored
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
@@ -134,7 +135,7 @@ class Pair:
             further=drafters[1:],
             tokenizer=tokenizers[0],
             vocab_size=min(config.vocab_size for config in configs),
-            context=min(config.max_position_embeddings for config in configs),
+            context=min(map(context_of, configs)),
             eos=end_ids(settings["eos_token_id"], target / file, configs[0].vocab_size),
         )
 

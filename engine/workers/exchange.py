@@ -71,7 +71,7 @@ class Exchange:
         size = like.numel()
         if count * size > FLOATS:
             raise SpecScopeError(
-                f"{count} attention outputs of {size} numbers do not fit into {FLOATS}; draft fewer tokens at once"
+                f"{count} attention outputs of {size} numbers do not fit into {FLOATS}; draft fewer tokens or sequences at once"
             )
         board = self._data[self._turn + 1 & 1, : count * size].reshape(count, size)
         for index, tensor in mine.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,6 +13,8 @@ from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
 from engine.layout import Packing
 from engine.model.cache import Cache
+from engine.model.chain import Chains
+from engine.model.clock import Clock
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel, never
 from engine.model.slots import PROVISIONAL, Rows, Slots
@@ -44,11 +45,16 @@ class Forwards:
         """Slots of each cache, and rows of each slot."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
-        self._packing = Packing()
+        self.packing = Packing()
+        """How forwards are packed."""
         self._alignment = Alignment()
         self.heads: dict[str, Head] = {}
         """Drafting heads by name; a head's layer is in `models` under the same name."""
         self._kept_states: dict[str, tuple[int, ...]] = {}
+        self.chains: dict[str, Chains] = {}
+        """Of the models with static forwards."""
+        self.clock = Clock()
+        """Takes the times of forwards."""
 
     def begin(self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = ()) -> None:
         """Empty all slots; make new caches if these are too few or too short.
@@ -63,7 +69,7 @@ class Forwards:
         if (size := next_size(self.size, slots, capacity)) != self.size:
             self.size, self.caches = size, {}
         self._slots, self._free = {}, list(range(slots))[::-1]
-        self._packing, self._alignment = packing, Alignment()
+        self.packing, self._alignment = packing, Alignment()
         for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
@@ -174,7 +180,7 @@ class Forwards:
             For each prefix the logits of its last row and of its N draft rows, (1 + N, V); empty
             without `logits`.
         """
-        start = time.perf_counter_ns()
+        start = self.clock.mark()
         cache = self.cache(name)
         pairs = enumerate(zip(prefixes, drafts, strict=True))
         masks = vectors is not None
@@ -216,7 +222,7 @@ class Forwards:
         Returns:
             For each prefix the logits after each node, (N, V).
         """
-        start, blocks = time.perf_counter_ns(), list[_Block]()
+        start, blocks = self.clock.mark(), list[_Block]()
         for number, (prefix, (ids, parents)) in enumerate(zip(prefixes, levels, strict=True)):
             slot = self.slot(prefix.sequence)
             flags = [PROVISIONAL] * len(ids) if provisional else None
@@ -246,17 +252,15 @@ class Forwards:
         try:
             out = model.forward(cache, rows, want, hidden, fuzzy=fuzzy, stage_io=stage_io, stopped=stopped)
         except RunCancelled:
-            stamps.append(Stamp(kind, start, time.perf_counter_ns(), len(rows), context, batch=len(blocks)))
+            stamps.append(Stamp(kind, start, self.clock.mark(), len(rows), context, batch=len(blocks)))
             raise
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
             cache.store_features(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
-        if not self._packing.unpad_inputs:
+        if not self.packing.unpad_inputs:
             for block in blocks:  # drop padding rows: a tree's next level counts true rows only
                 cache.truncate(block.slot, block.cached + len(block.rows))
-        if out.logits.is_cuda:
-            torch.cuda.current_stream(out.logits.device).synchronize()
-        end, times = time.perf_counter_ns(), fuzzy.times() if fuzzy else ()
+        end, times = self.clock.mark(), fuzzy.times() if fuzzy else ()
         stamps.append(
             Stamp(
                 kind,
@@ -300,12 +304,12 @@ class Forwards:
         """Return the packed rows, the indices of rows that need logits, and the context length."""
         context = sum(block.cached for block in blocks)
         cache.pad(0)
-        if not self._packing.unpad_kv:
+        if not self.packing.unpad_kv:
             length = self._alignment.length({block.sequence: block.cached for block in blocks})
             cache.pad(length, max(len(block.rows) for block in blocks))
             context = length * len(blocks)
         counts = [len(block.rows) for block in blocks]
-        if not self._packing.unpad_inputs:
+        if not self.packing.unpad_inputs:
             counts = [max(counts)] * len(blocks)
         rows = [padded(block.rows, count) for block, count in zip(blocks, counts, strict=True)]
         want, first = list[np.ndarray](), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import torch
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""
@@ -13,6 +14,11 @@ CONTAINER = Path("/sys/fs/cgroup")
 def cpu_free() -> int:
     """Return the bytes that the kernel, and the limit of a container, leave to this process."""
     return min([psutil.virtual_memory().available, *_container()])
+
+
+def device_free() -> int:
+    """Return the free bytes of this process's GPU, or of the machine for a process without one."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else cpu_free()
 
 
 def _container() -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -51,11 +50,8 @@ class PackedForwards:
         self, trees: Sequence[Growing], rows: int, work: Work, compute: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
         """Return `compute()`; stamp its time as a forward of `rows` rows for these trees."""
-        start = time.perf_counter_ns()
-        out = compute()
-        if out.is_cuda:
-            torch.cuda.current_stream(out.device).synchronize()
-        end = time.perf_counter_ns()
+        clock = self._forwards.clock
+        start, out, end = clock.mark(), compute(), clock.mark()
         self._stamps.append(Stamp("draft", start, end, rows, 0, batch=len(trees), work=work))
         return out
 

@@ -20,12 +20,16 @@ from engine.draws import Draws, facts, propose_token, softmax
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.layout import Packing
+from engine.model.chain import Chains
+from engine.model.clock import Clock
+from engine.model.decoder import Decoder
 from engine.model.fuzzy import SingleDevice
 from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.vocabulary import Vocabulary
+from engine.workers.chains import propose_chains
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.head_forwards import prefill
@@ -180,7 +184,8 @@ class Host:
             case Measure():
                 model = job.model if job.stage is None else job.stage.of(job.model)
                 value = measure(self.forwards.models[model], job, stopped, agree)
-        return Reply(value, tuple(stamps))
+        time_of = self.forwards.clock.read()
+        return Reply(value, tuple(s._replace(start=time_of(s.start), end=time_of(s.end)) for s in stamps))
 
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
@@ -198,8 +203,12 @@ class Host:
             else:
                 models[job.model] = load()
         model = models.get(job.model) or models[job.beside]
+        if isinstance(model, Decoder):
+            self.forwards.clock = Clock.of(model.device)
+            if model.steps is not None and not model.vocabulary.split:  # a chain reads whole rows
+                self.forwards.chains[job.model] = Chains(model)
         _return_freed_memory()
-        return Facts(model.vocab_size, model.context, model.depth)
+        return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
 
     def _join(self, job: Join) -> None:
         self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
@@ -247,6 +256,9 @@ class Host:
         if vocabulary.split and not sampled:
             return propose_greedy(self.forwards, job, self._vocab_size, stamps, stopped)
         draws, write = [self._draws(p.sequence) for p in prefixes], self._writer(job.model)
+        chain = (self._sampling, self._draws, self._vocab_size, write, stamps)
+        if not stopped() and (chains := propose_chains(self.forwards, job, *chain)) is not None:
+            return chains
         ids: list[list[int]] = [[] for _ in prefixes]
         logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
         ended = set[int]()
@@ -345,7 +357,7 @@ class Host:
         *,
         best: bool = False,
     ) -> tuple[Judgement, ...]:
-        start, before = time.perf_counter_ns(), vocabulary.spent
+        start, before = self.forwards.clock.mark(), vocabulary.spent
         rules = (self._sampling, self._draws, self._q_row, vocabulary)
         judgements = judge_all(jobs, logits, prefixes, *rules, best=best)
         judged, spent = sum(len(job.draft) for job in jobs), vocabulary.spent - before

@@ -307,6 +307,8 @@ class Facts(NamedTuple):
     context: int
     depth: int = 0
     """Layers; 0 for a model without layers."""
+    clock_error: int = 0
+    """Most nanoseconds by which times of the worker's device are wrong (`engine.model.clock`)."""
 
 
 class Taken(NamedTuple):
@@ -320,6 +322,8 @@ class Taken(NamedTuple):
     """Keys, values and kept states of one token, in all models that the run uses."""
     spare: int = 0
     """What torch keeps of a GPU's memory without using it."""
+    free: int = 0
+    """What is free on the worker's device."""
     exact: bool = False
     """Whether a number takes more than two bytes."""
 

@@ -8,6 +8,7 @@ import torch
 
 from engine.model.cache import Cache
 from engine.workers.forwards import Forwards, next_size
+from engine.workers.free import device_free
 from engine.workers.jobs import Room, Taken
 
 
@@ -24,7 +25,8 @@ def taken(forwards: Forwards, job: Room) -> Taken:
     more = sum(max(0, numbers * row - present.get(name, 0)) for name, row in rows.items())
     models = [forwards.models[name] for name in rows if name in forwards.models]
     exact = any(getattr(model, "dtype", torch.int8).itemsize > 2 for model in models)
-    return Taken(sum(held.values()), more - dropped, sum(rows.values()), _spare(), exact)
+    row = sum(rows.values())
+    return Taken(sum(held.values()), more - dropped, row, _spare(), device_free(), exact)
 
 
 def _row(forwards: Forwards, name: str, kept: Mapping[str, tuple[int, ...]]) -> int:

@@ -13,7 +13,7 @@ import torch
 from engine.errors import OutOfMemory
 from engine.pairs.progress import megabytes
 from engine.workers.forwards import Forwards
-from engine.workers.free import cpu_free
+from engine.workers.free import cpu_free, device_free
 from engine.workers.jobs import Begin, Job, Load, Room
 from engine.workers.room import taken
 
@@ -70,7 +70,7 @@ def _asked(text: str) -> int:
 def _free() -> int:
     """Return the free bytes of this process's device, on a CPU within its own limit, too."""
     if torch.cuda.is_initialized():
-        return torch.cuda.mem_get_info()[0]
+        return device_free()
     limits = [cpu_free()]
     if sys.platform != "win32":
         import resource

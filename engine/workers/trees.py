@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.drafters.level import next_level
+from engine.drafters.level import Level, levels, next_level
 from engine.drafters.tree import line, root
-from engine.draws import TOP, Draws, most_probable
+from engine.draws import TOP, Draws
 from engine.heads.drafting import Columns, Growing, LevelLogits
 from engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from engine.types import Prefix, Sampling
@@ -92,16 +92,16 @@ class TreeBuilder:
         rows |= {node: len(rows) - 1 + i for i, node in enumerate(self.frontier)}
         return level
 
-    def add(self, logits: torch.Tensor, forward: int) -> None:
+    def add(self, level: Level, forward: int) -> None:
         """Add a level.
 
         Args:
-            logits: Logits of the R frontier nodes, (R, N); (1, N) if one row holds for all of them.
+            level: The rows after the frontier.
             forward: Number of the job's forward that computed them.
         """
         job, drafting, columns = self._job, self._drafting, self._columns
-        nodes, q = next_level(
-            logits[:, : drafting.vocab_size],
+        nodes = next_level(
+            level,
             self._above,
             job.shape,
             position=len(self.prefix) + self.depth,
@@ -109,16 +109,16 @@ class TreeBuilder:
             draws=self._draws,
             sampled=job.sampled,
         )
-        lines = [line(node.parent, q) for node in nodes]
+        lines = [line(node.parent, level.q) for node in nodes]
         drawn = job.sampled and not drafting.sampling.greedy
         slab_rows = {i: next(self._rows) for i in dict.fromkeys(lines)} if drawn else {}
         for i, row in slab_rows.items():
-            drafting.write(row, columns.spread(q[i], drafting.vocab_size))
-        tops = [tuple((columns.token(c), p) for c, p in top) for top in most_probable(q, TOP)]
-        probabilities = q[lines, [node.token for node in nodes]].tolist()
+            drafting.write(row, columns.spread(level.q[i], drafting.vocab_size))
+        tops = [tuple((columns.token(c), p) for c, p in top[:TOP]) for top in level.tops]
         first = len(self.nodes)
-        for node, i, p in zip(nodes, lines, probabilities, strict=True):
+        for node, i in zip(nodes, lines, strict=True):
             token, parent = columns.token(node.token), self.frontier[node.parent]
+            p = level.probability(i, node.token)
             self.nodes.append(Grown(token, parent, self.depth, slab_rows.get(i, -1), p, tops[i], forward))
         self.depth += 1
         self._paths += [node.path for node in nodes]
@@ -148,22 +148,23 @@ def grow(
     """
     head, before = forwards.heads.get(job.model), len(stamps)
     if head is None:
-        columns, levels = Columns(), job.levels
+        columns, most = Columns(), job.levels
         source: LevelLogits = _model_levels(forwards, job, drafting.partners, stamps)
     else:
         packed = PackedForwards(forwards, job.model, stamps, job.unread)
         columns, source = head.columns, head.draft(packed)
         known = map(packed.begin, job.prefixes)
-        levels = [most if begins else 0 for most, begins in zip(job.levels, known, strict=True)]
+        most = [count if begins else 0 for count, begins in zip(job.levels, known, strict=True)]
     trees = [
-        TreeBuilder(*tree, job, drafting, columns)
-        for tree in zip(job.prefixes, levels, job.rows, strict=True)
+        TreeBuilder(*tree, job, drafting, columns) for tree in zip(job.prefixes, most, job.rows, strict=True)
     ]
     while growing := [tree for tree in trees if tree.grows]:
         if drafting.partners.agree(stopped()):
             break
-        for tree, logits in zip(growing, source(growing), strict=True):
-            tree.add(logits, len(stamps) - before - 1)
+        rows = [logits[:, : drafting.vocab_size] for logits in source(growing)]
+        found = levels(rows, job.shape, drafting.sampling, sampled=job.sampled)
+        for tree, level in zip(growing, found, strict=True):
+            tree.add(level, len(stamps) - before - 1)
     return tuple(tree.kept() for tree in trees)
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from app.bench import cuda
+from app.bench import cuda, timed
 from app.cli import bench
 from engine.errors import UsageError
 
@@ -21,7 +21,7 @@ def run_bench(*argv: str) -> int:
 def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
     sizes = (cuda.Size("large", 2, 64, 128, 4, 2), cuda.Size("small", 1, 64, 128, 4, 4))
     monkeypatch.setattr(cuda, "CPU", sizes)
-    monkeypatch.setattr(cuda, "CACHED", 24)
+    monkeypatch.setattr(timed, "CACHED", 24)
     monkeypatch.setattr(cuda.torch.cuda, "is_available", lambda: False)
     assert run_bench("--cuda", "--quick", "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -37,6 +37,8 @@ def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
         assert result[key]["same_tokens"] == 1, key
         assert result[key]["median"] > 0
     assert result["colocated_gain"]["target"] == "large"
+    for size in sizes:
+        assert result[f"chain_gain_{size.name}"]["same_tokens"] == 1
     assert 0 < result["orchestration"]["median"] < 1
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.accept import judge
-from engine.drafters.level import next_level
+from engine.drafters.level import levels, next_level
 from engine.drafters.tree import TreeShape, line, root
 from engine.draws import Draws, propose_token
 from engine.heads.drafting import Columns
@@ -301,8 +301,10 @@ class ToyDrafter:
                 rows = [logits.level(contexts[-1][: len(contexts[-1]) - unread], level + unread)]
             else:
                 rows = [logits(contexts[node]) for node in at]
-            nodes, q = next_level(
-                torch.stack(rows),
+            (found,) = levels([torch.stack(rows)], shape, run.sampling, sampled=sampled)
+            q = found.q
+            nodes = next_level(
+                found,
                 above,
                 shape,
                 position=len(prefix) + level,

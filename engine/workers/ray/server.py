@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.environment import release
 from engine.errors import ModelError, SpecScopeError
 from engine.workers.host import Host
 from engine.workers.jobs import CONTROL, Connect, Drop, Job, Link, Load, Reply
@@ -53,9 +55,17 @@ class RayServer:
         """Return the process id."""
         return os.getpid()
 
+    async def release(self) -> str:
+        """Return the version of SpecScope on this node."""
+        return release("specscope")
+
     async def now(self) -> int:
         """Return this node's clock, in nanoseconds."""
         return time.perf_counter_ns()
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function in a thread of its own, beside the jobs."""
+        return await asyncio.to_thread(function)
 
     async def stop(self, number: int) -> None:
         """Stop a job after its current forward; its reply is still returned."""

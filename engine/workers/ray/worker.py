@@ -17,8 +17,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from engine.environment import release
 from engine.errors import SpecScopeError, WorkerDied
 from engine.workers.jobs import Connect, Drop, Job, Link, Load, Preparation, Reply
+from engine.workers.ray.causes import cause
 from engine.workers.ray.clock import compare
 from engine.workers.ray.node import Node
 from engine.workers.ray.parcels import Parcels, join_reply
@@ -77,6 +79,11 @@ class RayWorker:
         self._actor = actor(setup)
         self._started: Future[int] = self._actor.pid.remote().future()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed or died."""
+        return self._ended is not None
+
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         """Return 1."""
         return 1
@@ -110,13 +117,31 @@ class RayWorker:
             return
         try:
             self.pid = self._started.result(timeout=START_S)
+            found: str = self._actor.release.remote().future().result(timeout=START_S)
         except TimeoutError:
             raise SpecScopeError(
                 f"the worker on {self._place} did not start in {START_S:g} s; its node may be overloaded, or its "
                 "disk slow: Ray's logs on the node show more"
             ) from None
         except Exception as error:  # noqa: BLE001 - Ray's own errors
-            raise self._death(_cause(error)) from None
+            raise self._death(cause(error)) from None
+        if found != (own := release("specscope")):
+            where = self.node.name or "the node"
+            raise SpecScopeError(
+                f"{where} has SpecScope {found}, this machine {own}: install one version on both"
+            )
+
+    def answer(self, function: Callable[[], Any]) -> Any:
+        """Wait until the worker has started, call a function in its process, and return the result.
+
+        Raises:
+            SpecScopeError: It did not start, or ended.
+        """
+        self._wait_for_start()
+        try:
+            return self.ask(function).result(timeout=SILENT_LONG)
+        except Exception as error:  # noqa: BLE001 - Ray's own errors
+            raise self._death(cause(error)) from None
 
     def align(self) -> None:
         """Compare the clock of its node with this process's.
@@ -129,7 +154,11 @@ class RayWorker:
         try:
             self.node.clock = compare(lambda: self._actor.now.remote().future().result(timeout=SILENT))
         except Exception as error:  # noqa: BLE001 - Ray's own errors
-            raise self._death(_cause(error)) from None
+            raise self._death(cause(error)) from None
+
+    def ask(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call a function in the worker's process, beside its jobs; returns its future result."""
+        return self._actor.call.remote(function).future()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve runs of this event loop from now on."""
@@ -179,7 +208,7 @@ class RayWorker:
         """Deliver an answer; Ray calls this in a thread of its own."""
         error = answer.exception()
         if error is not None:  # in another thread: finding the cause takes time, and Ray waits here
-            threading.Thread(target=self._end, args=(_cause(error),), daemon=True).start()
+            threading.Thread(target=self._end, args=(cause(error),), daemon=True).start()
             return
         deliver = self._waiting.pop(number, None)
         if deliver is not None:
@@ -262,17 +291,3 @@ def _settle(reply: asyncio.Future[Reply], outcome: Outcome) -> None:
 
 def _throw(error: BaseException) -> Reply:
     raise error
-
-
-def _cause(error: BaseException) -> str:
-    """Return in a few words what Ray reports of a call that failed."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.ActorUnavailableError):
-        return "cannot be reached"
-    if isinstance(error, exceptions.ActorDiedError):
-        return "died"
-    if isinstance(error, exceptions.ObjectLostError):
-        return "lost the data of another worker that died"
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"failed ({text[:200]})"

@@ -185,6 +185,23 @@ def test_devices_have_their_own_memory_and_workers_of_one_device_share_it():
     check_caches(workers, models, lambda _: None, ASKED)
 
 
+def test_workers_on_other_nodes_measure_their_own_memory():
+    workers = [
+        _Holder("cpu:0", "cpu:0", Taken(0, 600, 6, free=999)),
+        _Holder("cpu:1", "cpu:1", Taken(0, 600, 6, free=600)),
+        _Holder("cpu:2", "cpu:2", Taken(0, 399, 4, free=999)),
+    ]
+    nodes = {"cpu:0": "node 1", "cpu:1": "node 2", "cpu:2": "node 1"}
+
+    def room(device):
+        return Free(nodes[device.name], None)
+
+    check_caches(workers, {}, room, ASKED)
+    workers[2].taken = workers[2].taken._replace(more=400)
+    with pytest.raises(OutOfMemory, match="memory of node 1, of which"):
+        check_caches(workers, {}, room, ASKED)
+
+
 def test_a_limit_refuses_a_run_of_the_command_with_exit_code_1(capsys, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Tell me a story."}\n' * 8)

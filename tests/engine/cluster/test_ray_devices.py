@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import pytest
+import torch
+
+from engine.cluster.caches import Free
+from engine.cluster.memory import part_of
 from engine.cluster.ray_devices import RayDevices
 from engine.cluster.ray_groups import Bundle, Offer, Place, PlacementGroups
-from engine.errors import SpecScopeError, UsageError
+from engine.cluster.site import ModelPart
+from engine.errors import ModelError, SpecScopeError, UsageError
 from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.workers.ray.node import Node
 
-HELD = Place(None, 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
+HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 
 
 class Nodes:
@@ -89,3 +97,49 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     state = "0 of 4 CPU on node 0, 0 of 1 CPU on node 1, 0 of 1 CPU on node 2"
     with pytest.raises(SpecScopeError, match=rf"needs 1 CPU, and the Ray cluster has none free \({state}\)"):
         site.assign(Layout(Separate(1)))
+
+
+def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
+    several, alone = (RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu") for cpus in ((2, 1), (2,)))
+    assert [several.free(device, ()) for device in several.devices] == [
+        Free("node 0", None),
+        Free("node 1", None),
+        Free("node 0", None),
+    ]
+    drafter = replace(alone.devices[0], name=f"{alone.devices[0].name}/drafter")
+    assert alone.free(drafter, ()).bytes is None
+
+
+def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
+    """Both models go to the only free device; together they do not fit, each alone would."""
+    nodes = Nodes(1, 1)
+    nodes.take(0, 1)
+    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
+    assigned = site.assign(Layout(Separate(1)))
+    parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
+    sizes = [part_of(site.pair, torch.float32, *part).weights for part in parts]
+    free = [sum(sizes)]
+    for part in parts:
+        site._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
+    site.check_memory(parts, ())
+    free[0] -= 1
+    message = r"drafter and target: the weights take .* in the memory of node 1, of which .* are free"
+    with pytest.raises(ModelError, match=message):
+        site.check_memory(parts, ())
+
+
+def test_a_worker_that_ended_is_replaced_on_its_reserved_device():
+    nodes = Nodes(1, 1)
+    nodes.groups._places |= {"cpu:0": HELD, "cpu:1": HELD}
+    nodes.starter, nodes.watch = Mock(), Mock()
+    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
+    assigned = site.assign(Layout(Separate(1)))
+    site.reserve(assigned)
+    drafter, target = (site.start_worker(assigned[model][0]) for model in ("drafter", "target"))
+    site.reserve(assigned)
+    assert site.start_worker(assigned["drafter"][0]) is drafter
+    drafter._closed = True  # there is no actor to kill
+    drafter.close()
+    site.reserve(assigned)
+    assert site.start_worker(assigned["drafter"][0]) is not drafter
+    assert site.start_worker(assigned["target"][0]) is target

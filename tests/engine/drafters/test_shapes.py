@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.drafters.level import next_level
+from engine.drafters.level import levels, next_level
 from engine.drafters.static import tree
 from engine.drafters.tree import Dynamic, Node, Static, TreeShape, Wide, root
 from engine.draws import Draws, Key, pick
@@ -22,7 +22,8 @@ def choose(
     rows: list[list[float]], leaves: list[Node], shape: TreeShape, sampled: bool = False
 ) -> list[Node]:
     logits = torch.tensor(rows, dtype=torch.float64).log()
-    return next_level(logits, leaves, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)[0]
+    (found,) = levels([logits], shape, ONE, sampled=sampled)
+    return next_level(found, leaves, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)
 
 
 def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafters.level import next_level
+from engine.drafters.level import levels, next_level
 from engine.drafters.tree import Node, Wide, root
 from engine.draws import Draws, Key, pick
 from engine.types import Sampling
@@ -22,7 +22,8 @@ def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool
     logits = torch.tensor(rows, dtype=torch.float64).log()
     draws = Draws(3, 0)
     shape = Wide(width, 3)
-    return next_level(logits, leaves, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)[0]
+    (found,) = levels([logits], shape, sampling, sampled=sampled)
+    return next_level(found, leaves, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)
 
 
 def shape(rejections: list[float], support: list[int], width: int) -> list[int]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -14,7 +16,9 @@ import pytest
 import torch
 
 import engine
-from engine.errors import WorkerDied
+from app.bench.attention import CASES, Ragged
+from app.bench.cuda import CPU, GPU
+from engine.errors import OutOfMemory, WorkerDied
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
@@ -25,6 +29,7 @@ from tests.engine.model.tiny import CONFIGS as FAMILIES
 from tests.engine.model.tiny import reference, save
 from tests.engine.workers.processes import at_span, servers
 from tests.engine.workers.test_contract import CONFIGS, PROMPT, WARM, facts
+from tests.engine.workers.test_shortage import limited
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("SPECSCOPE_GPU_TESTS", "cuda")
@@ -95,6 +100,22 @@ def test_static_forwards_decide_as_eager_ones_do(name, opened):
     assert facts(runs[1]) == facts(runs[0])
 
 
+@pytest.mark.parametrize("mode", ["threads", "threads, static"])
+def test_requests_under_load_have_the_texts_of_their_prompts_alone(mode, opened):
+    cluster, load = opened(mode), engine.Load((0.0, 0.0, 0.01), batch=2, chunk=8)
+    prompts = [PROMPT, f"{PROMPT} Why?", "Hello"]
+    for name in ("speculative", "pearl", "ouroboros", "medusa", "eagle"):
+        trace = cluster.run(name, *prompts, config=CONFIGS[name], limits=LIMITS, load=load)
+        alone = [cluster.run(name, prompt, config=CONFIGS[name], limits=LIMITS) for prompt in prompts]
+        assert [trace.token_ids(i) for i in range(3)] == [run.token_ids() for run in alone], name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_ways_of_attention_have_one_result(case):
+    times = Ragged(GPU[1] if DEVICE == "cuda" else CPU[1], case, torch.device(DEVICE)).times(1)
+    assert {way: figure.detail for way, figure in times.items() if not figure.valid} == {}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_graph_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
@@ -125,3 +146,29 @@ def test_a_killed_worker_ends_its_run_and_the_next_run_works(pair):
             cluster.run("speculative", PROMPT, limits=Limits(200), listener=kill)
     with engine.open(pair, device=DEVICE) as cluster:
         assert cluster.run("speculative", PROMPT, limits=Limits(4)).status == "done"
+
+
+@contextmanager
+def little_memory(cluster: engine.Cluster, more: int) -> Iterator[None]:
+    """Let the target's device take `more` bytes: of a GPU's memory by torch, else by the kernel."""
+    if DEVICE == "cpu":
+        with limited(servers(cluster)["target"].pid, more):
+            yield
+        return
+    gpu = servers(cluster)["target"].devices[0].name.split("/")[0]
+    total = torch.cuda.get_device_properties(gpu).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(gpu) + more) / total, gpu)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+
+
+def test_out_of_memory_is_one_line_with_what_would_fit_and_the_next_run_works(opened, plain):
+    cluster = opened("processes" if DEVICE == "cpu" else "threads")
+    batch = {"config": {"base": "plain", "batch": 16}, "limits": Limits(2000)}
+    message = r"no memory for a forward of the target: [\d.]+ MB more were asked for, .* free; try --max-new"
+    with little_memory(cluster, 100 << 20), pytest.raises(OutOfMemory, match=message) as error:
+        cluster.run("ems", *[PROMPT] * 16, **batch)
+    assert "\n" not in str(error.value)
+    assert cluster.run("autoregressive", PROMPT, limits=LIMITS).text == plain(GREEDY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError, UsageError
-from engine.heads.config import HeadConfig
+from engine.heads.config import HeadConfig, layer_shape
 from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
+from engine.pairs.config import read_object
 from engine.pairs.stored import PAIRS
 from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 
@@ -290,3 +292,14 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json has no vocabulary: .") as error:
         tokenizer_digest(tokenizer(tmp_path, text))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "parallelspec_eagle", "parallelspec_medusa"])
+def test_the_shape_of_a_layer_is_the_same_without_transformers(kind, monkeypatch) -> None:
+    config = read_object(PAIRS / "bundled" / "heads" / kind / "config.json")
+    fields = config["shape"] | {"vocab_size": config["vocab_size"]}
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)  # its import would fail
+        plain = layer_shape(fields)
+    monkeypatch.setattr("engine.heads.config.is_complete", lambda _: False)
+    assert layer_shape(fields) == plain

@@ -6,13 +6,16 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 VOCAB = 97
@@ -79,6 +82,40 @@ CONFIGS = {
         query_pre_attn_scalar=20,
         attn_logit_softcapping=2.0,
         final_logit_softcapping=3.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_SIZES | {"num_hidden_layers": 4},
+        num_key_value_heads=2,
+        head_dim=12,
+        sliding_window=7,
+        query_pre_attn_scalar=20,
+        layer_types=["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        },
+    ),
+    "smollm3": lambda: SmolLM3Config(**_SIZES, num_key_value_heads=2, no_rope_layers=[1, 0, 1]),
+    "granite": lambda: GraniteConfig(
+        **_SIZES,
+        num_key_value_heads=2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_scaling=5.0,
+    ),
+    "phi3-longrope": lambda: Phi3Config(
+        **_SIZES | {"max_position_embeddings": 4 * CONTEXT},
+        original_max_position_embeddings=CONTEXT,
+        num_key_value_heads=2,
+        partial_rotary_factor=0.5,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e3,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.5],
+            "long_factor": [2.0, 8.0],
+        },
     ),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
 }

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine
-from engine.errors import ModelError
+from engine.errors import ModelError, UsageError
+from engine.model.rotary import context_of
 from engine.model.slots import Rows
+from engine.pairs.config import read_config
 from engine.pairs.layers import target_digest
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
@@ -20,7 +22,19 @@ from engine.types import Limits, Sampling
 from tests.engine.model import tiny
 
 WEIGHTS = "model.safetensors"
-OURS = ("opt", "gpt2", "phi3", "gemma2")
+OURS = ("opt", "gpt2", "phi3", "gemma2", "gemma3", "smollm3", "granite")
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +81,20 @@ def edit(path, **changes) -> str:
         ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; it must be a number, at least 0.001"),
         ("gpt2", {"n_head": "4"}, "n_head is '4'; it must be a whole number"),
         ("phi3", {"num_key_value_heads": 1}, "qkv_proj.weight has shape [64, 32]; config.json asks for [48, 32]"),
-        ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}}, "rope_type 'longrope' is not supported"),
-        (
-            "phi3",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "only a part of each head is rotated",
-        ),
+        ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 3}}, "short_factor"),
+        ("phi3", {"rope_parameters": LONGROPE | {"long_factor": [1.0, 0.0] * 2}}, "long_factor is 0.0; it must be a number, at least 0.001"),
+        ("phi3", {"rope_parameters": LONGROPE | {"long_factor": "1"}}, "rope_parameters.long_factor is '1'; it must be a list of numbers"),
+        ("phi3", {"rope_parameters": LONGROPE | {"long_factor": None}}, "rope_parameters.long_factor is None; it must be a list"),
+        ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}, "only a part of each head is rotated"),
+        ("gemma2", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}, "one rotation for all layers is supported"),
+        ("gemma3", {"architectures": ["Gemma3ForConditionalGeneration"]}, "it reads more than text, and only models of text are supported: Llama"),
+        ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping 2.0 is not supported; supported is None"),
+        ("gemma3", {"rope_parameters": {"full_attention": {"full_attention": {}}}}, "full_attention.full_attention is an object"),
+        ("gemma3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}}, "two rotations, of which one is scaled by 1.13863, are not"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]; it must hold 0 or 1 for each of the 3 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers is [1, 0, 2]; it must hold 0 or 1 for each of the 3 layers"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window True is not supported; supported is False"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number, at least 1e-06"),
     ],
 )  # fmt: skip
 def test_options_that_are_not_supported_are_refused(model, family, changes, message):
@@ -93,6 +115,31 @@ def test_a_bare_gpt2_without_prefix_and_with_masks_is_the_same_model(model):
     save_file(bare, path / WEIGHTS)
     with pytest.raises(ModelError, match=r"the weights lack h\.1\.attn\.c_attn\.bias"):
         load(path)
+
+
+def test_gemma3_configs_of_the_hub_say_the_same_in_older_fields(model):
+    path = model("gemma3")
+    expected, config = logits(path), json.loads((path / "config.json").read_text())
+    del config["rope_parameters"]
+    older = {"rope_theta": 1e3, "rope_local_base_freq": 10.0}
+    older |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    (path / "config.json").write_text(json.dumps(config | older))
+    assert torch.equal(logits(path), expected)
+    del config["layer_types"]
+    (path / "config.json").write_text(json.dumps(config | older | {"sliding_window_pattern": 3}))
+    assert torch.equal(logits(path), expected)
+
+
+def test_longrope_ends_at_the_context_that_one_set_of_factors_serves(model):
+    path = model("phi3")
+    config = json.loads((path / "config.json").read_text())
+    changes = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}
+    (path / "config.json").write_text(json.dumps(config | changes))
+    decoder = load(path)
+    assert (decoder.context, config["max_position_embeddings"]) == (16, 64)
+    with pytest.raises(UsageError, match="the model's context is 16 positions"):
+        decoder.forward(decoder.new_cache(1, 20), Rows.chain(0, np.arange(17), 0), np.arange(1))
+    assert context_of(read_config(path)) == 16
 
 
 @pytest.mark.parametrize("family", OURS)

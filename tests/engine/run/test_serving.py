@@ -44,7 +44,7 @@ CONFIGS = [
     ("hydra", {}),
     ("eagle", {}),
     ("eagle2", {"depth": 3, "total": 9}),
-    ("parallelspec_medusa", {}),
+    ("parallelspec_medusa", {"first": "mask"}),
     ("parallelspec_eagle", {}),
 ]
 
@@ -152,6 +152,15 @@ def test_a_measured_run_in_threads(cluster: engine.Cluster, method: str) -> None
     assert [trace.token_ids(i) for i in range(5)] == [virtual.token_ids(i) for i in range(5)]
     first = [min(c.time for c in trace.commits if c.sequence == i) for i in range(5)]
     assert all(time > arrival for time, arrival in zip(first, load.times, strict=True))
+
+
+@pytest.mark.parametrize("method", ["pearl", "medusa", "eagle2"])
+def test_static_forwards_of_several_sequences(cluster: engine.Cluster, method: str) -> None:
+    load = Load((0.0,) * 5, batch=3, chunk=8)
+    with engine.open(cluster.pair, runtime="local-thread", device="cpu", forward="static") as static:
+        trace = loaded(static, method, load=load)
+    eager = loaded(cluster, method)
+    assert [trace.token_ids(i) for i in range(5)] == [eager.token_ids(i) for i in range(5)]
 
 
 def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None:

@@ -9,10 +9,10 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
@@ -24,10 +24,11 @@ from engine.cluster.ray_groups import Bundle
 from engine.errors import ModelError, SpecScopeError, WorkerDied
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.types import Draft, DraftToken, Limits, Prefix, RowRef, Sampling
-from engine.workers.jobs import Import, Judge, JudgeAll, Load, Propose, Reply, Score, Stage, Stamp
-from engine.workers.ray.clock import Clock, compare
-from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
+from engine.types import Limits, Sampling
+from engine.workers.jobs import Load
+from engine.workers.ray.parcels import Parcels
+from engine.workers.ray.worker import RayWorker
+from engine.workers.transports.process import Setup
 from tests.engine.workers.processes import PROMPT, at_span
 from tests.engine.workers.test_contract import WARM, facts
 from traces.view.document import view_model
@@ -123,11 +124,50 @@ def test_the_trace_has_the_clock_of_each_node_and_the_timeline_shows_its_error(o
 
 
 @pytest.mark.slow
+def test_each_node_measures_its_devices_and_the_header_names_their_reservations(on_ray):
+    trace = on_ray.run("speculative", PROMPT, limits=Limits(300))
+    for device in trace.header.devices:
+        samples = [sample for sample in trace.occupancy if sample.device == device.name]
+        assert samples, "sampled ten times a second"
+        assert [s.time for s in samples] == sorted(s.time for s in samples)
+        assert 0 < samples[0].time < samples[-1].time + 1 <= trace.footer.time
+        assert max(sample.busy for sample in samples) > 0
+        assert min(sample.memory for sample in samples) > 50 << 20, "resident bytes of its own process"
+    names = [trace.header.environment["reserved"][device.name] for device in trace.header.devices]
+    assert [name.partition(", ")[2] for name in names] == ["bundle 0", "bundle 1"]
+
+
+@pytest.mark.slow
 def test_a_node_without_the_model_is_named(on_ray):
     (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
     wait = worker.prepare(Load("elsewhere", partial(load, "/nowhere/at/all")))
     with pytest.raises(ModelError, match=r"node 2 \(.*\) cannot load a model: /nowhere/at/all: there is no"):
         wait()
+
+
+@pytest.mark.slow
+def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatch, tmp_path):
+    (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
+    pid, worker.pid = worker.pid, 0
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.workers.ray.worker.release", lambda _: "9")
+        with pytest.raises(SpecScopeError, match=r"node 2 .* has SpecScope .*, this machine 9: install one"):
+            worker.answer(os.getpid)
+    worker.pid = 0
+    assert worker.answer(os.getpid) == pid
+
+    (tmp_path / "absent.py").write_text("class Server:\n    def pid(self):\n        return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = import_module("absent").Server
+    import ray
+
+    def start(_: Setup):
+        return ray.remote(server).options(num_cpus=0).remote()
+
+    absent = RayWorker(Setup("x", worker.devices[0], 1, None), worker.node, Parcels(), start)
+    message = r"node 2 .* cannot start \(ModuleNotFoundError: No module named 'absent'\); install SpecScope"
+    with pytest.raises(WorkerDied, match=message):
+        absent.answer(os.getpid)
 
 
 @pytest.mark.slow
@@ -224,47 +264,3 @@ def test_bad_use_ends_with_one_line(words, code, message, capsys, monkeypatch, t
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_the_fastest_round_trip_gives_a_clock_and_its_error():
-    """The other clock is 5,000 ahead; trips take 2,000 there, 400 back; the fastest 100 and 60."""
-    now, trips = [0], iter([(2000, 400)] * 7 + [(100, 60)] + [(2000, 400)] * 8)
-
-    def there() -> int:
-        out, back = next(trips)
-        now[0] += out + back
-        return now[0] - back + 5000
-
-    clock = compare(there, lambda: now[0])
-    assert clock == (5020, 80)
-    reply = clock.local(Reply(None, (Stamp("verify", 6020, 7020, 1, 0),)))
-    assert [(stamp.start, stamp.end) for stamp in reply.stamps] == [(1000, 2000)]
-    assert Clock().local(reply) is reply
-
-
-def test_rows_and_bytes_travel_by_reference_only():
-    """The drafter's rows reach the target's copy of the slab; the message has their places only."""
-    parcels, store = Parcels(), {}
-    drafting, judging = ({"cpu:0": np.zeros((8, 3), dtype=np.float32)} for _ in range(2))
-    drafting["cpu:0"][[5, 2]] = [[1, 2, 3], [4, 5, 6]]
-    job = Propose("drafter", (), (2,), sampled=True, rows=((5, 2),))
-    reply, store["q"] = split_reply(job, Reply((), ()), drafting["cpu:0"])
-    parcels.put("cpu:0", job, "q")
-    tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
-    judge = Judge(1, Draft(tokens), bonus=True, skip=0)
-    score = Score("target", (), (), 1, judges=(judge,))
-    for job in (judge, score, JudgeAll((judge,))):
-        packed, references = parcels.pack(job)
-        assert references == ["q"]
-        assert unpack(packed, judging, tuple(store[name] for name in references)) == job
-        np.testing.assert_array_equal(judging["cpu:0"][[5, 2]], [[1, 2, 3], [4, 5, 6]])
-    reply, store["kv"] = split_reply(judge, Reply(b"rows", ()), None)
-    value = join_reply(reply, "kv").value
-    assert value == Kept("kv")
-    for job in (
-        Import("target", (Prefix(0, np.zeros(1, dtype=np.int64)),), 0, value),
-        Score("target", (), (), 1, stage=Stage(1, 2, value)),
-    ):
-        packed, references = parcels.pack(job)
-        whole = unpack(packed, judging, tuple(store[name] for name in references))
-        assert (whole.data if isinstance(whole, Import) else whole.stage.states) == b"rows"

@@ -1,0 +1,112 @@
+"""Importing and reaching Ray: the address, the token, and what Ray would print or change."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from engine.errors import SpecScopeError, UsageError, one_line, shown
+from engine.workers.ray.node import reachable, speaks_grpc
+
+TRIES = "3"
+"""How often Ray tries to connect, once a second; by default 20 times, also with a wrong token."""
+MISSING = "--runtime ray needs: pip install 'specscope[ray]'"
+
+
+def import_ray(*, starts: bool) -> Any:
+    """Import Ray.
+
+    Ray listens on all addresses of a machine. With a token it answers only those who know it; both
+    its library and its servers read the token when they start.
+
+    Args:
+        starts: Whether a cluster is started here, and needs a token.
+
+    Raises:
+        UsageError: Ray is not installed, or was imported without a token.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends nothing to its makers
+    if starts and os.environ.get("RAY_AUTH_MODE") != "token":
+        if "ray" in sys.modules:
+            raise UsageError(
+                "this process imported ray without a token, so the cluster would answer everybody; set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before it starts, or give the address of a cluster"
+            )
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if not starts:
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", TRIES)
+    try:
+        import ray
+    except ImportError:
+        raise UsageError(MISSING) from None
+    return ray
+
+
+def checked(address: str | None) -> str:
+    """Return the address for `ray.init`.
+
+    Raises:
+        UsageError: It is malformed.
+        SpecScopeError: Nothing answers there.
+    """
+    if address is None:
+        return "local"
+    if address == "auto":
+        return address
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+        raise UsageError(
+            f"address is {shown(address)}; give host:port of Ray's head, for example 10.0.0.1:6379"
+        )
+    if not reachable(host, int(port)):
+        raise SpecScopeError(
+            f"no Ray cluster answers at {address}; start its head there: ray start --head --port {port}"
+        )
+    if not speaks_grpc(host, int(port)):
+        raise SpecScopeError(
+            f"what answers at {address} is not the head of a Ray cluster; give the port of ray start --head --port"
+        )
+    return address
+
+
+def reason(error: Exception) -> str:
+    """Return why `ray.init` failed, with advice."""
+    text = one_line(error)
+    if "ersion mismatch" in text:
+        return f"{text}; install the cluster's versions here"
+    return f"{text}; if the cluster has a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
+
+
+@contextmanager
+def own_signals() -> Generator[None]:
+    """Keep this process's handler of SIGTERM, which Ray replaces."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if main and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def silence(address: str) -> Generator[None]:
+    """Discard standard error while Ray connects to a cluster: its C++ code reports each try."""
+    if address == "local":
+        yield
+        return
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
