@@ -171,7 +171,7 @@ class Decoder:
             if self.steps is not None and fuzzy is None and stage_io is None:
                 output = self.steps.run(cache, rows, indices, want, hidden)
                 if output is not None:
-                    return output
+                    return output._replace(communicated=self._communicated() - before)
             buffers = cache.buffers(len(rows))
             parts = list(attention_parts(cache, buffers, segments))
             rotation = self._rotation(cache, rows, indices, parts)

@@ -34,6 +34,7 @@ from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.head_forwards import prefill
 from engine.workers.jobs import (
+    PREFILL_ROWS,
     Begin,
     Connect,
     Drop,
@@ -67,9 +68,6 @@ from engine.workers.slab import attach
 from engine.workers.split_drafts import add_exchange, gathered, propose_greedy
 from engine.workers.trees import Drafting, grow
 
-PREFILL_ROWS = 1024
-"""Most rows of a sequence in one forward of a prefill: its layers then take short times."""
-
 
 def _return_freed_memory() -> None:
     """Return the C library's freed memory to the system: 320 MB after loading 540 MB of weights."""
@@ -83,10 +81,12 @@ def _model_and_stage(job: Prefill | Score) -> tuple[str, StageIO | None]:
     return (job.model, None) if job.stage is None else (job.stage.of(job.model), StageIO(job.stage.states))
 
 
-def _parts(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
-    """Yield ever longer parts of the prefixes, by at most PREFILL_ROWS tokens each."""
-    for end in range(PREFILL_ROWS, max(map(len, prefixes)) + PREFILL_ROWS, PREFILL_ROWS):
-        yield [Prefix(p.sequence, p.tokens[:end]) for p in prefixes if len(p) > end - PREFILL_ROWS]
+def _parts(prefixes: Sequence[Prefix], cached: Sequence[int]) -> Iterator[list[Prefix]]:
+    """Yield ever longer parts of the prefixes, by at most PREFILL_ROWS new tokens each."""
+    rows = [(p, list(range(start, len(p), PREFILL_ROWS))) for p, start in zip(prefixes, cached, strict=True)]
+    for number in range(max(len(starts) for _, starts in rows)):
+        growing = [(p, starts[number]) for p, starts in rows if number < len(starts)]
+        yield [Prefix(p.sequence, p.tokens[: start + PREFILL_ROWS]) for p, start in growing]
 
 
 def _discard(row: int, q: torch.Tensor) -> None:
@@ -190,6 +190,7 @@ class Host:
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
         if job.beside and job.model not in heads:
+            self.forwards.target = job.beside
             head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
             if head.layer is not None:
                 models[job.model] = head.layer.decoder
@@ -231,7 +232,8 @@ class Host:
         if job.model in self.forwards.heads:
             prefill(self.forwards, job.model, prefixes, stamps)
         elif prefixes:
-            parts = _parts(prefixes) if stage_io is None else [prefixes]
+            cached = [self.forwards.cached(model, prefix) for prefix in prefixes]
+            parts = _parts(prefixes, cached) if stage_io is None else [prefixes]
             with contextlib.suppress(RunCancelled):
                 for part in parts:
                     drafts = [NO_DRAFT] * len(part)

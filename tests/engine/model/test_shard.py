@@ -93,18 +93,20 @@ def test_a_rank_reads_and_stores_its_part_only(paths, monkeypatch):
         assert size in parts, key
 
 
-def test_a_layer_takes_two_sums_and_the_head_nothing(paths):
+@pytest.mark.parametrize("static", [False, True])
+def test_a_layer_takes_two_sums_and_the_head_nothing(static, paths):
     def act(ranks):
-        model = load(paths["llama"], ranks=ranks)
+        model = load(paths["llama"], ranks=ranks, static=static)
         model.forward(model.new_cache(1, 8), Rows.chain(0, TOKENS[:3], 0), np.arange(1))
         return ranks.calls
 
     assert on_ranks(2, act) == [["add"] * 6] * 2
 
 
-def test_a_forward_reports_its_time_of_communication_only(paths):
+@pytest.mark.parametrize("static", [False, True])
+def test_a_forward_reports_its_time_of_communication_only(static, paths):
     def act(ranks):
-        model = load(paths["llama"], ranks=ranks)
+        model = load(paths["llama"], ranks=ranks, static=static)
         cache = model.new_cache(1, 8)
         model.forward(cache, Rows.chain(0, [1], 0), np.arange(1))
         return model.forward(cache, Rows.chain(0, [2], 1), np.arange(1)).communicated
