@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from engine.run.joined import JoinedScores, JoinedTarget
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
 from engine.run.together import Call, Gathering
 from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
-from engine.workers.jobs import Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
+from engine.workers.jobs import PREFILL_ROWS, Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
@@ -267,7 +268,8 @@ class Model:
         """Cache the prefixes without their last tokens."""
         if any(len(prefix) > 1 for prefix in prefixes):
             job = Prefill(self.name, tuple(prefixes))
-            await self._call(job, self._dispatcher.span_ids(self.lanes))
+            forwards = ceil((max(map(len, prefixes)) - 1) / PREFILL_ROWS)
+            await self._call(job, self._dispatcher.span_ids(forwards * self.lanes))
         self._cached |= {p.sequence: p.tokens[:-1] for p in prefixes}
 
     async def cache(self, chunks: tuple[Chunk, ...]) -> None:

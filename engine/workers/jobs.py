@@ -122,6 +122,10 @@ class Stage(NamedTuple):
         return f"{model} {self.number + 1}/{self.total}"
 
 
+PREFILL_ROWS = 1024
+"""Most new rows of a sequence in one forward of a prefill: its layers then take short times."""
+
+
 @dataclass(frozen=True)
 class Prefill:
     """Cache the rows of prefixes without their last tokens; no logits.

@@ -12,9 +12,11 @@ import pytest
 import engine
 from engine import Load
 from engine.errors import UsageError
+from engine.run import models
 from engine.trace.events import Event, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
+from engine.workers import host
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
 
@@ -99,6 +101,20 @@ def test_a_chunk_shares_the_forward_that_decodes_the_others(cluster: engine.Clus
     assert all(forwards[s.start, s.end].rows == 1 for s in shared)  # the other sequence's one row
     latency = {s.end - s.start for s in trace.spans if s.rows == 1 and s.kind == "verify"}
     assert max(latency) < 2 * min(latency)  # the batch does not stall
+
+
+@pytest.mark.parametrize("load", [None, Load((0.0,), batch=1, chunk=9)], ids=["alone", "chunks"])
+def test_all_rows_of_a_long_prompt_are_in_spans_once(
+    cluster: engine.Cluster, load: Load | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (host, models):
+        monkeypatch.setattr(module, "PREFILL_ROWS", 8)
+    trace = cluster.run("speculative", PROMPTS[2], config={"gamma": 3}, limits=LIMITS, load=load)
+    for model in ("target", "drafter"):
+        spans = [s for s in trace.spans if s.kind == "prefill" and s.model == model]
+        assert sum(s.rows for s in spans) == len(PROMPTS[2]) - 1
+        assert [s.context for s in spans] == [sum(s.rows for s in spans[:i]) for i in range(len(spans))]
+    assert len({s.id for s in trace.spans}) == len(trace.spans)
 
 
 def test_rounds_and_slots(cluster: engine.Cluster) -> None:

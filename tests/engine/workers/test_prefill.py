@@ -74,6 +74,14 @@ def test_a_long_prefill_runs_in_parts(host, monkeypatch):
     assert torch.allclose(parts, whole, atol=1e-5)
 
 
+def test_a_prefill_forwards_only_rows_that_are_not_cached(host, monkeypatch):
+    monkeypatch.setattr(host_module, "PREFILL_ROWS", 16)
+    assert prefill(host, 25, 8) == ([16 + 7, 8], [24, 7])
+    assert prefill(host, 30, 8) == ([5], [29, 7])
+    assert prefill(host, 55, 20) == ([16 + 12, 9], [54, 19])
+    assert prefill(host, 55, 20) == ([], [54, 19])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_empty_cache_takes_no_memory(dtype):
     before, size = resident(), (1 << 30) // dtype.itemsize

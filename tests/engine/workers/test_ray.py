@@ -257,7 +257,6 @@ def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(two_nod
         ),
         (["--runtime", "ray", "--address", "ray://host:1"], 2, "address is 'ray://host:1'; give host:port"),
         (["--runtime", "ray", "--address", "127.0.0.1:1"], 1, "no Ray cluster answers at 127.0.0.1:1"),
-        (["--runtime", "ray", "--tp", "2", "--forward", "static"], 2, "has eager forwards only"),
         (["--runtime", "ray", "--device", "tpu"], 2, "there is no device 'tpu'; choose auto, cpu or cuda"),
     ],
 )
