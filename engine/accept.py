@@ -12,7 +12,8 @@ token, else emit x. At temperature 0 every draft is judged by rule 2, and x is t
 draw. The longest accepted path wins, then the likeliest, then the first (Medusa, Cai et al. 2024,
 section 2.3.1).
 
-The same `warp` makes p and q from logits. Pure functions; all random numbers are from a `Draws`.
+The same `warp` makes p and q from logits (`engine.rows`). Pure functions; all random numbers are
+from a `Draws`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from collections.abc import Callable
 from math import isnan, nan
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
-from engine.draws import TOP, Draws, Key, argmax, most_probable, softmax, warp
+from engine.draws import Draws, Key
+from engine.rows import TargetRows, WholeRows, check_rows
 from engine.types import (
     Draft,
     DraftToken,
@@ -39,7 +40,7 @@ from engine.types import (
 
 
 def judge(
-    logits: Tensor,
+    logits: Tensor | TargetRows,
     draft: Draft,
     q_row: Callable[[DraftToken], Tensor | None],
     *,
@@ -53,7 +54,8 @@ def judge(
 
     Args:
         logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i.
-            Without `bonus` the rows of leaves may be missing; surplus rows are ignored.
+            Without `bonus` the rows of leaves may be missing; surplus rows are ignored. Or the
+            rows as `engine.packed_rows` read them.
         draft: A chain or a tree. The children of a node are either all drawn from one q row without
             replacement, in the order of their indices, or all functions of the prefix.
         q_row: Token -> the q row that it was drawn from, (V,); called for tokens with such a row.
@@ -72,7 +74,9 @@ def judge(
         ModelError: The logits are not finite.
     """
     children = _children(draft)
-    walk = _Walk(_needed(logits, draft, bonus), draft.tokens, q_row, sampling, draws, typical)
+    needed = check_rows(len(logits), draft, bonus)
+    rows = WholeRows(logits[:needed], sampling) if isinstance(logits, Tensor) else logits
+    walk = _Walk(rows, draft.tokens, q_row, draws, typical)
     judged, path, node = list[Judged](), list[int](), -1
     while children[node + 1] or bonus:
         judged += walk.decide(node, children[node + 1], position + len(path))
@@ -95,17 +99,14 @@ class _Walk:
 
     def __init__(
         self,
-        logits: Tensor,
+        rows: TargetRows,
         tokens: tuple[DraftToken, ...],
         q_row: Callable[[DraftToken], Tensor | None],
-        sampling: Sampling,
         draws: Draws,
         typical: Typical | None,
     ) -> None:
-        self._logits, self._tokens, self._q_row, self._draws = logits, tokens, q_row, draws
-        self._p = None if sampling.greedy else warp(logits, sampling)
-        self._best = argmax(logits) if self._p is None else []
-        self._chosen = None if typical is None or self._p is None else _choose(self._p, tokens, typical)
+        self._rows, self._tokens, self._q_row, self._draws = rows, tokens, q_row, draws
+        self._chosen = None if typical is None or not rows.sampled else _choose(rows, tokens, typical)
 
     def decide(self, parent: int, children: list[int], position: int) -> list[Judged]:
         """Decide between the children of a node and the target's own token; the last one counts.
@@ -114,8 +115,8 @@ class _Walk:
         """
         if children and self._chosen is not None:
             return self._typical(self._chosen, parent, children, position)
-        if children and self._p is not None and self._tokens[children[0]].q is not None:
-            return self._ratio(self._p[parent + 1], parent, children, position)
+        if children and self._rows.sampled and self._tokens[children[0]].q is not None:
+            return self._ratio(parent, children, position)
         return self._match(parent, children, position)
 
     def _match(self, parent: int, children: list[int], position: int) -> list[Judged]:
@@ -137,10 +138,9 @@ class _Walk:
 
     def _own(self, parent: int, position: int) -> tuple[int, float]:
         """Return the target's own token after a node, and the number it was drawn with."""
-        if self._p is None:
-            return self._best[parent + 1], nan
         key = Key(position, "target")
-        return self._draws.choose(key, self._p[parent + 1]), self._draws.value(key)
+        x = self._rows.own(parent + 1, self._draws, key)
+        return x, self._draws.value(key) if self._rows.sampled else nan
 
     def _typical(self, chosen: _Chosen, parent: int, children: list[int], position: int) -> list[Judged]:
         """Typical acceptance along the chosen path; at its end the target's own draw."""
@@ -156,13 +156,14 @@ class _Walk:
         x, u = self._own(parent, position)
         return [*decisions, Judged(-1, parent, position, x, nan, nan, u, "typical", "corrected")]
 
-    def _ratio(self, p: Tensor, parent: int, children: list[int], position: int) -> list[Judged]:
+    def _ratio(self, parent: int, children: list[int], position: int) -> list[Judged]:
         """Rule 1 over siblings that were drawn from one q without replacement."""
-        full_q = q = self._q_of(children[0], p)
+        p = self._rows.weights(parent + 1)
+        full_q = q = self._q_of(children[0])
         decisions = list[Judged]()
         for sibling, node in enumerate(children):
             x = self._tokens[node].id
-            p_x, q_x = float(p[x]), float(q[x])
+            p_x, q_x = p.of(x), float(q[x])
             if not q_x > 0:
                 raise ValueError(
                     f"token {x} has q = {q_x:g} at position {position}; it cannot have been drawn from it"
@@ -174,19 +175,18 @@ class _Walk:
             decisions.append(Judged(node, parent, position, x, p_x, q_x, u, "ratio", outcome))
             if accepted:
                 return decisions
-            p, q = _residual(p, q), _without(q, x)
+            p, q = p.residual(q), _without(q, x)
         key = Key(position, "residual")
-        x = self._draws.choose(key, p)
-        u = self._draws.value(key)
+        x, u = p.draw(self._draws, key), self._draws.value(key)
         q_x = float(full_q[x])
         return [*decisions, Judged(-1, parent, position, x, nan, q_x, u, "ratio", "corrected")]
 
-    def _q_of(self, node: int, p: Tensor) -> Tensor:
-        q = self._q_row(self._tokens[node])
-        if q is None or q.shape != p.shape:
+    def _q_of(self, node: int) -> Tensor:
+        q, size = self._q_row(self._tokens[node]), self._rows.size
+        if q is None or len(q) != size:
             state = "missing" if q is None else f"of length {len(q)}"
             raise ValueError(
-                f"the q row of draft node {node} is {state}; the target's rows have length {len(p)}"
+                f"the q row of draft node {node} is {state}; the target's rows have length {size}"
             )
         return q
 
@@ -194,16 +194,11 @@ class _Walk:
         """Fill in missing p and the target's most probable tokens, for all rows at once."""
         if not judged:
             return ()
-        parents = list(dict.fromkeys(j.parent for j in judged))
-        is_chain = parents[-1] == len(parents) - 2  # a chain needs no copy of the rows
-        rows = slice(len(parents)) if is_chain else [parent + 1 for parent in parents]
-        p = softmax(self._logits[rows]) if self._p is None else self._p[rows]
-        index = {parent: i for i, parent in enumerate(parents)}
-        tops = most_probable(p, TOP)
-        flat = [index[j.parent] * p.shape[1] + j.token for j in judged]
-        p_of_tokens = p.take(torch.tensor(flat, device=p.device)).tolist()
+        rows = list(dict.fromkeys(j.parent + 1 for j in judged))
+        p_of_tokens, tops = self._rows.described(rows, [(j.parent + 1, j.token) for j in judged])
+        index = {row: i for i, row in enumerate(rows)}
         return tuple(
-            j._replace(p=p_x if isnan(j.p) else j.p, top_p=tops[index[j.parent]])
+            j._replace(p=p_x if isnan(j.p) else j.p, top_p=tops[index[j.parent + 1]])
             for j, p_x in zip(judged, p_of_tokens, strict=True)
         )
 
@@ -242,14 +237,6 @@ def _children(draft: Draft) -> list[list[int]]:
     return children
 
 
-def _needed(logits: Tensor, draft: Draft, bonus: bool) -> Tensor:
-    """Return the rows that a judgement of this draft may read."""
-    rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
-    if len(logits) < rows:
-        raise ValueError(f"{len(logits)} rows of logits were given; judging this draft needs {rows}")
-    return logits[:rows]
-
-
 class _Chosen(NamedTuple):
     """Nodes of a draft that typical acceptance chose."""
 
@@ -259,17 +246,15 @@ class _Chosen(NamedTuple):
     """All nodes whose path is probable enough."""
 
 
-def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Chosen:
+def _choose(p: TargetRows, tokens: tuple[DraftToken, ...], typical: Typical) -> _Chosen:
     """Return the longest path of probable tokens; among equals the likeliest, then the first."""
     if not tokens:
         return _Chosen(frozenset(), frozenset())
     rows = sorted({t.parent + 1 for t in tokens})
-    entropy = torch.special.entr(p[torch.tensor(rows, device=p.device)]).sum(-1)
-    least = (typical.delta * (-entropy).exp()).clamp(max=typical.epsilon).tolist()
-    bounds = dict(zip(rows, least, strict=True))
-    flat = [(t.parent + 1) * p.shape[1] + t.id for t in tokens]
+    bounds = dict(zip(rows, p.bounds(rows, typical), strict=True))
+    drafted = [(t.parent + 1, t.id) for t in tokens]
     paths: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # length and likelihood of each node's path
-    for node, p_x in enumerate(p.take(torch.tensor(flat, device=p.device)).tolist()):
+    for node, p_x in enumerate(p.probabilities(drafted)):
         parent = tokens[node].parent
         if parent in paths and p_x > bounds[parent + 1]:
             paths[node] = (paths[parent][0] + 1, paths[parent][1] * p_x)
@@ -278,14 +263,6 @@ def _choose(p: Tensor, tokens: tuple[DraftToken, ...], typical: Typical) -> _Cho
         path.add(node)
         node = tokens[node].parent
     return _Chosen(frozenset(path), frozenset(paths))
-
-
-def _residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return norm(max(0, p - q)) in float64 on the CPU; p if that is zero everywhere."""
-    p = p.cpu().double()
-    rest = (p - q.cpu()).clamp_(min=0)
-    total = float(rest.sum())
-    return rest / total if total > 0 else p
 
 
 def _without(q: Tensor, token: int) -> Tensor:

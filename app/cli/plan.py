@@ -85,7 +85,7 @@ def _document(found: Fit, tokens: int) -> dict[str, Any]:
             for use in found.uses
         ],
         "heads": [
-            {"kind": h.kind, "path": str(h.path), "weights": h.weights, "kv_cache": tokens * h.per_token}
+            {"kind": h.kind, "path": str(h.file.path), "weights": h.weights, "kv_cache": tokens * h.per_token}
             for h in found.heads
         ],
         "methods": {

@@ -22,7 +22,7 @@ from engine.heads.kinds import KINDS
 from engine.layout import Layout
 from engine.methods import METHODS, Method, Situation
 from engine.pairs.progress import megabytes
-from engine.pairs.sizes import model_depth
+from engine.pairs.sizes import checked_shape, model_depth
 from engine.types import MOST_DRAFTERS, drafter_key
 
 
@@ -30,7 +30,7 @@ class HeadSize(NamedTuple):
     """A drafting head beside the target, in bytes."""
 
     kind: str
-    path: Path
+    file: HeadFile
     weights: int
     per_token: int
     """Keys, values and stored states of one token."""
@@ -123,7 +123,7 @@ def _head_files(site: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFi
     paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else ())
     files = dict[str, HeadFile]()
     for path in paths:
-        file = HeadFile(path, check_head(path, site.pair.target_path))
+        file = HeadFile(path, check_head(path, site.pair.target_path), site.pair.target_path)
         files.setdefault(file.serves, file)
     return files
 
@@ -131,9 +131,13 @@ def _head_files(site: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFi
 def _head_size(site: LocalDevices, head: HeadFile) -> HeadSize:
     config, kind = head.config, KINDS[head.config.kind]
     itemsize = dtype_of(site.dtype, site.devices[0]).itemsize
-    weights = sum(map(prod, kind.tensors(config).values())) * itemsize
+    tied = checked_shape(site.pair.target_path).tied
+    numbers = sum(map(prod, kind.tensors(config).values()))
+    if site.spans and not tied:  # the last stage has no embeddings
+        numbers += config.vocab_size * config.hidden_size
+    weights = numbers * itemsize
     cached = len(config.features) * config.hidden_size + (config.layer().kv_numbers if kind.layered else 0)
-    return HeadSize(config.kind, head.path, weights, cached * itemsize)
+    return HeadSize(config.kind, head, weights, cached * itemsize)
 
 
 def _reason(site: LocalDevices, method: Method, situation: Situation, heads: Mapping[str, HeadSize]) -> str:
@@ -149,8 +153,14 @@ def _reason(site: LocalDevices, method: Method, situation: Situation, heads: Map
 
 def _shortage(site: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize]) -> str:
     """Return which memory is too small for a layout; empty if none is."""
-    extra = sum(heads[layout.head][2:]) if layout.head else 0
-    for use in _uses(site, _parts(site, site.assign(layout))):
+    parts = _parts(site, site.assign(layout))
+    if layout.head and site.spans:
+        heads[layout.head].file.check_split()
+    holders = [part.device for part in parts if part.model == "target"][-1 if site.spans else 0 :]
+    beside = {site.memory.name(device) for device in holders}
+    for use in _uses(site, parts):
+        head = heads[layout.head] if layout.head and use.memory in beside else None
+        extra = head.weights + head.per_token if head else 0
         if not use.tokens(extra):
             needed = use.weights + use.per_token + extra
             return f"needs {megabytes(needed)} in the memory of {use.memory}, of which {megabytes(use.free)} are free"

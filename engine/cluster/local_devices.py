@@ -60,11 +60,6 @@ class LocalDevices:
 
         Without a drafter the first target gets the second device, if there is one.
         """
-        if layout.head and self.spans:
-            raise UsageError(
-                f"a drafting head needs the whole target on its device; this target is split by layers over {self.ways} "
-                "devices: split it by tensors (tp), or choose a method without a head"
-            )
         match layout.arrangement:
             case Colocated() | Pipelined() if max(self.tp, self.drafter_tp) > 1:
                 raise UsageError(

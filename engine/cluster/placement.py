@@ -153,7 +153,7 @@ class Placement:
         """
         assigned = {model: each for model, each in self.site.assign(layout).items() if each}
         if head is not None:
-            assigned["drafter"] = assigned["target"]
+            assigned["drafter"] = [_head_place(target, head) for target in assigned["target"]]
         drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
         self.site.reserve(assigned)
@@ -164,7 +164,7 @@ class Placement:
                     self._workers[member.name] = self.site.start_worker(member)
         workers = {model: tuple(map(self._worker, each)) for model, each in assigned.items()}
         # after the groups, whose ranks load parts of a model
-        self._load(missing, head, assigned.get("drafter", ()))
+        self._load(missing, head, assigned)
         self.vocab_size = next(
             f.vocab_size for (model, _), f in self._facts.items() if model.split()[0] == "target"
         )
@@ -197,7 +197,10 @@ class Placement:
         return [part for part in parts if (part.name, part.place.name) not in self._facts]
 
     def _load(
-        self, parts: Sequence[ModelPart], head: HeadFile | None, drafting: Sequence[Assignment]
+        self,
+        parts: Sequence[ModelPart],
+        head: HeadFile | None,
+        assigned: Mapping[str, Sequence[Assignment]],
     ) -> None:
         """Load parts of models, then a head beside the target on the devices that draft."""
         try:
@@ -205,8 +208,11 @@ class Placement:
         finally:
             self._held += [part for part in parts if (part.name, part.place.name) in self._facts]
         if head is not None:  # after the target, which it belongs to
-            load = Load(_head_name(head), partial(load_head, str(head.path)), beside="target")
-            self._load_all([(load, member) for each in drafting for member in each.members])
+            (target,) = assigned["target"]
+            beside = ModelPart("target", target, len(target.members) - 1).name
+            loader = partial(load_head, str(head.path), origin=str(head.target))
+            load = Load(_head_name(head), loader, beside=beside)
+            self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
 
     def _job(self, part: ModelPart) -> Load:
         """Return the job that loads a part."""
@@ -299,6 +305,18 @@ def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[s
     if isinstance(layout.arrangement, Pipelined):
         return (drafter_key(0),) * count
     return tuple(map(drafter_key, range(count)))
+
+
+def _head_place(target: Assignment, head: HeadFile) -> Assignment:
+    """Return where a head drafts: on its target's devices, or on the last one of a split target.
+
+    Raises:
+        UsageError: The target is split by layers, and the head reads states of inner layers.
+    """
+    if not target.split:
+        return target
+    head.check_split()
+    return target.members[-1]
 
 
 def _head_name(head: HeadFile) -> str:

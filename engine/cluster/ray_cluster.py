@@ -17,7 +17,7 @@ from typing import Any
 from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence
 from engine.cluster.ray_groups import RESERVE_S, Bundle, Offer, PlacementGroups, free_by_node
 from engine.errors import SpecScopeError, UsageError, one_line
-from engine.workers.ray.node import Node
+from engine.workers.ray.node import Node, reachable
 from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import Setup
 
@@ -63,7 +63,7 @@ class RayCluster:
                     "this process is connected to a Ray cluster already; close it (ray.shutdown()), or "
                     "give the address of the open one"
                 )
-            self.address = where
+            self.address, self._head = where, self._ray.get_runtime_context().gcs_address
             _users.append(self)
         self._keeper = threading.Thread(target=self._check_workers, name="keeper of Ray's workers")
         self._keeper.daemon = True
@@ -99,7 +99,14 @@ class RayCluster:
         """Return the nodes that answer, with their resources; this machine's own node first.
 
         Nodes that join later get the next numbers.
+
+        Raises:
+            SpecScopeError: The head does not answer.
         """
+        if not self._head_answers():  # Ray would wait for a minute, and then end this process
+            raise SpecScopeError(
+                f"the head of the Ray cluster ({self._head}) does not answer; start the cluster again"
+            )
         own = self._ray.get_runtime_context().get_node_id()
         alive = [each for each in self._ray.nodes() if each["Alive"]]
         alive.sort(key=lambda each: (each["NodeID"] != own, each["NodeManagerAddress"], each["NodeID"]))
@@ -113,6 +120,10 @@ class RayCluster:
             self._nodes[node.id] = node
             offers[node.id] = Offer(node, entry["Resources"], free.get(node.id, {}))
         return [offers[key] for key in self._nodes if key in offers]
+
+    def _head_answers(self) -> bool:
+        host, _, port = self._head.rpartition(":")
+        return reachable(host, int(port))
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         """Reserve devices on their nodes, all or none.
@@ -168,7 +179,7 @@ class RayCluster:
             return
         self._closing.set()
         self._keeper.join()
-        if self._ray.is_initialized():  # otherwise Ray has freed them
+        if self._ray.is_initialized() and self._head_answers():  # otherwise Ray has freed them
             self.groups.remove()
         with _lock:
             _users.remove(self)

@@ -36,6 +36,7 @@ def ray_placement(
     cluster = RayCluster(address, len(devices_of("cpu")))
     try:
         site = RayDevices(pair, cluster, device, threads, forward == "static", dtype, tp, drafter_tp)
+        _check_one_node(site, max(tp, drafter_tp), RESOURCES[device])
         check(len(site.largest), tp, drafter_tp)
     except BaseException:
         cluster.close()
@@ -44,3 +45,16 @@ def ray_placement(
     split = {"tp": tp, "drafter_tp": drafter_tp} if max(tp, drafter_tp) > 1 else {}
     details = settings | split | {"nodes": site.nodes}
     return Placement("ray", site, base, details=details, finish=cluster.close)
+
+
+def _check_one_node(site: RayDevices, ways: int, resource: str) -> None:
+    """Check that a node has the devices of a split model; its all-reduces stay on the node.
+
+    Raises:
+        UsageError: None has.
+    """
+    if ways > (most := len(site.largest)) and ways > 1:
+        raise UsageError(
+            f"a model is to be split over {ways} devices of one node, and no node of the Ray cluster has more than "
+            f"{most} free {resource}: split it less, or free devices"
+        )

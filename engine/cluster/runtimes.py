@@ -68,11 +68,6 @@ def place(
             f"tp is {tp} and drafter_tp is {drafter_tp}, but models are split by tensors over processes: "
             f"use the runtime local-process or ray instead of {runtime}, or leave both at 1"
         )
-    if max(tp, drafter_tp) > 1 and forward != "eager":
-        raise UsageError(
-            f"tp is {tp} and drafter_tp is {drafter_tp}, but a model split by tensors has eager forwards "
-            f"only; leave forward {forward} out, or leave both at 1"
-        )
     if memory and runtime in ("virtual", "ray"):
         raise UsageError(
             f"memory {shown(memory)} is for local devices; leave it out with the runtime {runtime}"

@@ -12,7 +12,10 @@ from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
 from engine.model.decoder import Decoder
 from engine.model.memoized import MemoizedModel
+from engine.model.shape import EMBEDDING
 from engine.model.static import StaticSteps
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.sizes import checked_shape
 
 if TYPE_CHECKING:
     from engine.heads.config import HeadConfig
@@ -27,6 +30,20 @@ class HeadFile:
 
     path: Path
     config: HeadConfig
+    target: Path
+    """The target's directory."""
+
+    def check_split(self) -> None:
+        """Check that the head can draft on the last device of a target that is split by layers.
+
+        Raises:
+            UsageError: It reads states of inner layers, which other devices compute.
+        """
+        if self.config.features != (-1,):
+            raise UsageError(
+                f"the head {self.path} reads the target's states {list(self.config.features)}, and this target is "
+                "split by layers: split it by tensors (tp), or use a head that reads the last state"
+            )
 
     @property
     def levels(self) -> int:
@@ -78,7 +95,9 @@ class Heads:
                 f"{self.pair.name} has no drafting head of kind {kind}; name one with --head, or train it: "
                 f"specscope train {kind}"
             )
-        heads = [HeadFile(path, check_head(path, self.pair.target_path)) for path in paths]
+        heads = [
+            HeadFile(path, check_head(path, self.pair.target_path), self.pair.target_path) for path in paths
+        ]
         for head in heads:
             if head.serves == kind:
                 return head
@@ -86,8 +105,13 @@ class Heads:
         raise UsageError(f"{others}; this method needs one of kind {kind}")
 
 
-def load_head(path: str, target: LanguageModel) -> Head:
+def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
     """Load the head of a directory beside its target; both are static, or none is.
+
+    Args:
+        path: The head's directory.
+        target: The target, or the last stage of one that is split by layers.
+        origin: The target's directory; its embeddings are read if the stage has none.
 
     Raises:
         ModelError: Its config or its weights are missing or broken.
@@ -99,6 +123,9 @@ def load_head(path: str, target: LanguageModel) -> Head:
         raise UsageError(
             "a drafting head reads the target's hidden states, which drawn or recorded tokens do not have; leave tokens at pair"
         )
+    if not len(target.embedding):
+        checkpoint = Checkpoint(Path(origin), shape=checked_shape(Path(origin)))
+        target.embedding = checkpoint.take(EMBEDDING, target.device, target.dtype)
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
     head = KINDS[config.kind].load(config, tensors.pop, target)
     if target.steps is not None and head.layer is not None:

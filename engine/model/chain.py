@@ -150,6 +150,7 @@ class Chain:
         self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
         self._spare = cache.tensor.shape[3] - 1
         self._columns = torch.arange(kind.length, device=device)
+        self._rotations = decoder.rotations
         self._hosted_places = torch.zeros((3, kind.slots), dtype=torch.int64, pin_memory=pinned)
         self._hosted_numbers = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
         self._places = self._hosted_places.to(device)
@@ -233,7 +234,7 @@ class Chain:
         position = torch.where(counts > j, position, 0)
         seen = {window: self._sees(position, window)[:, None] for window in self._windows}
         self._attention.mask(seen)
-        rotation = decoder.rotations.index_select(1, position) * decoder.scales
+        rotation = self._rotations.index_select(1, position) * decoder.scales
         x = decoder.embed(token, position)
         decoder.run_layers(x, None, rotation, self._buffers, [self._attention], ())
         return decoder.logits(x)[:, : self.kind.vocab]

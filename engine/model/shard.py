@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
 from torch.nn.functional import pad
 
 from engine.model.weights import Linear
+from engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +158,7 @@ def padded(tensor: Tensor, part: Part) -> Tensor:
 
 
 class SplitHead:
-    """An LM head whose rows are split over ranks; every rank gets all logits.
+    """An LM head whose rows are split over ranks.
 
     Args:
         weight: This rank's rows, padded, (ceil(V / N), D).
@@ -167,19 +167,21 @@ class SplitHead:
     """
 
     def __init__(self, weight: Tensor, vocab: int, ranks: Ranks) -> None:
-        self._linear = Linear(weight, keep=True)
-        self._first, self._count = ranks.rank * len(weight), len(weight)
-        self._vocab, self._ranks = vocab, ranks
+        self._linear, self._ranks = Linear(weight, keep=True), ranks
+        self.vocabulary = Vocabulary(vocab, ranks)
+        """The columns of `part`."""
+
+    def part(self, x: Tensor) -> Tensor:
+        """Return this rank's columns of the logits, (T, C), for x of (T, D)."""
+        return self._linear(x)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits, (T, V), for x of (T, D)."""
-        if not len(x):
-            return x.new_empty((0, self._vocab))
-        return torch.cat(self._ranks.join(self._linear(x)), 1)[:, : self._vocab]
+        """Return all logits on every rank, (T, V), for x of (T, D)."""
+        return self.vocabulary.gather(self.part(x))
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return a copy of some rows of the whole head, (N, D), for N indices on every rank."""
-        local = indices - self._first
-        held = (local >= 0) & (local < self._count)
-        rows = self._linear.rows(local.clamp(0, self._count - 1))
+        local, count = indices - self.vocabulary.first, self.vocabulary.width
+        held = (local >= 0) & (local < count)
+        rows = self._linear.rows(local.clamp(0, count - 1))
         return self._ranks.add(rows * held[:, None])

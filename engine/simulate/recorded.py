@@ -10,6 +10,7 @@ from engine.errors import UsageError
 from engine.simulate.oracle import Scripted, agrees, another, number
 from engine.trace.events import Decision
 from engine.trace.trace import Trace
+from engine.vocabulary import Vocabulary
 
 ALMOST = 1 - 1e-6
 """Probability of a drafted token whose q is unknown: trees still find siblings of it."""
@@ -59,6 +60,7 @@ class _Recording:
         ids = [token for prompt in header.prompt_ids for token in prompt]
         ids += ends + [c.token for c in trace.commits] + [d.token for d in tested]
         self.vocab_size = max(8, 1 + max(ids))
+        self.vocabulary = Vocabulary(self.vocab_size)
         self._sequences = [
             _Sequence(prompt, trace.token_ids(s), ends, [d for d in tested if d.sequence == s])
             for s, prompt in enumerate(header.prompt_ids)

@@ -50,6 +50,8 @@ class Forwards:
         self._alignment = Alignment()
         self.heads: dict[str, Head] = {}
         """Drafting heads by name; a head's layer is in `models` under the same name."""
+        self.target = "target"
+        """Name of the target, or of the last stage of a split one, beside which heads draft."""
         self._kept_states: dict[str, tuple[int, ...]] = {}
         self.chains: dict[str, Chains] = {}
         """Of the models with static forwards."""
@@ -82,7 +84,7 @@ class Forwards:
 
     def kept_states(self, features: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return the hidden states that each model keeps; `features` are the target's."""
-        return {name: head.keeps for name, head in self.heads.items()} | {"target": features}
+        return {name: head.keeps for name, head in self.heads.items()} | {self.target: features}
 
     def retire(self, sequence: int) -> None:
         """Free a sequence's slot."""

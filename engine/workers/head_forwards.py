@@ -12,8 +12,6 @@ from engine.types import Prefix, Tree
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.jobs import Stamp
 
-TARGET = "target"
-
 
 class PackedForwards:
     """The forwards of one head after several prefixes: each has the rows of all of them.
@@ -36,7 +34,7 @@ class PackedForwards:
         if len(prefix) - self.unread < 2:
             return False
         read = self._read(prefix)
-        states = self._forwards.features(TARGET, read, len(read) - 2)
+        states = self._forwards.features(self._forwards.target, read, len(read) - 2)
         if states is None:
             return False
         self._states[prefix.sequence] = states
@@ -115,7 +113,7 @@ class PackedForwards:
         def vectors(firsts: Sequence[int]) -> list[torch.Tensor]:
             states = list[torch.Tensor]()
             for prefix, first in zip(prefixes, firsts, strict=True):
-                found = self._forwards.features(TARGET, self._read(prefix), first)
+                found = self._forwards.features(self._forwards.target, self._read(prefix), first)
                 assert found is not None, "all rows are cached"
                 states.append(found)
             fused = layer.fuse(_joined(states)).split([len(part) for part in states])

@@ -11,14 +11,12 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 
-from engine.accept import judge
-from engine.draws import Draws, argmax, facts, propose_token, softmax
+from engine.draws import Draws, facts, propose_token, softmax
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.layout import Packing
@@ -30,6 +28,7 @@ from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
+from engine.vocabulary import Vocabulary
 from engine.workers.chains import propose_chains
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
@@ -59,12 +58,14 @@ from engine.workers.jobs import (
     Score,
     Stamp,
 )
+from engine.workers.judging import judge_all
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.ranks import ProcessRanks
 from engine.workers.room import taken
 from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
+from engine.workers.split_drafts import add_exchange, gathered, propose_greedy
 from engine.workers.trees import Drafting, grow
 
 
@@ -174,11 +175,10 @@ class Host:
             case Score():
                 value = self._score(job, stamps)
             case Judge():
-                logits, prefix = self._scores[job.scores]
-                value = self._judge([job], [logits], [prefix], stamps)[0]
+                value = self._judge_kept([job], [self._scores[job.scores]], stamps)[0]
             case JudgeAll():
                 kept = [self._scores.pop(judge.scores) for judge in job.judges]
-                value = self._judge(job.judges, [rows for rows, _ in kept], [x for _, x in kept], stamps)
+                value = self._judge_kept(job.judges, kept, stamps)
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
@@ -190,6 +190,7 @@ class Host:
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
         if job.beside and job.model not in heads:
+            self.forwards.target = job.beside
             head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
             if head.layer is not None:
                 models[job.model] = head.layer.decoder
@@ -205,7 +206,7 @@ class Host:
         model = models.get(job.model) or models[job.beside]
         if isinstance(model, Decoder):
             self.forwards.clock = Clock.of(model.device)
-            if model.steps is not None:
+            if model.steps is not None and not model.vocabulary.split:
                 self.forwards.chains[job.model] = Chains(model)
         _return_freed_memory()
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
@@ -253,6 +254,9 @@ class Host:
     ) -> tuple[tuple[Grown, ...], ...]:
         sampled = job.sampled and not self._sampling.greedy
         prefixes = list(job.prefixes)
+        vocabulary = self.forwards.models[job.model].vocabulary
+        if vocabulary.split and not sampled:
+            return propose_greedy(self.forwards, job, self._vocab_size, stamps, stopped)
         draws, write = [self._draws(p.sequence) for p in prefixes], self._writer(job.model)
         chain = (self._sampling, self._draws, self._vocab_size, write, stamps)
         if not stopped() and (chains := propose_chains(self.forwards, job, *chain)) is not None:
@@ -266,6 +270,7 @@ class Host:
                 break
             drafts = [NO_DRAFT] * len(active)
             out = self.forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
+            out = gathered(vocabulary, out, stamps)
             for i, rows in zip(active, out, strict=True):
                 row, prefix = rows[0, : self._vocab_size], prefixes[i]
                 token, q = propose_token(
@@ -314,17 +319,20 @@ class Host:
         if not job.prefixes:  # only parts of prompts
             return ()
         if not job.judges:
+            # a judge of kept scores runs beside the next forward, so it cannot meet other ranks
+            logits = gathered(self.forwards.models[model].vocabulary, logits, stamps)
             self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
             return None
-        if job.greedy:
-            logits = [rows[:, : self._vocab_size] for rows in logits]
-            cases = zip(job.judges, logits, job.prefixes, strict=True)
-            judgements = tuple(self._decide(judge, rows, x, Sampling()) for judge, rows, x in cases)
-        else:
-            judgements = self._judge(job.judges, logits, job.prefixes, stamps)
-        if not job.best:
-            return judgements
-        return tuple(replace(j, best=tuple(argmax(r))) for j, r in zip(judgements, logits, strict=True))
+        vocabulary, best = self.forwards.models[model].vocabulary, job.best
+        if not job.greedy:
+            return self._judge(job.judges, logits, job.prefixes, stamps, vocabulary, best=best)
+        logits = [vocabulary.limited(rows, self._vocab_size) for rows in logits]
+        before = vocabulary.spent
+        greedy = (Sampling(), self._draws, self._q_row, vocabulary)
+        judgements = judge_all(job.judges, logits, job.prefixes, *greedy, best=best)
+        if vocabulary.split:
+            add_exchange(stamps, vocabulary.spent - before)
+        return judgements
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._name][row]
@@ -334,28 +342,26 @@ class Host:
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
         return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
 
+    def _judge_kept(
+        self, jobs: Sequence[Judge], kept: Sequence[tuple[torch.Tensor, Prefix]], stamps: list[Stamp]
+    ) -> tuple[Judgement, ...]:
+        """Judge whole rows of an earlier forward."""
+        logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
+        return self._judge(jobs, logits, prefixes, stamps, Vocabulary(logits[0].shape[1]))
+
     def _judge(
         self,
         jobs: Sequence[Judge],
         logits: Sequence[torch.Tensor],
         prefixes: Sequence[Prefix],
         stamps: list[Stamp],
+        vocabulary: Vocabulary,
+        *,
+        best: bool = False,
     ) -> tuple[Judgement, ...]:
-        start = self.forwards.clock.mark()
-        cases = zip(jobs, logits, prefixes, strict=True)
-        judgements = tuple(self._decide(job, rows, prefix, self._sampling) for job, rows, prefix in cases)
-        judged = sum(len(job.draft) for job in jobs)
-        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
+        start, before = self.forwards.clock.mark(), vocabulary.spent
+        rules = (self._sampling, self._draws, self._q_row, vocabulary)
+        judgements = judge_all(jobs, logits, prefixes, *rules, best=best)
+        judged, spent = sum(len(job.draft) for job in jobs), vocabulary.spent - before
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0, communicated=spent))
         return judgements
-
-    def _decide(self, job: Judge, logits: torch.Tensor, prefix: Prefix, sampling: Sampling) -> Judgement:
-        return judge(
-            logits[job.skip :],
-            job.draft,
-            self._q_row,
-            position=len(prefix) + job.skip,
-            sampling=sampling,
-            draws=self._draws(prefix.sequence),
-            bonus=job.bonus,
-            typical=job.typical,
-        )

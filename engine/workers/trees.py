@@ -21,6 +21,7 @@ from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
 from engine.workers.head_forwards import PackedForwards
 from engine.workers.jobs import Grow, Grown, Stamp
+from engine.workers.split_drafts import gathered
 
 
 class Partners(DeviceGroup, Protocol):
@@ -189,8 +190,9 @@ class ModelLevels:
         if not trees[0].depth:
             kind, fuzzy = ("calibrate", None) if self._calibrates else ("draft", self._fuzzy)
             drafts = [NO_DRAFT] * len(trees)
-            return forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
-        return forwards.branch(
+            rows = forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
+            return gathered(forwards.models[job.model].vocabulary, rows, self._stamps)
+        rows = forwards.branch(
             job.model,
             prefixes,
             [tree.level() for tree in trees],
@@ -199,3 +201,4 @@ class ModelLevels:
             fuzzy=self._fuzzy,
             provisional=self._calibrates,
         )
+        return gathered(forwards.models[job.model].vocabulary, rows, self._stamps)

@@ -6,11 +6,17 @@ import json
 
 import pytest
 
+from engine.cluster.fit import fit
+from engine.cluster.local_devices import LocalDevices
+from engine.cluster.memory import Memory
 from engine.methods import METHODS
+from engine.pairs.pair import Pair
 from engine.pairs.stored import PAIRS
+from engine.trace.events import Device
 from engine.workers import free as free_memory
 from engine.workers.transports.process import ProcessWorker
 from tests.app.commands import call
+from tests.engine.heads.random_heads import with_heads
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +58,25 @@ def test_the_table_names_devices_parts_and_reasons(capsys):
     assert any("CPU core 0" in line and "layers 0-3" in line for line in lines)
     assert any("CPU core 1" in line and "layers 4-7" in line for line in lines)
     assert "The pair fits with 2,048 tokens; its context is 2,304." in lines
-    (heads,) = [line for line in lines if line.startswith("Cannot run eagle, eagle2, hydra, medusa")]
-    assert heads.endswith("or choose a method without a head")
+    (runs,) = [line for line in lines if line.startswith("Can run: ")]
+    assert {"eagle", "hydra", "medusa", "parallelspec_eagle"} < set(
+        runs.removeprefix("Can run: ").split(", ")
+    )
+
+
+def test_a_head_takes_memory_of_the_targets_last_device_only(tmp_path):
+    pair = with_heads(Pair.find("bundled"), tmp_path / "heads")
+    cores = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(2))
+    spans = (range(4), range(4, 8))
+
+    def reason(*free: int) -> str:
+        limits = {core.name: size for core, size in zip(cores, free, strict=True)}
+        site = LocalDevices(pair, "local-thread", cores, 1, spans=spans, memory=Memory(limits))
+        return fit(site).methods["medusa"]
+
+    first, last, head = 25_300_000, 30_400_000, 2_200_000
+    assert reason(first + 12_300_000, last + head) == ""
+    assert "in the memory of cpu:1, of which 30.4 MB are free" in reason(first + 12_300_000, last)
 
 
 def test_a_target_alone_lacks_drafter_and_heads(capsys):

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUND = ("errors", "environment", "files", "bounds", "types", "layout", "draws", "accept")
+GROUND = (
+    *("errors", "environment", "files", "bounds", "types", "layout", "draws", "vocabulary", "rows", "accept"),
+    *("device_rows", "packed_rows"),
+)
 ROOMS = (
     *GROUND,
     "trace",

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import engine
 from engine.cluster.caches import Free
 from engine.cluster.memory import part_of
 from engine.cluster.ray_devices import RayDevices
@@ -143,3 +144,14 @@ def test_a_worker_that_ended_is_replaced_on_its_reserved_device():
     site.reserve(assigned)
     assert site.start_worker(assigned["drafter"][0]) is not drafter
     assert site.start_worker(assigned["target"][0]) is target
+
+
+def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch):
+    nodes = Nodes(2, 4)
+    nodes.take(1, 1)
+    nodes.close = Mock()
+    monkeypatch.setattr("engine.cluster.ray_placement.RayCluster", lambda *_: nodes)
+    message = "split over 4 devices of one node, and no node of the Ray cluster has more than 3 free CPU"
+    with pytest.raises(UsageError, match=message):
+        engine.open(runtime="ray", tp=4)
+    nodes.close.assert_called_once()

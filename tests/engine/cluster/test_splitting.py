@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 from safetensors import safe_open
 
 import engine
-from engine.cluster.local_devices import LocalDevices
+from engine.cluster.fit import fit
+from engine.cluster.local_devices import LocalDevices, devices_of
 from engine.cluster.memory import Memory
+from engine.cluster.placement import Placement
 from engine.cluster.runtimes import base_layout
 from engine.cluster.splitting import layer_spans, split_by_memory
 from engine.errors import ModelError, UsageError
@@ -19,8 +22,10 @@ from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.pairs.sizes import Size
+from engine.run.serving import Load
 from engine.trace.events import Device
 from engine.types import Limits, Sampling
+from tests.engine.heads.random_heads import make_head, make_heads
 from tests.engine.model import tiny
 
 GPUS = tuple(Device(f"cuda:{i}", "", f"GPU {i}", "cuda") for i in range(4))
@@ -97,7 +102,6 @@ def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit():
 def test_what_cannot_run_on_a_split_target_is_refused():
     site = split_by_memory(gpus([50 * MB, 30 * MB, 30 * MB]), Layout(), 100)
     for layout, message in (
-        (Layout(Separate(drafters=0), head="eagle"), "a drafting head needs the whole target"),
         (Layout(Colocated()), "a co-located placement has one"),
         (Layout(Pipelined(3)), "stages is 3; memory has split the target over 2 devices"),
         (Layout(Separate(targets=2)), r"2 target server\(s\) and 1 drafter\(s\) need 5 devices"),
@@ -174,5 +178,65 @@ def test_the_split_target_decodes_the_text_of_the_whole_one(split, whole, method
     assert trace.header.environment["stages"] == [4, 4]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle2", "parallelspec_medusa"])
+def test_heads_beside_the_last_stage_draft_what_they_draft_beside_the_whole_target(
+    split, whole, method, temperature
+):
+    options = {"sampling": Sampling(temperature, seed=3), "limits": Limits(12)}
+    trace, expected = (c.run(method, "Tell me a story.", **options) for c in (split, whole))
+    assert trace.token_ids(0) == expected.token_ids(0)
+    drafts = [[(r.drafted, r.accepted) for r in t.rounds] for t in (trace, expected)]
+    assert drafts[0] == drafts[1]
+    first, last = trace.header.devices
+    assert (first.role, last.role) == ("target", "drafter+target")
+    if temperature == 0:
+        load = Load((0.0,) * 3, batch=2)
+        served = [
+            c.run(method, *["Tell me a story."] * 3, limits=Limits(6), load=load) for c in (split, whole)
+        ]
+        assert [served[0].token_ids(i) for i in range(3)] == [served[1].token_ids(i) for i in range(3)]
+
+
 def test_the_time_of_a_split_target_is_the_sum_of_its_stages(split):
     assert split.c > 1
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    """Return a pair without a drafter whose target has an LM head of its own, with heads."""
+    bundled, folder = Pair.find("bundled"), tmp_path_factory.mktemp("untied")
+    for file in bundled.target_path.glob("*token*"):
+        shutil.copy(file, folder)
+    tiny.save(tiny.reference("llama", vocab_size=bundled.vocab_size, eos_token_id=None), folder)
+    heads = make_heads(folder / "heads", folder, ("eagle", "hydra"))
+    make_head(heads / "eagle3", "eagle3", folder)
+    return replace(Pair.of(folder), heads_path=heads)
+
+
+def opened(pair, spans, heads=()) -> engine.Cluster:
+    """Open a pair on two threads, with its target split into these layers."""
+    site = LocalDevices(pair, "local-thread", devices_of("cpu")[:2], 1, spans=spans)
+    return engine.Cluster(pair, Placement("local-thread", site, base_layout(pair)), heads)
+
+
+@pytest.mark.parametrize("method", ["eagle", "hydra"])
+def test_a_head_beside_the_last_stage_reads_embeddings_that_only_the_first_one_has(untied, method):
+    texts = []
+    for spans in ((), (range(1), range(1, 3))):
+        with opened(untied, spans) as cluster:
+            trace = cluster.run(method, [5, 6, 7], limits=Limits(8))
+            texts.append((trace.token_ids(0), len(trace.rounds)))
+    assert texts[0] == texts[1]
+
+
+def test_a_head_that_reads_inner_layers_is_refused_on_a_split_target(untied):
+    heads = (untied.heads_path / "eagle3",)
+    message = r"reads the target's states \[.*\], and this target is split by layers: split it by tensors"
+    with opened(untied, (range(1), range(1, 3)), heads) as cluster:
+        with pytest.raises(UsageError, match=message):
+            cluster.run("eagle", [5, 6, 7], limits=Limits(4))
+        assert cluster.run("autoregressive", [5, 6, 7], limits=Limits(4)).status == "done"
+        site = cluster.placement.site
+        assert "reads the target's states" in fit(site, heads).methods["eagle"]
+        assert fit(replace(site, spans=()), heads).methods["eagle"] == ""

@@ -250,7 +250,7 @@ def test_a_published_config_is_read(target, tmp_path):
     native = store(tmp_path / "a", with_ids(drawn(shapes("midlayer"))), CONFIG)
     assert read_head(native).config.features == (), "the default depends on the target"
     config = check_head(native, target[0])
-    file = HeadFile(native, config)
+    file = HeadFile(native, config, native)
     assert (config.kind, file.serves, file.levels, config.features) == ("eagle3", "eagle", 0, (2, 3, 4))
     assert (config.draft_vocab, config.own_embedding, config.norm_before_residual) == (KNOWN, False, False)
     assert read_head(native).tensors["d2t"].dtype == torch.int64

@@ -34,9 +34,9 @@ def paths(tmp_path_factory):
 
 
 def decode(model):
-    """Return the logits of chains, a tree and batches, one tensor per forward."""
-    cache = model.new_cache(2, 40)
-    return [model.forward(cache, rows, want).logits for rows, want in steps()]
+    """Return the whole logits of chains, a tree and batches, one tensor per forward."""
+    cache, whole = model.new_cache(2, 40), model.vocabulary.gather
+    return [whole(model.forward(cache, rows, want).logits) for rows, want in steps()]
 
 
 def split(path, ways):
@@ -93,23 +93,25 @@ def test_a_rank_reads_and_stores_its_part_only(paths, monkeypatch):
         assert size in parts, key
 
 
-def test_a_layer_takes_two_sums_and_the_head_one_join(paths):
+@pytest.mark.parametrize("static", [False, True])
+def test_a_layer_takes_two_sums_and_the_head_nothing(static, paths):
     def act(ranks):
-        model = load(paths["llama"], ranks=ranks)
+        model = load(paths["llama"], ranks=ranks, static=static)
         model.forward(model.new_cache(1, 8), Rows.chain(0, TOKENS[:3], 0), np.arange(1))
         return ranks.calls
 
-    assert on_ranks(2, act) == [["add"] * 6 + ["join"]] * 2
+    assert on_ranks(2, act) == [["add"] * 6] * 2
 
 
-def test_a_forward_reports_its_time_of_communication_only(paths):
+@pytest.mark.parametrize("static", [False, True])
+def test_a_forward_reports_its_time_of_communication_only(static, paths):
     def act(ranks):
-        model = load(paths["llama"], ranks=ranks)
+        model = load(paths["llama"], ranks=ranks, static=static)
         cache = model.new_cache(1, 8)
         model.forward(cache, Rows.chain(0, [1], 0), np.arange(1))
         return model.forward(cache, Rows.chain(0, [2], 1), np.arange(1)).communicated
 
-    assert on_ranks(2, act) == [7, 7]
+    assert on_ranks(2, act) == [6, 6]
     whole = load(paths["llama"])
     assert whole.forward(whole.new_cache(1, 8), Rows.chain(0, [1], 0), np.arange(1)).communicated == 0
 

@@ -10,6 +10,7 @@ from engine.model.slots import PAD, Rows
 from engine.model.static import ROWS, StaticSteps
 from engine.pairs.load import load
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save
+from tests.engine.model.together import on_ranks
 
 torch.set_num_threads(1)
 HIDDEN = (0, 2, -1)
@@ -71,6 +72,13 @@ def check_static_steps(decoder, tolerance):
 def test_a_static_step_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
     check_static_steps(load(tmp_path), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_static_step_of_a_split_model_equals_the_eager_forward(family, tmp_path):
+    """Three ranks: heads, columns and vocabulary are padded."""
+    save(reference(family), tmp_path)
+    on_ranks(3, lambda ranks: check_static_steps(load(tmp_path, ranks=ranks), tolerance=1e-5))
 
 
 def test_steps_are_used_again_and_results_stay(tmp_path):

@@ -48,9 +48,8 @@ METHODS = {
     "medusa, sampled": ({}, WARM),
 }
 """Settings and sampling by name; the name's first word is the method."""
-IN_BOTH = ("speculative", "pearl", "medusa, sampled")
-"""Run on both splits: a whole drafter, one beside its split target, and a split head."""
-SPLITS = {"two": {"tp": 2}, "three": {"tp": 3, "drafter_tp": 2}}
+SPLITS = {"two": {"tp": 2}, "three": {"tp": 3, "drafter_tp": 2, "forward": "static"}}
+"""Eager forwards over two processes, static ones over three."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_a_split_target_writes_the_rows_of_the_whole_one(opened, name):
         return opened[split].run(method, PROMPT, config=config, sampling=sampling, limits=LIMITS)
 
     expected = run("whole")
-    for split in SPLITS if name in IN_BOTH else ["three"]:
+    for split in SPLITS:
         trace = run(split)
         assert trace.status == "done"
         assert trace.text == expected.text
@@ -140,8 +139,8 @@ def test_every_rank_is_a_device_and_shows_its_communication(opened):
         assert after.end > after.start
         assert (after.model, after.step, after.rank) == (forward.model, forward.step, 0)
     assert sorted({s.rank for s in forwards if s.model == "target"}) == [0, 1, 2]
-    assert trace.header.environment["tp"] == 3
-    assert trace.header.environment["drafter_tp"] == 2
+    settings = {name: trace.header.environment[name] for name in ("tp", "drafter_tp", "forward")}
+    assert settings == {"tp": 3, "drafter_tp": 2, "forward": "static"}
 
 
 def test_easyspec_drafts_on_the_devices_of_its_split_target(opened):
@@ -152,8 +151,9 @@ def test_easyspec_drafts_on_the_devices_of_its_split_target(opened):
     assert {d.role for d in trace.header.devices} == {"drafter+target"}
 
 
-def test_a_stopped_run_leaves_the_ranks_in_step(opened):
-    cluster, stop = opened["two"], threading.Event()
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_stopped_run_leaves_the_ranks_in_step(opened, split):
+    cluster, stop = opened[split], threading.Event()
     plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
     listen = at_span(20, stop.set)
     stopped = cluster.run("speculative", PROMPT, limits=Limits(2000), listener=listen, cancel=stop)

@@ -51,7 +51,5 @@ def test_only_local_runtimes_have_static_forwards():
         engine.open("bundled", runtime="virtual", profile="pearl-4xA100", forward="static")
     with pytest.raises(UsageError, match="no forward 'fast'; choose one of eager, static"):
         engine.open("bundled", forward="fast")
-    with pytest.raises(UsageError, match="a model split by tensors has eager forwards only"):
-        engine.open("bundled", forward="static", tp=2)
     with pytest.raises(UsageError, match="no dtype 'int4'; choose one of auto, float32, bfloat16"):
         engine.open("bundled", dtype="int4")
