@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.draws import TOP, Top, not_finite, warp
+from engine.draws import NOT_FINITE, TOP, Top, warp
+from engine.errors import ModelError
 from engine.types import Sampling
 from engine.vocabulary import Vocabulary, first_best, host, upload
 
@@ -144,7 +145,7 @@ class DeviceRows:
         largest, totals, entropies, ids = ranks[:, : 4 * rows].reshape(-1, 4, rows).swapaxes(0, 1)
         m = largest.max(0)
         if not np.isfinite(m).all():
-            raise not_finite()
+            raise ModelError(NOT_FINITE)
         shift = (np.where(largest > -np.inf, largest, m) - m) / self._temperature
         scales = np.exp(shift)
         total = (totals * scales).sum(0)

@@ -197,10 +197,5 @@ def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
         for row, probabilities in zip(ids.tolist(), values.tolist(), strict=True)
     )
     if any(top[0][1] != top[0][1] for top in tops):
-        raise not_finite()
+        raise ModelError(NOT_FINITE)
     return tops
-
-
-def not_finite() -> ModelError:
-    """Return the error for logits that are NaN or infinite."""
-    return ModelError(NOT_FINITE)

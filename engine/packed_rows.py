@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.device_rows import DeviceRows, Table, held_choice
-from engine.draws import Draws, Key, Top, not_finite
+from engine.draws import NOT_FINITE, Draws, Key, Top
+from engine.errors import ModelError
 from engine.rows import Weights, check_rows
 from engine.types import Draft, Sampling, Typical
 from engine.vocabulary import Vocabulary, host, upload
@@ -156,7 +157,7 @@ class PackedWeights:
         p = device.p(self._row, self._table)[None]
         token, p_token, mass = host(torch.cat([device.chosen(index, p)[:, 0], masses.sum(0)])).tolist()
         if not 0 < mass < np.inf:
-            raise not_finite()
+            raise ModelError(NOT_FINITE)
         self._table.p[self._row, int(token)] = p_token
         return int(token)
 

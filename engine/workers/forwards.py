@@ -54,7 +54,7 @@ class Forwards:
         """Name of the target, or of the last stage of a split one, beside which heads draft."""
         self._kept_states: dict[str, tuple[int, ...]] = {}
         self.chains: dict[str, Chains] = {}
-        """Of the models with static forwards."""
+        """Of the models with static forwards that are not split by tensors."""
         self.clock = Clock()
         """Takes the times of forwards."""
 

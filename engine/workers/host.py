@@ -206,7 +206,7 @@ class Host:
         model = models.get(job.model) or models[job.beside]
         if isinstance(model, Decoder):
             self.forwards.clock = Clock.of(model.device)
-            if model.steps is not None and not model.vocabulary.split:
+            if model.steps is not None and job.model not in self._ranks:
                 self.forwards.chains[job.model] = Chains(model)
         _return_freed_memory()
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)

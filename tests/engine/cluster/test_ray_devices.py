@@ -26,7 +26,9 @@ HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=Tru
 class Nodes:
     """Nodes of a number of processors each, without Ray."""
 
-    def __init__(self, *cpus: int) -> None:
+    def __init__(self, *cpus: int, resource: str = "CPU") -> None:
+        self._resource, self.reserved = resource, list[str]()
+        self.starter, self.watch = Mock(), Mock()
         self.cpus, self._used = list(cpus), dict[int, int]()
         self.groups = PlacementGroups()
 
@@ -34,9 +36,17 @@ class Nodes:
         """Reserve processors for this and other sessions together."""
         self._used[node] = self._used.get(node, 0) + count
 
+    def reserve(self, bundles) -> None:
+        self.reserved += map(str, bundles)
+        self.groups._places |= {name: HELD for bundle in bundles for name in bundle.devices}
+
     def nodes(self):
         return [
-            Offer(Node(str(i), f"node {i}", "", 0, own=not i), {"CPU": n}, {"CPU": n - self._used.get(i, 0)})
+            Offer(
+                Node(str(i), f"node {i}", "", 0, own=not i),
+                {self._resource: n},
+                {self._resource: n - self._used.get(i, 0)},
+            )
             for i, n in enumerate(self.cpus)
         ]
 
@@ -132,7 +142,6 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
 def test_a_worker_that_ended_is_replaced_on_its_reserved_device():
     nodes = Nodes(1, 1)
     nodes.groups._places |= {"cpu:0": HELD, "cpu:1": HELD}
-    nodes.starter, nodes.watch = Mock(), Mock()
     site = RayDevices(Pair.find("bundled"), nodes, "cpu")
     assigned = site.assign(Layout(Separate(1)))
     site.reserve(assigned)
@@ -155,3 +164,31 @@ def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch)
     with pytest.raises(UsageError, match=message):
         engine.open(runtime="ray", tp=4)
     nodes.close.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("counts", "tp", "kind", "bundles"),
+    [
+        ((1, 1), 1, "cpu", ["1 CPU on node 0", "1 CPU on node 1"]),
+        ((2, 1), 2, "cpu", ["1 CPU on node 1", "2 CPU on node 0"]),
+        ((2, 2), 2, "cuda", ["1 GPU on node 1", "2 GPU on node 0"]),
+        ((1,), 1, "cpu", ["1 CPU on node 0"]),
+    ],
+)
+def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, bundles):
+    nodes = Nodes(*counts, resource="GPU" if kind == "cuda" else "CPU")
+    site = RayDevices(Pair.find("bundled"), nodes, kind, tp=tp)
+    for _ in range(2):
+        site.reserve(site.assign(Layout(Separate(1))))
+        assert sorted(nodes.reserved) == bundles, "reserved once"
+    taken = [call.kwargs for call in nodes.starter.call_args_list]
+    assert sum(each["gpus"] if kind == "cuda" else each["cpus"] for each in taken) == sum(
+        int(bundle[0]) for bundle in bundles
+    )
+
+
+def test_two_workers_never_share_a_gpu():
+    site = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), "cuda")
+    with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
+        site.reserve(site.assign(Layout(Separate(1))))
+    assert not site.cluster.reserved
