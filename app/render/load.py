@@ -83,7 +83,7 @@ def _charts(result: Mapping[str, Any]) -> str:
             },
             "yaxis": {"rangemode": "tozero"},
         }
-        drawn = charts.chart(lines, f"{heading} by batch size", 230, showlegend=True, **axes)
+        drawn = charts.chart(lines, f"{heading} by batch size", 230, showlegend=not found, **axes)
         found.append(f"<figure><figcaption>{text(heading)}</figcaption>{drawn}</figure>")
     return f'<div class="app-load-charts">{"".join(found)}</div>'
 

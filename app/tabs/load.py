@@ -24,8 +24,13 @@ from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile, profiles
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from app.service import Service
     from engine.trace.trace import Trace
+
+    Cells: TypeAlias = dict[str, dict[int, Trace]]
+    """The runs that are done, by method and batch size."""
 
 _ABOUT = (
     "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
@@ -75,7 +80,11 @@ class LoadTab:
         titles = [(METHODS[key].title, key) for key in servable() if key != BASELINE]
         usual = ["speculative", "tree", "medusa"]
         self.methods = gr.Dropdown(
-            titles, value=usual, label="Methods beside plain decoding", multiselect=True
+            titles,
+            value=usual,
+            label="Methods beside plain decoding",
+            multiselect=True,
+            elem_id="load-methods",
         )
 
     def _build_place(self) -> None:
@@ -93,8 +102,8 @@ class LoadTab:
         self.times = gr.Textbox(
             "0\n0.5\n0.5\n2", label="Seconds, one per line", lines=3, max_lines=8, visible=False
         )
-        self.requests = gr.Number(32, precision=0, label="Requests")
-        self.tokens = gr.Number(48, precision=0, label="New tokens of each")
+        self.requests = gr.Number(16, precision=0, label="Requests")
+        self.tokens = gr.Number(32, precision=0, label="New tokens of each")
         self.prompts = gr.Textbox(
             "", label="Prompts, one per line", placeholder="Empty: the bench's prompts.", lines=1, max_lines=6
         )
@@ -134,7 +143,7 @@ class LoadTab:
         """Yield the series' name, the progress, and the figures after every batch size."""
         stop, name = threading.Event(), uuid.uuid4().hex
         self._stops[name] = stop
-        cells = dict[str, dict[int, Trace]]()
+        cells: Cells = {}
         plan: LoadPlan | None = None
         try:
             plan = plan_of(Settings(*given), HERE)
@@ -146,9 +155,7 @@ class LoadTab:
         finally:
             del self._stops[name]
 
-    def _states(
-        self, name: str, plan: LoadPlan, cells: dict[str, dict[int, Trace]], stop: threading.Event
-    ) -> Iterator[State]:
+    def _states(self, name: str, plan: LoadPlan, cells: Cells, stop: threading.Event) -> Iterator[State]:
         done, before, drawn = 0, read_load(), ""
         yield State(name, progress(plan, done), drawn)
         for cell, run, trace in serve(plan, self.service(), stop):
@@ -167,7 +174,7 @@ def _last(plan: LoadPlan, cell: Cell) -> bool:
     return cell == [one for one in plan.cells if one.batch == cell.batch][-1]
 
 
-def _result(plan: LoadPlan, cells: dict[str, dict[int, Trace]], warning: str) -> str:
+def _result(plan: LoadPlan, cells: Cells, warning: str) -> str:
     """Return the figures of the runs that are done; empty without one."""
     if not cells.get(BASELINE):
         return ""

@@ -137,5 +137,5 @@ def test_wrong_values_are_refused_in_one_line(capsys, db, words, error):
 def test_a_wrong_file_of_arrivals_is_refused_with_its_line(tmp_path, name, text, error):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError) as raised:
-        read_arrivals(tmp_path / name)
+        read_arrivals(tmp_path / name, 1 << 20)
     assert error in str(raised.value)

@@ -158,7 +158,17 @@ def lab(page: Page) -> None:
     save("lab", page, card)
 
 
-PICTURES = (panes, timeline, tokens, whatif, diff, lab)
+def load(page: Page) -> None:
+    """Requests under load with the tab's first settings."""
+    page.get_by_role("tab", name="Load").click()
+    page.locator("#load-start").click()
+    expect(page.locator("#load-message")).to_contain_text("12 runs.", timeout=PATIENCE)
+    card = page.locator("#load")
+    card.locator(".app-figure .main-svg").last.wait_for()
+    save("load-tab", page, card)
+
+
+PICTURES = (panes, timeline, tokens, whatif, diff, lab, load)
 """The pictures of the tutorial's runs, in the order in which they are taken."""
 NAMES = (playground.__name__, *(picture.__name__ for picture in PICTURES))
 
