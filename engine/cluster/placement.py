@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from engine.cluster.caches import Asked, check_caches
+from engine.cluster.names import (
+    drafter_names,
+    head_name,
+    head_place,
+    labelled_devices,
+    models_on,
+    names_on_workers,
+)
 from engine.cluster.site import Assignment, ModelPart, Site
 from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
-from engine.layout import Layout, Pipelined
+from engine.layout import Layout
 from engine.trace.events import Device
-from engine.types import drafter_key
-from engine.workers.jobs import Connect, Facts, Load, Reply
+from engine.workers.jobs import Connect, Load
+from engine.workers.replies import Facts, Reply
 from engine.workers.slab import Slab
 from engine.workers.transports.group import GroupWorker
 from engine.workers.transports.pipeline import PipelineWorker
@@ -153,8 +160,8 @@ class Placement:
         """
         assigned = {model: each for model, each in self.site.assign(layout).items() if each}
         if head is not None:
-            assigned["drafter"] = [_head_place(target, head) for target in assigned["target"]]
-        drafters = _drafter_names(layout, len(assigned.get("drafter", ())), head)
+            assigned["drafter"] = [head_place(target, head) for target in assigned["target"]]
+        drafters = drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
         self.site.reserve(assigned)
         self.site.check_memory(missing, self._held)
@@ -171,8 +178,8 @@ class Placement:
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
         slabs = {name: self._slabs[name] for name in drafting}
-        models = _names_on_workers(assigned, drafters)
-        return RunWorkers(workers, drafters, _labelled_devices(assigned, drafters), slabs, models)
+        models = names_on_workers(assigned, drafters)
+        return RunWorkers(workers, drafters, labelled_devices(assigned, drafters), slabs, models)
 
     def check_caches(self, workers: RunWorkers, asked: Asked) -> None:
         """Check that a run's KV caches fit into free memory (see `engine.cluster.caches`)."""
@@ -192,7 +199,7 @@ class Placement:
         self, assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str], head: HeadFile | None
     ) -> list[ModelPart]:
         """Return the models, and the parts of models, that are not loaded yet."""
-        models = [(m, a) for m, a in _models_on(assigned, drafters) if head is None or m not in drafters]
+        models = [(m, a) for m, a in models_on(assigned, drafters) if head is None or m not in drafters]
         parts = [ModelPart(m, a, i) for m, a in models for i in range(len(a.members))]
         return [part for part in parts if (part.name, part.place.name) not in self._facts]
 
@@ -211,7 +218,7 @@ class Placement:
             (target,) = assigned["target"]
             beside = ModelPart("target", target, len(target.members) - 1).name
             loader = partial(load_head, str(head.path), origin=str(head.target))
-            load = Load(_head_name(head), loader, beside=beside)
+            load = Load(head_name(head), loader, beside=beside)
             self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
 
     def _job(self, part: ModelPart) -> Load:
@@ -296,72 +303,3 @@ def _group(assignment: Assignment, members: Sequence[Worker]) -> Group:
     if assignment.sharded:
         return ShardsWorker(assignment.name, members)
     return PipelineWorker(members) if assignment.split else GroupWorker(assignment.name, members)
-
-
-def _drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
-    """Return each drafting worker's name for its model; in a pipeline both names are the same."""
-    if head is not None:
-        return (_head_name(head),) * count
-    if isinstance(layout.arrangement, Pipelined):
-        return (drafter_key(0),) * count
-    return tuple(map(drafter_key, range(count)))
-
-
-def _head_place(target: Assignment, head: HeadFile) -> Assignment:
-    """Return where a head drafts: on its target's devices, or on the last one of a split target.
-
-    Raises:
-        UsageError: The target is split by layers, and the head reads states of inner layers.
-    """
-    if not target.split:
-        return target
-    head.check_split()
-    return target.members[-1]
-
-
-def _head_name(head: HeadFile) -> str:
-    """Return the workers' name for a head: several kinds may be loaded beside one target."""
-    return f"head {head.config.kind}"
-
-
-def _names_on_workers(
-    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return worker's name -> the names of the models, or their parts, on it."""
-    names: dict[str, tuple[str, ...]] = {}
-    for model, assignment in _models_on(assigned, drafters):
-        for member in range(len(assignment.members)):
-            part = ModelPart(model, assignment, member)
-            names[part.place.name] = (*names.get(part.place.name, ()), part.name)
-    return names
-
-
-def _labelled_devices(
-    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
-) -> tuple[Device, ...]:
-    """Return the devices in natural order, with the models on each in its role and label."""
-    names: dict[Device, dict[str, str]] = {}
-    for model, assignment in sorted(_models_on(assigned, drafters), key=lambda item: item[0]):
-        role = "drafter" if model in drafters else model
-        number = model.partition("drafter-")[2]
-        for rank, device in enumerate(assignment.devices_of(role)):
-            part = assignment.share(rank) if assignment.sharded or assignment.layers else ""
-            names.setdefault(device, {}).setdefault(role, " ".join(filter(None, (role, number, part))))
-    return tuple(
-        replace(device, role="+".join(roles), label=f"{device.label} · {' and '.join(roles.values())}")
-        for device, roles in sorted(names.items(), key=lambda item: _natural_key(item[0].name))
-    )
-
-
-def _models_on(
-    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
-) -> Iterator[tuple[str, Assignment]]:
-    """Yield (the worker's name for the model, assignment) pairs."""
-    for model, assignments in assigned.items():
-        names = drafters if model == "drafter" else [model] * len(assignments)
-        yield from zip(names, assignments, strict=True)
-
-
-def _natural_key(name: str) -> list[str | int]:
-    """Return a sort key by numbers in the name: `cpu:2` before `cpu:10`."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 from engine.errors import WorkerDied
 from engine.trace.events import Part, Row, Span, SpanKind
 from engine.types import Prefix
-from engine.workers.jobs import Drop, Job, Reply
+from engine.workers.jobs import Drop, Job
+from engine.workers.replies import Reply
 
 if TYPE_CHECKING:
     from engine.trace.emitter import TraceEmitter

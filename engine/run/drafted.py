@@ -9,7 +9,7 @@ from engine.types import Draft, DraftToken, Judgement, Prefix, RowRef, Tree
 
 if TYPE_CHECKING:
     from engine.trace.emitter import TraceEmitter
-    from engine.workers.jobs import Grown
+    from engine.workers.replies import Grown
     from engine.workers.slab import Lease
 
 

@@ -14,12 +14,14 @@ from engine.run.joined import JoinedScores, JoinedTarget
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
 from engine.run.together import Call, Gathering
 from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
-from engine.workers.jobs import PREFILL_ROWS, Export, Grow, Grown, Import, Prefill, Propose, Retire, Score
+from engine.workers.jobs import PREFILL_ROWS, Export, Grow, Import, Prefill, Propose, Retire, Score
+from engine.workers.replies import Grown
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.workers.jobs import Chunk, Job, Reply
+    from engine.workers.jobs import Chunk, Job
+    from engine.workers.replies import Reply
     from engine.workers.slab import Slab
     from engine.workers.worker import Worker
 

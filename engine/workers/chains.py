@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from engine.draws import Draws, Key, most_probable_of
+from engine.draws import Key, most_probable_of
 from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.model.chain import Chained, Chains
 from engine.model.slots import Rows
-from engine.types import Prefix, Sampling
+from engine.types import Prefix
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.jobs import Grown, Propose, Stamp
+from engine.workers.jobs import Propose
+from engine.workers.replies import Grown, Stamp
+from engine.workers.trees import Drafting
 
 
 def propose_chains(
-    forwards: Forwards,
-    job: Propose,
-    sampling: Sampling,
-    draws: Callable[[int], Draws],
-    vocab: int,
-    write: Callable[[int, torch.Tensor], None],
-    stamps: list[Stamp],
+    forwards: Forwards, job: Propose, drafting: Drafting, stamps: list[Stamp]
 ) -> tuple[tuple[Grown, ...], ...] | None:
     """Draft a chain after each prefix without a host between the forwards.
 
     Args:
         forwards: The worker's models.
         job: The drafts.
-        sampling: The warp of q.
-        draws: Sequence -> its random numbers.
-        vocab: Tokens that can be drafted.
-        write: Writes a row of q to the slab.
+        drafting: Sampling, draws, and where q is written.
         stamps: A stamp per forward is appended.
 
     Returns:
@@ -47,27 +40,24 @@ def propose_chains(
     prefixes, counts = [job.prefixes[i] for i in asked], [job.counts[i] for i in asked]
     cache = forwards.cache(job.model)
     assert isinstance(cache, Cache), "it is a decoder's"
-    if not chains.fits(cache, list(map(len, prefixes)), counts, vocab):
+    if not chains.fits(cache, list(map(len, prefixes)), counts, drafting.vocab_size):
         return None
-    sampled = job.sampled and not sampling.greedy
+    sampled = job.sampled and not drafting.sampling.greedy
     rows = [job.rows[i] if sampled else () for i in asked]
-    numbers = [_numbers(draws(p.sequence), p, n) for p, n in zip(prefixes, counts, strict=True)]
-    found = _chained(
-        forwards, job.model, chains, prefixes, counts, numbers if sampled else [], sampling, vocab, stamps
-    )
+    numbers = [
+        [drafting.draws(prefix.sequence).value(Key(len(prefix) + step, "draft")) for step in range(count)]
+        for prefix, count in zip(prefixes, counts, strict=True)
+        if sampled
+    ]
+    found = _chained(forwards, job.model, chains, prefixes, counts, numbers, drafting, stamps)
     for b, slab_rows in enumerate(rows):
         for step, row in enumerate(slab_rows[: counts[b]]):
             assert found.q is not None, "it was sampled"
-            write(row, found.q[step, b])
+            drafting.write(row, found.q[step, b])
     drafts: list[tuple[Grown, ...]] = [()] * len(job.prefixes)
     for b, i in enumerate(asked):
         drafts[i] = _grown(found, b, counts[b], rows[b])
     return tuple(drafts)
-
-
-def _numbers(draws: Draws, prefix: Prefix, count: int) -> list[float]:
-    """Return the numbers that decide a sequence's drafts."""
-    return [draws.value(Key(len(prefix) + step, "draft")) for step in range(count)]
 
 
 def _chained(
@@ -77,16 +67,15 @@ def _chained(
     prefixes: Sequence[Prefix],
     counts: Sequence[int],
     numbers: Sequence[Sequence[float]],
-    sampling: Sampling,
-    vocab: int,
+    drafting: Drafting,
     stamps: list[Stamp],
 ) -> Chained:
     """Forward the prefixes' uncached rows, then the chains; add the chains' rows to the slots."""
     out = forwards.extend(name, prefixes, [NO_DRAFT] * len(prefixes), stamps, "draft")
     cache, slots = forwards.cache(name), [forwards.slot(prefix.sequence) for prefix in prefixes]
     assert isinstance(cache, Cache), "it is a decoder's"
-    logits = torch.cat([rows[:1, :vocab] for rows in out])
-    found = chains.draft(cache, slots, counts, logits, numbers, sampling, forwards.clock)
+    logits = torch.cat([rows[:1, : drafting.vocab_size] for rows in out])
+    found = chains.draft(cache, slots, counts, logits, numbers, drafting.sampling, forwards.clock)
     for j, (start, end) in enumerate(found.times, 1):
         going = [slot for slot, count in zip(slots, counts, strict=True) if count > j]
         context = sum(cache.length(slot) + j - 1 for slot in going)

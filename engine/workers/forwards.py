@@ -20,8 +20,8 @@ from engine.model.language import LanguageModel, never
 from engine.model.slots import PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
 from engine.types import NO_TREE, Prefix, Tree
-from engine.workers.jobs import Stamp
 from engine.workers.packing import Alignment, padded
+from engine.workers.replies import Stamp
 
 NO_DRAFT = NO_TREE
 

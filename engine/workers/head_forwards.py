@@ -10,7 +10,7 @@ from engine.heads.drafting import Growing, HeadLayer
 from engine.heads.work import Work
 from engine.types import Prefix, Tree
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.jobs import Stamp
+from engine.workers.replies import Stamp
 
 
 class PackedForwards:

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from engine.draws import Draws, facts, propose_token, softmax
+from engine.draws import Draws
 from engine.errors import RunCancelled
 from engine.heads.drafting import Head
 from engine.layout import Packing
@@ -29,7 +29,6 @@ from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.vocabulary import Vocabulary
-from engine.workers.chains import propose_chains
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.head_forwards import prefill
@@ -39,9 +38,7 @@ from engine.workers.jobs import (
     Connect,
     Drop,
     Export,
-    Facts,
     Grow,
-    Grown,
     Import,
     Job,
     Join,
@@ -52,20 +49,20 @@ from engine.workers.jobs import (
     Measure,
     Prefill,
     Propose,
-    Reply,
     Retire,
     Room,
     Score,
-    Stamp,
 )
 from engine.workers.judging import judge_all
 from engine.workers.measure import measure
 from engine.workers.moves import export_rows, import_rows
+from engine.workers.propose import propose
 from engine.workers.ranks import ProcessRanks
+from engine.workers.replies import Facts, Reply, Stamp
 from engine.workers.room import taken
 from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
-from engine.workers.split_drafts import add_exchange, gathered, propose_greedy
+from engine.workers.split_drafts import add_exchange, gathered
 from engine.workers.trees import Drafting, grow
 
 
@@ -165,7 +162,7 @@ class Host:
             case Prefill():
                 value = self._prefill(job, stamps, stops)
             case Propose():
-                value = self._propose(job, stamps, stops)
+                value = propose(self.forwards, job, self._drafting(job), stamps, stops)
             case Export():
                 value = export_rows(self.forwards, job, stamps)
             case Import():
@@ -249,45 +246,8 @@ class Host:
                     )
         return stage_io.outgoing if stage_io else None
 
-    def _propose(
-        self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
-    ) -> tuple[tuple[Grown, ...], ...]:
-        sampled = job.sampled and not self._sampling.greedy
-        prefixes = list(job.prefixes)
-        vocabulary = self.forwards.models[job.model].vocabulary
-        if vocabulary.split and not sampled:
-            return propose_greedy(self.forwards, job, self._vocab_size, stamps, stopped)
-        draws, write = [self._draws(p.sequence) for p in prefixes], self._writer(job.model)
-        chain = (self._sampling, self._draws, self._vocab_size, write, stamps)
-        if not stopped() and (chains := propose_chains(self.forwards, job, *chain)) is not None:
-            return chains
-        ids: list[list[int]] = [[] for _ in prefixes]
-        logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
-        ended = set[int]()
-        for step in range(max(job.counts, default=0)):
-            active = [i for i, count in enumerate(job.counts) if count > step and i not in ended]
-            if stopped() or not active:
-                break
-            drafts = [NO_DRAFT] * len(active)
-            out = self.forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
-            out = gathered(vocabulary, out, stamps)
-            for i, rows in zip(active, out, strict=True):
-                row, prefix = rows[0, : self._vocab_size], prefixes[i]
-                token, q = propose_token(
-                    row, position=len(prefix), sampling=self._sampling, draws=draws[i], sampled=sampled
-                )
-                if q is not None:
-                    write(job.rows[i][step], q)
-                ids[i].append(token)
-                logits[i].append(row)
-                if job.stop_below and float((softmax(row) if q is None else q)[token]) < job.stop_below:
-                    ended.add(i)
-                prefixes[i] = prefix + (token,)  # noqa: RUF005 - a Prefix, not a tuple
-        rows = job.rows if sampled else [()] * len(prefixes)
-        return tuple(map(self._proposed, ids, logits, rows))
-
-    def _drafting(self, job: Grow) -> Drafting:
-        partners = self._exchanges[job.group] if job.group else SingleDevice()
+    def _drafting(self, job: Grow | Propose) -> Drafting:
+        partners = self._exchanges[job.group] if isinstance(job, Grow) and job.group else SingleDevice()
         write = self._writer(job.model) if partners.rank == 0 else _discard
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
 
@@ -298,14 +258,6 @@ class Host:
         """
         ranks = self._ranks.get(model)
         return self._write if ranks is None or ranks.rank == 0 else _discard
-
-    def _proposed(self, ids: list[int], logits: list[torch.Tensor], rows: Sequence[int]) -> tuple[Grown, ...]:
-        """Return a drafted chain; `rows` are the slab rows of its q, none unless it was sampled."""
-        if not ids:
-            return ()
-        probabilities, tops = facts(torch.stack(logits), ids, self._sampling, bool(rows))
-        drawn = enumerate(zip(ids, probabilities, tops, strict=True))
-        return tuple(Grown(t, i - 1, i, rows[i] if rows else -1, p, top, i) for i, (t, p, top) in drawn)
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.errors import SpecScopeError
-from engine.workers.jobs import Export, Import, Stamp
+from engine.workers.jobs import Export, Import
+from engine.workers.replies import Stamp
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.model.fuzzy import PartTime
-from engine.workers.jobs import Grow, Import, Job, Prefill, Score, Stage, Stamp
+from engine.workers.jobs import Grow, Import, Job, Prefill, Score, Stage
+from engine.workers.replies import Stamp
 
 if TYPE_CHECKING:
     from engine.heads.work import Work

@@ -9,7 +9,8 @@ import torch
 from engine.model.cache import Cache
 from engine.workers.forwards import Forwards, next_size
 from engine.workers.free import device_free
-from engine.workers.jobs import Room, Taken
+from engine.workers.jobs import Room
+from engine.workers.replies import Taken
 
 
 def taken(forwards: Forwards, job: Room) -> Taken:

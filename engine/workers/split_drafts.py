@@ -11,7 +11,8 @@ from engine.device_rows import DeviceRows
 from engine.types import Sampling
 from engine.vocabulary import Vocabulary
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.jobs import Grown, Propose, Stamp
+from engine.workers.jobs import Propose
+from engine.workers.replies import Grown, Stamp
 
 
 def propose_greedy(

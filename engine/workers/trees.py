@@ -20,7 +20,8 @@ from engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from engine.types import Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards, Tree
 from engine.workers.head_forwards import PackedForwards
-from engine.workers.jobs import Grow, Grown, Stamp
+from engine.workers.jobs import Grow
+from engine.workers.replies import Grown, Stamp
 from engine.workers.split_drafts import gathered
 
 

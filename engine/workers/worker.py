@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.trace.events import Device
-from engine.workers.jobs import Job, Preparation, Reply
+from engine.workers.jobs import Job, Preparation
+from engine.workers.replies import Reply
 
 
 class Ticket(NamedTuple):

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from engine.types import DraftToken
-from engine.workers.jobs import Grow, Import, Job, Judge, JudgeAll, Propose, Reply, Score
+from engine.workers.jobs import Grow, Import, Job, Judge, JudgeAll, Propose, Score
+from engine.workers.replies import Reply
 
 Row: TypeAlias = tuple[str, int]
 """A row of q: the slab's name and the row's number."""

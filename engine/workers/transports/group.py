@@ -16,7 +16,8 @@ from typing import Any
 
 from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
 from engine.workers.exchange import exchange_memory
-from engine.workers.jobs import Grow, Job, Join, Preparation, Reply
+from engine.workers.jobs import Grow, Job, Join, Preparation
+from engine.workers.replies import Reply
 from engine.workers.worker import Ticket, Worker
 
 

@@ -12,19 +12,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.workers.jobs import (
-    Begin,
-    Drop,
-    Job,
-    Judge,
-    Measure,
-    Prefill,
-    Preparation,
-    Reply,
-    Score,
-    Stage,
-    Stamp,
-)
+from engine.workers.jobs import Begin, Drop, Job, Judge, Measure, Prefill, Preparation, Score, Stage
+from engine.workers.replies import Reply, Stamp
 from engine.workers.worker import Ticket, Worker
 
 

@@ -27,7 +27,8 @@ import numpy as np
 from engine.errors import WorkerDied
 from engine.trace.events import Device
 from engine.types import Prefix
-from engine.workers.jobs import Drop, Job, Link, Preparation, Reply
+from engine.workers.jobs import Drop, Job, Link, Preparation
+from engine.workers.replies import Reply
 from engine.workers.transports.forks import Forked, prepare, start_process, worker_environment
 from engine.workers.transports.watchdog import EVERY_S, Owed, Watchdog
 from engine.workers.worker import Ticket

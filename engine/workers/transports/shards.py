@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
 from engine.types import Judgement
-from engine.workers.jobs import Grow, Job, JudgeAll, Link, Preparation, Propose, Reply, Score
+from engine.workers.jobs import Grow, Job, JudgeAll, Link, Preparation, Propose, Score
+from engine.workers.replies import Reply
 from engine.workers.shared import SharedMemory
 from engine.workers.worker import Ticket, Worker
 

@@ -14,7 +14,8 @@ import torch
 
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Job, Preparation, Reply
+from engine.workers.jobs import CONTROL, Job, Preparation
+from engine.workers.replies import Reply
 from engine.workers.worker import Ticket
 
 

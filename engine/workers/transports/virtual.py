@@ -17,17 +17,9 @@ from dataclasses import dataclass, field
 from engine.errors import Deadlock
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import (
-    CONTROL,
-    Drop,
-    Job,
-    Judge,
-    Preparation,
-    Reply,
-    Score,
-    Stamp,
-)
+from engine.workers.jobs import CONTROL, Drop, Job, Judge, Preparation, Score
 from engine.workers.prices import LatencyModel, Price, price
+from engine.workers.replies import Reply, Stamp
 from engine.workers.transports.sharing import Processor
 from engine.workers.worker import Ticket
 

@@ -17,7 +17,8 @@ from engine.layout import Packing
 from engine.pairs.load import load
 from engine.types import Prefix, Sampling
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Grow, Load, Prefill, Stamp
+from engine.workers.jobs import Begin, Grow, Load, Prefill
+from engine.workers.replies import Stamp
 from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model import tiny

@@ -24,7 +24,8 @@ from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Limits, Prefix, Sampling
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.jobs import Grow, Grown, Stamp
+from engine.workers.jobs import Grow
+from engine.workers.replies import Grown, Stamp
 from engine.workers.transports.virtual import VirtualLoop
 from engine.workers.trees import Drafting, grow
 from tests.engine.methods.pairs import make_pair

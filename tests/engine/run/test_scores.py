@@ -9,7 +9,8 @@ from engine.run.dispatch import Dispatcher
 from engine.run.scores import Scores
 from engine.trace.emitter import TraceEmitter
 from engine.types import Draft, Prefix
-from engine.workers.jobs import Drop, Job, Reply
+from engine.workers.jobs import Drop, Job
+from engine.workers.replies import Reply
 from engine.workers.worker import Ticket
 
 

@@ -13,7 +13,8 @@ from engine.errors import SpecScopeError, UsageError, WorkerDied
 from engine.layout import Packing
 from engine.trace.events import Device
 from engine.types import Draft, Limits, Prefix, Sampling
-from engine.workers.jobs import Begin, Drop, Job, Judge, Prefill, Reply, Score, Stamp
+from engine.workers.jobs import Begin, Drop, Job, Judge, Prefill, Score
+from engine.workers.replies import Reply, Stamp
 from engine.workers.transports.pipeline import PipelineWorker
 from engine.workers.worker import Ticket
 from tests.engine.workers.processes import PROMPT, SPLIT, at_span, stages

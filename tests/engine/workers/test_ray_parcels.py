@@ -12,10 +12,11 @@ import pytest
 from app.main import main
 from engine.cluster.ray_connect import reason
 from engine.types import Draft, DraftToken, Prefix, RowRef
-from engine.workers.jobs import Import, Judge, JudgeAll, Propose, Reply, Score, Stage, Stamp
+from engine.workers.jobs import Import, Judge, JudgeAll, Propose, Score, Stage
 from engine.workers.ray.clock import Clock, compare
 from engine.workers.ray.node import speaks_grpc
 from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
+from engine.workers.replies import Reply, Stamp
 
 
 def test_the_fastest_round_trip_gives_a_clock_and_its_error():

@@ -26,7 +26,8 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.trace.events import Device, Footer
 from engine.types import Judged, Judgement, Limits, Sampling
-from engine.workers.jobs import Grown, JudgeAll, Link, Measure, Propose, Reply
+from engine.workers.jobs import JudgeAll, Link, Measure, Propose
+from engine.workers.replies import Grown, Reply
 from engine.workers.transports import shards
 from engine.workers.transports.shards import ShardsWorker
 from engine.workers.worker import Ticket

@@ -23,7 +23,8 @@ from engine.trace.events import Footer
 from engine.types import Limits, Sampling
 from engine.workers import shortage
 from engine.workers.forwards import Forwards
-from engine.workers.jobs import Begin, Load, Propose, Reply
+from engine.workers.jobs import Begin, Load, Propose
+from engine.workers.replies import Reply
 from engine.workers.shortage import out_of_memory
 from engine.workers.transports.group import _cause
 from engine.workers.transports.shards import ShardsWorker
