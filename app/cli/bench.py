@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
         common.print_json(result)
     else:
         _print(result, bars)
-        print(*facts.get("lines", ()), sep="\n")
+        for line in facts.get("lines", ()):
+            print(line)
     return 0
 
 
