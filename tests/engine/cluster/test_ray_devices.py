@@ -139,7 +139,9 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
         site.check_memory(parts, ())
 
 
-def test_a_worker_that_ended_is_replaced_on_its_reserved_device():
+def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
+    """Workers are stand-ins: real ones import Ray, which then keeps its first token for good."""
+    monkeypatch.setattr("engine.cluster.ray_devices.RayWorker", lambda *_: SimpleNamespace(ended=False))
     nodes = Nodes(1, 1)
     nodes.groups._places |= {"cpu:0": HELD, "cpu:1": HELD}
     site = RayDevices(Pair.find("bundled"), nodes, "cpu")
@@ -148,8 +150,7 @@ def test_a_worker_that_ended_is_replaced_on_its_reserved_device():
     drafter, target = (site.start_worker(assigned[model][0]) for model in ("drafter", "target"))
     site.reserve(assigned)
     assert site.start_worker(assigned["drafter"][0]) is drafter
-    drafter._closed = True  # there is no actor to kill
-    drafter.close()
+    drafter.ended = True
     site.reserve(assigned)
     assert site.start_worker(assigned["drafter"][0]) is not drafter
     assert site.start_worker(assigned["target"][0]) is target
