@@ -159,10 +159,14 @@ def serve(
     groups = {cell.batch: uuid.uuid4().hex[:12] for cell in plan.cells}
     for cell in plan.cells:
         run = plan.start(cell, service, groups[cell.batch])
-        while not run.wait(0.25):
-            if stop.is_set():
+        try:
+            while not run.wait(0.25):
+                if stop.is_set():
+                    run.cancel()
+                yield cell, run, None
+        finally:
+            if not run.ended:  # the page was closed
                 run.cancel()
-            yield cell, run, None
         trace = run.trace()
         if run.state == "cancelled":
             raise RunCancelled("the runs were stopped")

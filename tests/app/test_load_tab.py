@@ -74,6 +74,15 @@ def test_stop_keeps_the_finished_runs(page):
     assert 3 <= len(re.findall(r'href="/\?run=', last.result)) < 9
 
 
+def test_a_closed_page_ends_its_run(page, service):
+    states = page.run(*GIVEN._replace(requests=16, tokens=64, sizes="1"))
+    next(state for state in states if "first token" in state.message)
+    states.close()
+    run = list(service._runs.values())[-1]
+    assert run.wait(20)
+    assert run.state == "cancelled"
+
+
 def test_requests_arrive_at_once_at_a_rate_or_at_given_times():
     assert plan_of(GIVEN, HERE).arrivals == (0, 0, 0, 0)
     drawn = plan_of(GIVEN._replace(arriving=RATE), HERE).arrivals
