@@ -34,6 +34,7 @@ class Aligned {
     this.viewer = viewer;
     this.part = new AlignedPart(viewer, () => this.update(viewer.model));
     this.place = [0, 0]; // row and column
+    this.chosen = false; // whether the sentence is that of the place
     this.note = el("p", { class: "ss-hint" });
     this.names = el("div", { class: "ss-aligned-names" });
     this.svg = drawn("svg", { "aria-hidden": "true" });
@@ -66,8 +67,9 @@ class Aligned {
     if (alone) this.rows = [];
     for (const part of this.parts) part.hidden = alone;
     this.note.textContent = part ? this.part.note() : alignedNotes(model, this.rows);
-    if (part) this.place = [0, 0];
-    this.status.textContent = ALIGNED_HINT;
+    if (part && this.found !== this.part.found) Object.assign(this, { found: this.part.found, place: [0, 0], chosen: false });
+    this.chosen &&= Boolean(this.rows[this.place[0]]?.tokens[this.place[1]]);
+    if (!this.chosen) this.status.textContent = ALIGNED_HINT;
     this.drawnWidth = 0;
     this.names.replaceChildren(...this.rows.map((row, i) => alignedName(row, i)));
     this.draw();
@@ -90,6 +92,7 @@ class Aligned {
     this.svg.replaceChildren(alignedHatch(), ...this.rows.map((row, i) => alignedRow(row, i, this.cell, most, scale)),
       ...this.veils, this.light, alignedAxis(columns, this.cell, height, this.rows[0]));
     this.at(this.t ?? Infinity);
+    if (this.chosen) this.choose(this.place, false);
   }
 
   /** Cover the tokens after time t. */
@@ -128,15 +131,16 @@ class Aligned {
 
   /** Show the sentence of a cell; with `pin` also its card. */
   choose(place, pin) {
-    this.place = place;
+    Object.assign(this, { place, chosen: true });
     const [i, k] = place;
     const row = this.rows[i];
     setProps(this.light, { x: k * this.cell, y: i * ALIGNED.row - 2, visibility: "visible" });
     this.status.textContent = alignedSentence(this.rows, i, k);
+    if (!pin) return;
     const box = this.svg.getBoundingClientRect();
     const left = box.left + (k + 1) * this.cell + 4;
     const beside = { left, top: box.top + i * ALIGNED.row, bottom: box.top + (i + 1) * ALIGNED.row };
-    if (pin) this.viewer.pinSpan({ run: row.run, token: this.part.whole(row, k) }, beside);
+    this.viewer.pinSpan({ run: row.run, token: this.part.whole(row, k) }, beside);
   }
 
   tabulate() {

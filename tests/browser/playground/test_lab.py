@@ -81,6 +81,7 @@ def choose_by_keys(page: Page, box: Locator, option: str) -> None:
     reach(page, box)
     page.keyboard.press("Control+a")
     page.keyboard.type(option)
+    expect(page.get_by_role("option", name=option)).to_be_visible()  # before, the list has no option at all
     expect(page.get_by_role("option", name="TP = 4")).to_have_count(0)
     page.keyboard.press("Enter")
     expect(box).to_have_value(option)

@@ -26,7 +26,12 @@ MOUNT = """async ([text, fragment]) => {
     window.asked = [];
     const hold = new Promise((go) => { window.release = go; });
     const source = {
-        window: async (query) => { asked.push(query); return JSON.parse(await askWindow(query)); },
+        window: async (query) => {
+            asked.push(query);
+            const answer = JSON.parse(await askWindow(query));
+            await window.late;
+            return answer;
+        },
         whole: async () => { await hold; return JSON.parse(await askWhole()); },
         aligned: async (query) => JSON.parse(await askAligned(query)),
     };
@@ -138,6 +143,7 @@ def test_two_long_runs_are_compared_token_by_token_in_the_window(long_page, trac
     page.evaluate(MOUNT, [opening, ""])
     view = page.get_by_role("region", name="Token by token")
     expect(view).to_contain_text("Tokens 1 to 500 of 500: those that PEARL", timeout=PATIENCE)
+    page.evaluate("() => { window.late = new Promise((arrive) => { window.arrive = arrive; }); }")
     low, high = zoomed(page, 5)
     tokens = view_model(traces[:1])["runs"][0]["tokens"]
     inside = [token["index"] + 1 for token in tokens if low <= token["t"] <= high]
@@ -147,6 +153,13 @@ def test_two_long_runs_are_compared_token_by_token_in_the_window(long_page, trac
     status = view.get_by_role("status")
     expect(status).to_contain_text(f"Token {inside[0]}, ")
     expect(status).to_contain_text("5.00 ms behind PEARL")
+    loaded = page.locator(".ss-pane .ss-message").first
+    before = loaded.inner_text()
+    page.evaluate("arrive(window.late = undefined)")
+    expect(loaded).not_to_have_text(before, timeout=PATIENCE)
+    expect(status).to_contain_text("5.00 ms behind PEARL")
+    zoomed(page, 1)
+    expect(status).to_contain_text("Point at a token", timeout=PATIENCE)
 
 
 def test_the_caches_of_a_part_name_what_lies_outside_of_it(long_page, traces):
