@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from app.render.lab import progress, result
 from app.tabs.analysis import CHARTS
 from app.tabs.lab_runs import MODELS_ROW, Settings, Work, work_of
 from app.tabs.plan import MOST_PASSES
+from app.tabs.stops import Stops
 from app.tabs.wiring import QUIET
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS
@@ -55,8 +55,7 @@ class Lab:
 
     def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
         self.service, self._opening = service, pair
-        self._stops: dict[str, threading.Event] = {}
-        """What ends each sweep in progress, by its name."""
+        self.stops = Stops()
         html = partial(gr.HTML, apply_default_css=False)
         with gr.Column(elem_id="lab", elem_classes="app-card"):
             gr.HTML("<h2>Sweep the settings of a method</h2>" + note(_ABOUT))
@@ -112,7 +111,7 @@ class Lab:
         self.rows.change(self.offer_rows, [self.method, self.rows], against, **QUIET)
         self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
         self.start.click(self.run, given, [self.name, self.message, self.map], **QUIET)
-        self.stop.click(self.end, self.name, None, concurrency_limit=None, **QUIET)
+        self.stop.click(self.stops.end, self.name, None, concurrency_limit=None, **QUIET)
 
     # -- event handlers
 
@@ -138,24 +137,16 @@ class Lab:
         values = gr.update(visible=rows != MODELS_ROW, **usual)
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
-    def end(self, name: str) -> None:
-        """Stop a sweep: its run in progress within one forward."""
-        if name in self._stops:
-            self._stops[name].set()
-
     def run(self, *given: Any) -> Iterator[State]:
         """Yield the sweep's name, the message and the heat map after every cell."""
-        stop, name = threading.Event(), uuid.uuid4().hex
-        self._stops[name] = stop
         cells, work = list[Cell](), None
-        try:
-            work = work_of(Settings(*given), HERE, self.service(), stop)
-            yield from self._states(name, work, cells, stop)
-        except SpecScopeError as error:
-            shown = result(work.plan, cells, work.points, drawn=True) if work and cells else ""
-            yield State(name, alert(str(error)), shown)
-        finally:
-            del self._stops[name]
+        with self.stops.work() as (name, stop):
+            try:
+                work = work_of(Settings(*given), HERE, self.service(), stop)
+                yield from self._states(name, work, cells, stop)
+            except SpecScopeError as error:
+                shown = result(work.plan, cells, work.points, drawn=True) if work and cells else ""
+                yield State(name, alert(str(error)), shown)
 
     def _states(self, name: str, work: Work, cells: list[Cell], stop: threading.Event) -> Iterator[State]:
         plan, before = work.plan, read_load()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from app.render.load import progress, shown
 from app.tabs.analysis import CHARTS
 from app.tabs.lab import HERE, pairs_of
 from app.tabs.load_runs import AT_ONCE, RATE, TIMES, Cell, LoadPlan, Settings, plan_of, servable, serve
+from app.tabs.stops import Stops
 from app.tabs.wiring import QUIET
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE, METHODS
@@ -58,8 +58,7 @@ class LoadTab:
 
     def __init__(self, service: Callable[[], Service]) -> None:
         self.service = service
-        self._stops: dict[str, threading.Event] = {}
-        """What ends each series of runs in progress, by its name."""
+        self.stops = Stops()
         html = partial(gr.HTML, apply_default_css=False)
         with gr.Column(elem_id="load", elem_classes="app-card"):
             gr.HTML("<h2>Serve requests under load</h2>" + note(_ABOUT))
@@ -124,7 +123,7 @@ class LoadTab:
         self.arriving.change(self.offer, self.arriving, ways, **QUIET)
         self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
         self.start.click(self.run, given, [self.name, self.message, self.result], **QUIET)
-        self.stop.click(self.end, self.name, None, concurrency_limit=None, **QUIET)
+        self.stop.click(self.stops.end, self.name, None, concurrency_limit=None, **QUIET)
 
     # -- event handlers
 
@@ -134,26 +133,18 @@ class LoadTab:
             gr.update(visible=visible) for visible in (arriving == RATE, arriving == TIMES, arriving != TIMES)
         ]
 
-    def end(self, name: str) -> None:
-        """Stop a series: its run in progress within one forward."""
-        if name in self._stops:
-            self._stops[name].set()
-
     def run(self, *given: Any) -> Iterator[State]:
         """Yield the series' name, the progress, and the figures after every batch size."""
-        stop, name = threading.Event(), uuid.uuid4().hex
-        self._stops[name] = stop
         cells: Cells = {}
         plan: LoadPlan | None = None
-        try:
-            plan = plan_of(Settings(*given), HERE)
-            yield from self._states(name, plan, cells, stop)
-        except SpecScopeError as error:
-            message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
-            told = note(message) if stop.is_set() else alert(message)
-            yield State(name, told, _result(plan, cells, "") if plan else "")
-        finally:
-            del self._stops[name]
+        with self.stops.work() as (name, stop):
+            try:
+                plan = plan_of(Settings(*given), HERE)
+                yield from self._states(name, plan, cells, stop)
+            except SpecScopeError as error:
+                message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
+                end = note(message) if stop.is_set() else alert(message)
+                yield State(name, end, _result(plan, cells, "") if plan else "")
 
     def _states(self, name: str, plan: LoadPlan, cells: Cells, stop: threading.Event) -> Iterator[State]:
         done, before, drawn = 0, read_load(), ""

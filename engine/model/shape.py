@@ -75,7 +75,7 @@ class ModelShape:
     embed_scale: float = 1.0
     """Factor of the embeddings, not of a tied LM head."""
     residual_scale: float = 1.0
-    """Factor of what attention and MLP add to the hidden state."""
+    """Factor of the outputs of attention and MLP, before they are added to the hidden state."""
     query_scale: float = 0.0
     """Factor of the queries; 0 for 1 / sqrt(head_dim)."""
     attention_cap: float = 0.0

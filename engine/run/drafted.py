@@ -1,4 +1,4 @@
-"""Drafts made of what workers return, with numbered tokens."""
+"""The replies of drafters as drafts, whose tokens are numbered."""
 
 from __future__ import annotations
 

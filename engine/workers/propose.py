@@ -8,8 +8,9 @@ import torch
 
 from engine.draws import facts, propose_token, softmax
 from engine.types import Sampling
+from engine.workers.by_token import levels
 from engine.workers.chains import propose_chains
-from engine.workers.forwards import NO_DRAFT, Forwards
+from engine.workers.forwards import Forwards
 from engine.workers.jobs import Propose
 from engine.workers.replies import Grown, Stamp
 from engine.workers.split_drafts import gathered, propose_greedy
@@ -51,13 +52,8 @@ def _propose_by_token(
     ids: list[list[int]] = [[] for _ in prefixes]
     logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
     ended = set[int]()
-    for step in range(max(job.counts, default=0)):
-        active = [i for i, count in enumerate(job.counts) if count > step and i not in ended]
-        if stopped() or not active:
-            break
-        drafts = [NO_DRAFT] * len(active)
-        out = forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
-        out = gathered(vocabulary, out, stamps)
+    for step, active, split in levels(forwards, job, prefixes, ended, stamps, stopped):
+        out = gathered(vocabulary, split, stamps)
         for i, rows in zip(active, out, strict=True):
             row, prefix = rows[0, : drafting.vocab_size], prefixes[i]
             token, q = propose_token(

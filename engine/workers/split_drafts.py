@@ -10,7 +10,8 @@ import torch
 from engine.device_rows import DeviceRows
 from engine.types import Sampling
 from engine.vocabulary import Vocabulary
-from engine.workers.forwards import NO_DRAFT, Forwards
+from engine.workers.by_token import levels
+from engine.workers.forwards import Forwards
 from engine.workers.jobs import Propose
 from engine.workers.replies import Grown, Stamp
 
@@ -36,12 +37,7 @@ def propose_greedy(
     vocabulary, prefixes = forwards.models[job.model].vocabulary, list(job.prefixes)
     chains: list[list[Grown]] = [[] for _ in prefixes]
     ended = set[int]()
-    for step in range(max(job.counts, default=0)):
-        active = [i for i, count in enumerate(job.counts) if count > step and i not in ended]
-        if stopped() or not active:
-            break
-        drafts = [NO_DRAFT] * len(active)
-        out = forwards.extend(job.model, [prefixes[i] for i in active], drafts, stamps, "draft")
+    for step, active, out in levels(forwards, job, prefixes, ended, stamps, stopped):
         before = vocabulary.spent
         logits = vocabulary.limited(torch.cat([rows[:1] for rows in out]), vocab_size)
         table = DeviceRows(logits, Sampling(), vocabulary).table([], {})

@@ -60,12 +60,12 @@ def test_stop_ends_the_sweep_after_the_cell_and_keeps_the_cells(page):
     states = page.run(*scripted("1-4", "0.9", 4, 1))
     name, _, _ = next(states)
     next(states)
-    page.end("another")
-    page.end(name)
+    page.stops.end("another")
+    page.stops.end(name)
     (last,) = states
     assert "Stopped after 1 of 4 cells." in last.message
     assert last.map.count("<small>") == 1
-    page.end(name)  # it has ended
+    page.stops.end(name)  # it has ended
 
 
 def test_a_measured_sweep_has_alternating_passes_of_every_prompt(page, service, opener):
@@ -93,7 +93,7 @@ def test_stop_cancels_the_run_in_progress_and_the_next_sweep_starts(page, opener
     opener.waiting.append(FakeCluster(delay=30))
     states = page.run(*decoded("2, 4", prompts="One"))
     name, _, _ = next(states)
-    page.end(name)
+    page.stops.end(name)
     (last,) = states
     assert "Stopped after 0 of 2 cells." in last.message
     assert "1 cells." in list(page.run(*scripted("1", "0.9", 4, 1)))[-1].message

@@ -66,8 +66,8 @@ def test_stop_keeps_the_finished_runs(page):
     states = page.run(*GIVEN._replace(requests=8, tokens=24, sizes="1,2,4"))
     for state in states:
         if 'data-done="3"' in state.message:
-            page.end("another")
-            page.end(state.name)
+            page.stops.end("another")
+            page.stops.end(state.name)
             break
     *_, last = states
     assert "Stopped: the finished runs are shown." in last.message
