@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from tests.browser.playground.steps import (
     viewer,
     wait_for,
 )
-from tests.engine.workers.processes import worker_processes
+from tests.engine.workers.processes import rested, worker_processes
 
 pytestmark = pytest.mark.browser
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
@@ -123,11 +124,17 @@ def test_errors_are_shown_beside_their_controls(page: Page) -> None:
 
 def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server) -> None:
     choose(page, "PEARL", False)
+    answer(page, "Hello!", tokens=8)  # the workers are there
+    worker = worker_processes(server.process.pid)[-1]
     new_tokens(page, 1500)
     type_prompt(page, STORY)
+    idle = rested(worker)
     page.locator("#run").click()
+    while sum(worker.cpu_times()[:2]) < idle + 0.2:  # of the seconds that the text takes
+        time.sleep(0.01)
+    worker.suspend()  # the run cannot end before a busy page shows it
     wait_for(page, "running")
-    worker_processes(server.process.pid)[-1].kill()
+    worker.kill()
     wait_for(page, "failed")
     viewer(page).wait_for()
     failed = page.locator('#live-viewer .ss-pane[data-status="failed"]')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import psutil
@@ -42,6 +43,14 @@ def worker_processes(program: int) -> list[psutil.Process]:
     ours = [process for process in started if "engine.workers" in process.cmdline()]
     workers = [p for p in ours if p.ppid() != program or p.cmdline()[-1] != "forks"]
     return sorted(workers, key=lambda process: (process.create_time(), process.pid))
+
+
+def rested(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process once it rests."""
+    spent = -1.0
+    while spent != (spent := sum(process.cpu_times()[:2])):
+        time.sleep(0.3)
+    return spent
 
 
 def at_span(count: int, act: Callable[[], object]) -> Callable[[object], None]:
