@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from playwright.sync_api import Error, Locator, Page, expect
 
 from tests.browser.playground.conftest import PATIENCE
@@ -40,30 +42,32 @@ def new_tokens(page: Page, count: int) -> None:
     box.press("Tab")
 
 
+def turn(page: Page, *states: str) -> Locator:
+    return page.locator(", ".join(f'.app-turn[data-state="{state}"]' for state in states))
+
+
 def wait_for(page: Page, *states: str) -> None:
-    page.locator(", ".join(f'.app-turn[data-state="{state}"]' for state in states)).wait_for()
+    turn(page, *states).wait_for()
 
 
 def answer(page: Page, text: str, tokens: int = 24) -> None:
     """Run a prompt, and wait until the viewer shows the answers."""
     new_tokens(page, tokens)
     type_prompt(page, text)
-    page.locator("#run").click()
-    expect(page.locator(".app-prompt")).to_have_text(text)
+    press_run(page, page.locator(".app-prompt", has_text=text))
     wait_for(page, "done")
     viewer(page).wait_for()
 
 
-def click_until(page: Page, selector: str) -> None:
-    """Press Run until an element is shown; a press during an unfinished call has no effect."""
-    for _ in range(100):
-        page.locator("#run").click()
-        try:
-            page.locator(selector).wait_for(timeout=1000)
-        except Error:
-            continue
-        return
-    raise AssertionError(f"{selector} is not shown")
+def press_run(page: Page, effect: Locator) -> None:
+    """Press Run until its effect is shown: Gradio drops a press while the last call ends."""
+    for _ in range(PATIENCE // 2000):
+        with suppress(Error):
+            page.locator("#run").click(timeout=1000)
+        with suppress(Error):
+            effect.first.wait_for(state="attached", timeout=1000)
+            return
+    raise AssertionError(f"{effect} is not shown")
 
 
 def choose(page: Page, title: str, on: bool) -> None:

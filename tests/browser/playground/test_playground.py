@@ -17,9 +17,10 @@ from tests.browser.playground.steps import (
     alert,
     answer,
     choose,
-    click_until,
     fill,
     new_tokens,
+    press_run,
+    turn,
     type_prompt,
     unfold,
     viewer,
@@ -91,7 +92,7 @@ def stop_by_escape(page: Page) -> None:
     box.press("Tab")
     page.get_by_role("button", name="A lighthouse keeper").click()
     expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(STORY)
-    page.locator("#run").click()
+    press_run(page, turn(page, "queued", "running"))
     page.locator("#panes .ss-token").nth(3).wait_for()
     page.keyboard.press("Escape")
     wait_for(page, "cancelled")
@@ -105,20 +106,19 @@ def test_errors_are_shown_beside_their_controls(page: Page) -> None:
     page.locator("#run").click()
     assert "the prompt is empty" in alert(page, "prompt")
     type_prompt(page, "word " * 3000)
-    page.locator("#run").click()
-    wait_for(page, "failed")
+    press_run(page, turn(page, "failed"))
     expect(page.locator("#alert-prompt .app-alert")).to_contain_text("2304")
     expect(page.locator("#alert-prompt .app-alert")).to_contain_text("shorten the prompt")
     expect(page.locator("#panes .app-pane").first).to_contain_text("the reason is shown at the control")
     expect(page.get_by_text("shorten the prompt")).to_have_count(1)
     type_prompt(page, "Hello!")
     new_tokens(page, 0)
-    click_until(page, "#alert-sampling .app-alert")
+    press_run(page, page.locator("#alert-sampling .app-alert"))
     assert "max_new_tokens is 0; it must be at least 1" in alert(page, "sampling")
     expect(page.locator("#alert-prompt .app-alert")).to_have_count(0)
     for title in METHODS:
         choose(page, title, False)
-    click_until(page, "#alert-methods .app-alert")
+    press_run(page, page.locator("#alert-methods .app-alert"))
     assert "choose 1 to 6" in alert(page, "methods")
 
 
