@@ -18,6 +18,7 @@ from app.tabs.wiring import QUIET
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
+    from app.ray import Ray
     from app.service import Service
 
 TITLE = """
@@ -98,18 +99,19 @@ def check_plain(value: Any) -> None:
             pending += [(part, depth + 1) for part in item]
 
 
-def build_page(service: Service, pair: str | None = TOY) -> Page:
+def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None) -> Page:
     """Return the page of a service.
 
     Args:
         service: Executes the runs and stores the traces.
         pair: Name of the pair to open with; None for the best one on this machine.
+        ray: The Ray cluster that the page offers for runs; None for none.
     """
     with Page(title="SpecScope", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(TITLE, js_on_load="SpecScopeApp.head(element);", apply_default_css=False, elem_id="head")
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Playground", id="playground"):
-                playground = Playground(service, pair)
+                playground = Playground(service, pair, ray)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab"):

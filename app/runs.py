@@ -36,6 +36,8 @@ class RunRequest:
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     runtime: str = "local-process"
+    address: str | None = None
+    """With the runtime `ray`, the head of the cluster; None for one of this machine alone."""
     profile: str | None = None
     """Latency profile of a virtual cluster."""
     profile_pair: str | None = None
@@ -59,7 +61,7 @@ class RunRequest:
     @property
     def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The arguments of `engine.open`: requests with the same ones share a cluster."""
-        names = ("pair", "target", "drafter", "head", "runtime", "profile", "profile_pair")
+        names = ("pair", "target", "drafter", "head", "runtime", "address", "profile", "profile_pair")
         return tuple((name, getattr(self, name)) for name in names)
 
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from app.ray import Ray
+
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 AUTH = "SPECSCOPE_AUTH"
@@ -52,7 +54,12 @@ NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": N
 
 
 def build_app(
-    service: Service, *, host: str = "127.0.0.1", auth: str | None = None, pair: str | None = TOY
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    auth: str | None = None,
+    pair: str | None = TOY,
+    ray: Ray | None = None,
 ) -> ASGIApp:
     """Return the web application.
 
@@ -61,12 +68,13 @@ def build_app(
         host: Address to listen on; requests with another `Host` are refused.
         auth: Login as `user:password`; None for no login.
         pair: Name of the pair to open with; None for the best one on this machine.
+        ray: The Ray cluster that the page offers for runs; None for none.
     """
     app = FastAPI(title="SpecScope", **NO_DOCS)
     app.include_router(build_router(service))
     app = gr.mount_gradio_app(
         app,
-        build_page(service, pair),
+        build_page(service, pair, ray),
         path="/",
         server_name=host,
         app_kwargs=NO_DOCS,
@@ -111,6 +119,7 @@ def serve(
     unsafe: bool = False,
     database: Path | None = None,
     pair: str | None = None,
+    ray: Ray | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> int:
     """Serve the playground until it is stopped, and return the exit code.
@@ -122,6 +131,7 @@ def serve(
         unsafe: Allow an address that others can reach without a login.
         database: Trace database; None for the user's own.
         pair: Name of the pair to open with; None for the best one on this machine.
+        ray: The Ray cluster that the page offers for runs, checked (`Ray.check`); None for none.
         announce: Called with the line that contains the address; None prints it.
 
     Raises:
@@ -134,7 +144,7 @@ def serve(
     try:
         with terminated_by_exit():
             service = started = Service(database or default_path())
-            app = build_app(service, host=host, auth=auth, pair=pair)
+            app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
 
             def ready(line: str) -> None:
                 (announce or _print)(line)

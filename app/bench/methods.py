@@ -1,6 +1,6 @@
 """Every method of a pair over autoregressive decoding, with default settings, by category.
 
-All methods decode the same prompts in turns on the same worker processes. The texts are compared
+All methods decode the same prompts in turns on the same workers. The texts are compared
 with the greedy text of transformers.
 """
 
@@ -83,7 +83,7 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
     The first category's race begins with a warm-up, in which drafts are planned.
 
     Args:
-        cluster: The pair on worker processes.
+        cluster: The pair on workers that measure.
         prompts: By category.
         keys: Methods that the cluster can run; the baseline is added.
         plan: Tokens per prompt and rounds.

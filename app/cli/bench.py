@@ -91,6 +91,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --prompt-file: use N rows, taken evenly from its categories",
     )
     parser.add_argument(
+        "--runtime",
+        metavar="NAME",
+        help="with --pair or --target: local-process, local-thread or ray (local-process)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="with --runtime ray: head of a Ray cluster, or auto for the one this machine is in (this machine alone)",
+    )
+    parser.add_argument(
         "--profile",
         metavar="NAME",
         help="with --placements or --heads: use virtual time with this latency profile",
@@ -122,7 +132,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         with _progress() as note:
             measured = soak.measure(RUNS, CLIENTS, note) if args.soak else suite.measure(chosen, note)
-    bars = figures.judged(measured) if facts.get("on_gpu", True) else {}
+    usual = facts.get("runtime", "local-process") == "local-process"
+    judged = usual and facts.get("on_gpu", True)
+    bars = figures.judged(measured) if judged else {}
     result = {key: figure.to_dict() for key, figure in measured.items()} | {
         "bars": bars,
         "quick": args.quick,
@@ -148,11 +160,13 @@ def _check(args: argparse.Namespace) -> None:
     models = args.pair or args.target
     if models and parts:
         raise UsageError(f"{parts[0]} needs no other models; leave out --pair and --target")
-    for name in ("drafter", "head", "prompt_file", "limit"):
+    for name in ("drafter", "head", "prompt_file", "limit", "runtime", "address"):
         if getattr(args, name) is not None and not models:
             raise UsageError(f"--{name.replace('_', '-')} needs --pair or --target; give one of them")
     if args.methods != "all" and not models:
         raise UsageError(f"--methods {args.methods} needs --pair or --target; give one of them")
+    if args.runtime == "virtual":
+        raise UsageError("--runtime virtual computes times; the bench measures: choose a runtime that does")
     if args.profile and not (args.placements or args.heads):
         raise UsageError(
             f"--profile {args.profile} needs --placements or --heads; without them the bench measures this machine"
@@ -193,16 +207,19 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     args.prompt_file = args.prompt_file or methods.PROMPTS
     rows = prompts_of(args)
     with _progress() as note:
-        note("worker processes")
+        note("workers")
+        runtime = args.runtime or "local-process"
         models = {"target": args.target, "drafter": args.drafter, "head": args.head}
-        with engine.open(args.pair or "bundled", **models, runtime="local-process", device="cpu") as cluster:
+        place = {"runtime": runtime, "address": args.address, "device": "cpu"}
+        with engine.open(args.pair or "bundled", **models, **place) as cluster:
             if args.methods == "all":
                 keys, left_out = able(keys, cluster)
             prompts: dict[str, list[list[int]]] = {}
             for row in rows:
                 prompts.setdefault(row.category, []).append(cluster.pair.encode(row.text))
             comparison = methods.measure(cluster, prompts, keys, plan, note)
-            return methods.figures(comparison), {"pair": cluster.pair.name, "left_out": left_out}
+            facts = {"pair": cluster.pair.name, "runtime": runtime, "left_out": left_out}
+            return methods.figures(comparison), facts
 
 
 def _viewer(quick: bool) -> dict[str, Figure]:
@@ -262,11 +279,9 @@ def _heads(args: argparse.Namespace, plan: Plan) -> int:
 def _print(result: Mapping[str, Any], bars: Mapping[str, Mapping[str, Any]]) -> None:
     from app.bench.figures import BARS
 
-    print(
-        result["device"]
-        if "device" in result
-        else f"{result.get('pair', 'bundled')} pair · CPU fp32 · {result['environment']['processor']} · {result['seconds']:.0f} s"
-    )
+    pair, processor = f"{result.get('pair', 'bundled')} pair", result["environment"]["processor"]
+    conditions = (pair, "CPU fp32", result.get("runtime"), processor, f"{result['seconds']:.0f} s")
+    print(result.get("device") or " · ".join(filter(None, conditions)))
     print(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
     for key, figure in result.items():
         if isinstance(figure, dict) and "median" in figure:

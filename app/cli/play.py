@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from app.cli.common import add_database
 from engine.errors import ModelError, UsageError, shown
+
+if TYPE_CHECKING:
+    from app.ray import Ray
 
 PATIENCE, LIMIT = 15.0, 300.0
 """Most seconds of `--get-model` without a new byte, and for all bytes."""
@@ -35,6 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else bundled)",
     )
     parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="offer a Ray cluster for runs, too; needs the extra: pip install 'specscope[ray]'",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="with --ray: head of the cluster, or auto for the one this machine is in (this machine alone)",
+    )
+    parser.add_argument(
         "--get-model",
         action="store_true",
         help="first download smollm2 if it is not on this machine (93 MB); Ctrl-C skips it",
@@ -51,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.pair is not None and args.pair not in pairs.NAMES:
         raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
+    ray = _ray(args)
     warm_up()  # it imports the engine on another core
     from app.server import AUTH, serve
 
@@ -64,8 +80,29 @@ def run(args: argparse.Namespace) -> int:
         unsafe=args.unsafe,
         database=args.db,
         pair=args.pair,
+        ray=ray,
         announce=_announce if args.pair is None else None,
     )
+
+
+def _ray(args: argparse.Namespace) -> Ray | None:
+    """Return the Ray cluster to offer, once it has answered; None without the option.
+
+    Raises:
+        UsageError: Ray is not installed, or the address is malformed or lacks --ray.
+        SpecScopeError: The cluster cannot be reached, or refuses the connection.
+    """
+    if not args.ray:
+        if args.address is not None:
+            raise UsageError(f"--address {shown(args.address)} needs --ray; give both or neither")
+        return None
+    if find_spec("ray") is None:
+        raise UsageError("--ray needs: pip install 'specscope[ray]'")
+    from app.ray import Ray
+
+    ray = Ray(args.address)
+    ray.check()
+    return ray
 
 
 def _announce(line: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from app import pairs
+from app.ray import RUNTIME, Ray
 from app.render.html import note
 from app.tabs.picker import build_picker
 from app.tabs.plan import MOST_PASSES, OWN, VIRTUAL, WHERE
@@ -60,12 +61,13 @@ class Form:
         self.alerts[where] = gr.HTML(elem_id=f"alert-{where}")
 
 
-def build_settings(form: Form, pair: str) -> gr.Column:
+def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
     """Build the settings below the prompt: methods, sampling, models and devices.
 
     Args:
         form: Takes the controls.
         pair: Name of the pair that is chosen at first.
+        ray: The Ray cluster that is offered; None for none.
 
     Returns:
         The card of the models, for more about them.
@@ -81,7 +83,7 @@ def build_settings(form: Form, pair: str) -> gr.Column:
             with gr.Column(elem_classes="app-card", min_width=280):
                 _build_sampling(form)
             with gr.Column(elem_classes="app-card", min_width=280):
-                _build_place(form)
+                _build_place(form, ray)
     return models
 
 
@@ -138,10 +140,14 @@ def _number(form: Form, name: str, value: float, label: str, info: str) -> None:
     form.add(name, gr.Number(value, label=label, info=info, elem_id=name.replace("_", "-"), min_width=110))
 
 
-def _build_place(form: Form) -> None:
+def _build_place(form: Form, ray: Ray | None) -> None:
     gr.HTML("<h2>Where it runs</h2>")
-    about = "Times are measured on this machine, or computed from a cluster's published figures."
-    runtime = gr.Radio(list(RUNTIMES), value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
+    here, offered = (
+        ("this machine or on Ray's nodes", [(ray.title, RUNTIME)]) if ray else ("this machine", [])
+    )
+    about = f"Times are measured on {here}, or computed from a cluster's published figures."
+    places = [*RUNTIMES, *offered]
+    runtime = gr.Radio(places, value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
     form.add("runtime", runtime)
     names = profiles()
     with gr.Column(scale=0, visible=False, elem_classes="app-plain") as virtual:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app import pairs
+from app.ray import RUNTIME, Ray
 from app.runs import RunRequest
 from app.tabs.choice import Choice, read_choices, with_baselines
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
@@ -33,7 +34,7 @@ class FormError(UsageError):
 
 
 def make_requests(
-    values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str
+    values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str, ray: Ray | None = None
 ) -> list[RunRequest]:
     """Return one request per chosen method and baseline, all with the same conversation.
 
@@ -43,6 +44,7 @@ def make_requests(
             target, drafter, head.
         messages: The conversation to answer.
         group: Id of the comparison.
+        ray: The Ray cluster that the page offers; None for none.
 
     Raises:
         FormError: A value is invalid.
@@ -53,7 +55,7 @@ def make_requests(
         raise FormError("methods", error) from None
     _check_size(choices, messages)
     sampling, limits = _sampling(values), _limits(values)
-    place = {**_place(values), **_models(values, choices)}
+    place = {**_place(values, ray), **_models(values, choices)}
     return [
         RunRequest(
             method=choice.method,
@@ -144,8 +146,12 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def _place(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return runtime and profile."""
+def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
+    """Return runtime and profile, or the address of the Ray cluster."""
+    if values["runtime"] == RUNTIME:
+        if ray is None:
+            raise FormError("place", "this playground has no Ray cluster; start it with specscope play --ray")
+        return {"runtime": RUNTIME, "address": ray.address}
     if values["runtime"] != VIRTUAL:
         return {"runtime": values["runtime"]}
     profile, pair = values["profile"], values["profile_pair"]

@@ -33,6 +33,7 @@ from engine.errors import ModelError, PairError, SpecScopeError, UsageError
 from engine.methods import BASELINE
 
 if TYPE_CHECKING:
+    from app.ray import Ray
     from app.runs import LiveRun, RunRequest
     from app.service import Service
 
@@ -45,10 +46,11 @@ class Playground:
     Args:
         service: Executes the runs.
         pair: Name of the pair to open with; None for the best one on this machine.
+        ray: The Ray cluster that it offers for runs; None for none.
     """
 
-    def __init__(self, service: Service, pair: str | None = TOY) -> None:
-        self.service, self.pair = service, pair
+    def __init__(self, service: Service, pair: str | None = TOY, ray: Ray | None = None) -> None:
+        self.service, self.pair, self.ray = service, pair, ray
         self.form = Form()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
         build_demo()
@@ -56,7 +58,7 @@ class Playground:
         self.folded = gr.HTML(
             elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
         )
-        card = build_settings(self.form, pair or opening())
+        card = build_settings(self.form, pair or opening(), ray)
         with card:
             self.library = Library(lambda: self.service, self.form.controls["models"], self.notice)
         with gr.Column(elem_id="results", elem_classes="app-plain"):
@@ -223,7 +225,7 @@ class Playground:
     async def _answer(self, chat: Chat, system: str, values: dict[str, Any]) -> AsyncIterator[Update]:
         try:
             group = uuid.uuid4().hex[:12]
-            requests = make_requests(values, chat.messages(system), group)
+            requests = make_requests(values, chat.messages(system), group, self.ray)
             lanes = self._start(requests, passes_of(values))
         except FormError as error:
             yield self._complaint(error)
@@ -343,8 +345,9 @@ def _follow(chat: Chat) -> dict[str, Any]:
 
 
 def _warning(lanes: Sequence[Lane], before: Reading) -> str:
-    """Return the warning of a busy machine for a measured comparison; empty in virtual time."""
-    return "" if any(lane.request.profile for lane in lanes) else busy_since(before)
+    """Return the warning of a busy machine for a comparison that it measured; else empty."""
+    elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
+    return "" if elsewhere else busy_since(before)
 
 
 def _blame(runs: Sequence[LiveRun]) -> FormError | None:

@@ -2,6 +2,7 @@
 
 function labelOf(run, row) {
   if (row.type === "strip" || row.type === "measured") return stripLabel(run, row);
+  if (row.type === "clock") return el("div", { class: "ss-row-label ss-row-strip", title: "the most by which this track's times are wrong beside another track's" }, row.label);
   const share = row.track && !row.track.measured ? run.metrics.occupancy[row.track.device] : undefined;
   return el("div", { class: "ss-row-label", title: row.label }, el("span", {}, row.label),
     share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which the device works" }, `${Math.round(100 * share)} % busy`));

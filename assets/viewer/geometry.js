@@ -15,10 +15,12 @@ function geometry(model, tracksOf) {
     };
     if (drafted(run)) row("band", SIZE.band, SIZE.gap, { label: "overlap" });
     for (const track of tracksOf(run)) {
-      row("track", SIZE.lane * track.lanes, 3, { label: track.label, track });
+      const [name, clock] = track.label.split(" · clock "); // a label has room for two lines
+      row("track", SIZE.lane * track.lanes, 3, { label: name, track });
       if (track.role === "requests") continue; // no device
       row("strip", SIZE.strip, track.measured ? 6 : SIZE.gap, { label: track.measured ? "from spans" : "", track });
       if (track.measured) row("measured", SIZE.strip, SIZE.gap, { label: track.measured.label, track });
+      if (clock) row("clock", SIZE.strip, SIZE.gap, { label: `clock ${clock}`, track });
     }
     row("tokens", SIZE.tokens, 0, { label: "tokens" });
     const card = { run, rows, top, body: top + SIZE.head, bodyHeight: y, height: SIZE.head + y + SIZE.axis + SIZE.foot };

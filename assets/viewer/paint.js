@@ -50,6 +50,8 @@ const PAINT = {
     paintSteps(scene, row, loadSteps(row.track, scene.from, scene.to, scene.pixel), scene.colours.line, scene.colours.muted);
   },
 
+  clock: () => 0, // a label only
+
   tokens: (scene, row, run) => {
     row.marks = tokenMarks(run, scene.from, scene.to, scene.pixel);
     for (const mark of row.marks) paintMark(scene, mark, row.y + row.height / 2);

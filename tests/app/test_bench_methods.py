@@ -70,6 +70,13 @@ def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
     [
         (("--methods", "llma"), "--methods llma needs --pair or --target"),
         (("--limit", "3"), "--limit needs --pair or --target"),
+        (("--runtime", "ray"), "--runtime needs --pair or --target"),
+        (("--address", "auto"), "--address needs --pair or --target"),
+        (
+            ("--pair", "bundled", "--runtime", "virtual"),
+            "--runtime virtual computes times; the bench measures",
+        ),
+        (("--pair", "bundled", "--address", "auto"), "the runtime is local-process; use the runtime ray"),
         (("--head", "x"), "--head needs --pair or --target"),
         (("--pair", "bundled", "--placements"), "--placements needs no other models; leave out --pair"),
         (("--pair", "bundled", "--methods", "nothing"), "there is no method 'nothing'"),

@@ -79,9 +79,16 @@ segment, ast.get_source_segment = ast.get_source_segment, None
 from app import gradio_import
 ast.get_source_segment = segment
 from app.server import Service, build_app
+from app.ray import Ray
+from engine.errors import SpecScopeError
 service = Service(None)
-build_app(service)
+build_app(service, ray=Ray())
 service.close()
+for address in (None, "127.0.0.1:1"):
+    try:
+        Ray(address).check()  # of `specscope play --ray`
+    except SpecScopeError:
+        continue  # Ray is not installed, or no cluster answers
 from app.papers import computing
 next(computing())  # imports what the Papers tab computes with
 sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)

@@ -18,6 +18,9 @@ import pytest
 
 import engine
 from app.main import main
+from app.ray import Ray
+from app.runs import RunRequest
+from app.service import Service
 from engine.cluster.local_devices import devices_of
 from engine.cluster.ray_cluster import RayCluster
 from engine.cluster.ray_groups import Bundle
@@ -30,7 +33,9 @@ from engine.workers.ray.parcels import Parcels
 from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import Setup
 from tests.engine.workers.processes import PROMPT, at_span
+from tests.engine.workers.ray_nodes import Opened, assert_ended, await_spans, kill_node
 from tests.engine.workers.test_contract import WARM, facts
+from traces.store import Store
 from traces.view.document import view_model
 
 SHORT = Limits(12)
@@ -176,9 +181,7 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_killed_actor_and_a_killed_node_end_their_runs_with_a_name_and_the_next_run_starts(
-    two_nodes, on_ray, capfd
-):
+def test_a_killed_actor_ends_its_run_with_a_name(two_nodes, on_ray, capfd):
     pids = [worker.pid for worker in on_ray.placement.workers]
     error = death(on_ray, lambda: os.kill(pids[0], signal.SIGKILL))
     assert (
@@ -186,17 +189,45 @@ def test_a_killed_actor_and_a_killed_node_end_their_runs_with_a_name_and_the_nex
         in error
     )
     on_ray.close()
-    second = next(node for node in two_nodes.list_all_nodes() if node is not two_nodes.head_node)
-    with engine.open(runtime="ray", address=two_nodes.address) as opened:
-        pids += [worker.pid for worker in opened.placement.workers]
-        assert "the worker on node 2 (" in death(opened, partial(kill_node, second))
-    with engine.open(target=TARGET, runtime="ray", address=two_nodes.address) as opened:
-        pids += [worker.pid for worker in opened.placement.workers]
-        trace = opened.run("autoregressive", PROMPT, limits=SHORT)
-        assert (trace.status, {d.label.split(" (")[0] for d in trace.header.devices}) == ("done", {"node 1"})
     assert not any(capfd.readouterr()), "Ray prints nothing of its own"
-    gone = [process for process in processes(pids) if process.wait(10) is None]
-    assert not any(map(psutil.pid_exists, pids)), gone
+    assert_ended(pids)
+
+
+@pytest.mark.slow
+def test_the_page_shows_clocks_stops_and_names_a_killed_node_and_its_next_run_uses_what_is_left(
+    two_nodes, on_ray, capfd, tmp_path
+):
+    on_ray.close()  # its devices are free
+    second = next(node for node in two_nodes.list_all_nodes() if node is not two_nodes.head_node)
+    Ray(two_nodes.address).check()
+    service = Service(tmp_path / "runs.db", opened := Opened())
+    place = {"prompt": PROMPT, "runtime": "ray", "address": two_nodes.address}
+
+    stopped = service.start(RunRequest("pearl", limits=Limits(1000), **place))
+    await_spans(stopped)
+    stopped.cancel()
+    assert (stopped.wait(10), stopped.state) == (True, "cancelled")
+
+    failed = service.start(RunRequest("pearl", limits=Limits(1000), **place))
+    await_spans(failed)
+    began = time.monotonic()
+    kill_node(second)
+    assert (failed.wait(10), failed.state) == (True, "failed"), time.monotonic() - began
+    assert failed.error.startswith("the worker on node 2 (")
+
+    rest = service.start(RunRequest("autoregressive", limits=SHORT, target=str(TARGET), **place))
+    assert (rest.wait(60), rest.state, rest.error) == (True, "done", "")
+    service.close()
+
+    store = Store(tmp_path / "runs.db")
+    one, two, left = (store.load(run.run_id) for run in (stopped, failed, rest))
+    store.close()
+    assert (one.status, two.footer.error, left.status) == ("cancelled", failed.error, "done")
+    assert " · target · clock ±" in view_model([one])["runs"][0]["tracks"][1]["label"]
+    assert {device.label.split(" (")[0] for device in left.header.devices} == {"node 1"}
+    assert [len(pids) for pids in opened.pids] == [2, 1], "one session until the node died"
+    assert not any(capfd.readouterr()), "Ray prints nothing of its own"
+    assert_ended([pid for pids in opened.pids for pid in pids])
 
 
 def death(opened, act) -> str:
@@ -211,17 +242,6 @@ def death(opened, act) -> str:
         opened.run("pearl", PROMPT, limits=Limits(1000), listener=at_span(6, kill))
     assert time.monotonic() - began[0] < 10
     return str(raised.value)
-
-
-def kill_node(node) -> None:
-    """Kill a node's processes, as a loss of power would."""
-    (raylet,) = (psutil.Process(info.process.pid) for info in node.all_processes["raylet"])
-    for process in [raylet, *raylet.children(recursive=True)]:
-        process.kill()
-
-
-def processes(pids: list[int]) -> list[psutil.Process]:
-    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
 @pytest.mark.slow

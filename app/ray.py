@@ -1,0 +1,39 @@
+"""The Ray cluster that the page offers beside this machine (`specscope play --ray`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RUNTIME = "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class Ray:
+    """A Ray cluster for runs of the page."""
+
+    address: str | None = None
+    """As for `engine.open`. None: the first run starts a cluster of this machine alone."""
+
+    @property
+    def title(self) -> str:
+        """Its name in the page's list of devices."""
+        return f"Ray cluster, {self.address or 'this machine'}"
+
+    def check(self) -> None:
+        """Import Ray and connect once, so that the page offers no cluster that refuses runs.
+
+        Raises:
+            UsageError: Ray is not installed, or the address is malformed.
+            SpecScopeError: The cluster cannot be reached, or refuses the connection.
+        """
+        from engine.cluster.ray_cluster import RayCluster
+        from engine.cluster.ray_connect import import_ray
+
+        if self.address is None:
+            import_ray(starts=True)
+            return
+        cluster = RayCluster(self.address, cpus=1)
+        try:
+            cluster.nodes()
+        finally:
+            cluster.close()

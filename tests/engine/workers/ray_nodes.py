@@ -1,0 +1,47 @@
+"""Runs and deaths on nodes of Ray, for tests."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+import engine
+from app.runs import LiveRun
+
+
+class Opened:
+    """`engine.open`, with the processes of the workers of each cluster that it opened."""
+
+    def __init__(self) -> None:
+        self.pids: list[list[int]] = []
+
+    def __call__(self, **place):
+        cluster = engine.open(**place)
+        self.pids.append([worker.pid for worker in cluster.placement.workers])
+        return cluster
+
+
+def await_spans(run: LiveRun) -> None:
+    """Wait until a run of the page has spans."""
+    deadline = time.monotonic() + 60
+    while sum(event.tag == "span" for event in run.since(0)[0]) < 6:
+        assert not run.wait(0.02), run.error
+        assert time.monotonic() < deadline
+
+
+def assert_ended(pids: list[int]) -> None:
+    """Assert that processes end in 10 s."""
+    gone = [process for process in processes(pids) if process.wait(10) is None]
+    assert not any(map(psutil.pid_exists, pids)), gone
+
+
+def kill_node(node) -> None:
+    """Kill a node's processes, as a loss of power would."""
+    (raylet,) = (psutil.Process(info.process.pid) for info in node.all_processes["raylet"])
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.kill()
+
+
+def processes(pids: list[int]) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
