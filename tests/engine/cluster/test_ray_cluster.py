@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,6 +12,7 @@ import pytest
 
 from engine.cluster import ray_cluster
 from engine.cluster.ray_cluster import RayCluster
+from engine.cluster.ray_connect import import_ray
 from engine.errors import SpecScopeError
 
 HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 1}
@@ -95,3 +98,14 @@ def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_
     with pytest.raises(SpecScopeError, match="Ray's node on this machine does not answer; start Ray here"):
         cluster.nodes()
     cluster.close()
+
+
+def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playground(monkeypatch) -> None:
+    name, fake = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", SimpleNamespace()
+    monkeypatch.setattr(os, "environ", {key: value for key, value in os.environ.items() if key != name})
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    assert import_ray(starts=False) is fake
+    assert os.environ[name] == "1"
+    os.environ[name] = "0"
+    import_ray(starts=False)
+    assert os.environ[name] == "0", "the user's choice stays"
