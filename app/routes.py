@@ -85,15 +85,21 @@ ICON = (
 
 
 def head() -> str:
-    """Return the HTML for the page's head: icon, styles and scripts of viewer and page."""
+    """Return the HTML that Gradio adds to the page's head: icon and styles."""
     return (
         f'<link rel="icon" href="{ICON}">'
         f'<link rel="stylesheet" href="{address("viewer.css")}">'
         f'<link rel="stylesheet" href="{address("app.css")}">'
         f'<link rel="stylesheet" href="{address("papers.css")}">'
-        f'<script src="{address("picker.js")}"></script>'
-        f'<script src="{address("charts.js")}"></script>'
-        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}"></script>'
+    )
+
+
+def scripts() -> str:
+    """Return the deferred scripts of viewer and page, which run before Gradio's."""
+    return (
+        f'<script src="{address("picker.js")}" defer></script>'
+        f'<script src="{address("charts.js")}" defer></script>'
+        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}" defer></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )
 

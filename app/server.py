@@ -21,13 +21,14 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from app.early import Early
 from app.guard import Boundary, KnownRoutes, SameOrigin
 from app.limits import BoundedConnection, SmallBodies
 from app.login import Login
 from app.page import build_page
 from app.pairs import TOY, opening
 from app.render.theme import build_theme
-from app.routes import IMPORT, build_router, head
+from app.routes import IMPORT, build_router, head, scripts
 from app.runs import RunRequest
 from app.service import Service
 from engine.errors import UsageError
@@ -87,7 +88,7 @@ def build_app(
         theme=build_theme(),
         head=head(),
     )
-    return protect(app, host, auth)
+    return protect(Early(app, scripts()), host, auth)
 
 
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:

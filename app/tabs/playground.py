@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -21,6 +19,7 @@ from app.routes import find_traces
 from app.runs import Lane, alternating
 from app.tabs.chat import Chat
 from app.tabs.choice import MOST_RUNS
+from app.tabs.composer import Composer
 from app.tabs.demo import build_demo
 from app.tabs.form import Form, build_settings, offer_script
 from app.tabs.library import Library
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from app.runs import LiveRun, RunRequest
     from app.service import Service
 
-SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
-
 
 class Playground:
     """The tab's components and their event handlers.
@@ -54,13 +51,13 @@ class Playground:
         self.form = Form()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
         build_demo()
-        self._build_composer()
+        self.composer = Composer(self.form, chosen=pair is not None)
         self.folded = gr.HTML(
             elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
         )
         card = build_settings(self.form, pair or opening(), ray)
         with card:
-            self.library = Library(lambda: self.service, self.form.controls["models"], self.notice)
+            self.library = Library(lambda: self.service, self.form.controls["models"], self.composer.notice)
         with gr.Column(elem_id="results", elem_classes="app-plain"):
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
             self.talk = gr.HTML(elem_id="conversation")
@@ -69,83 +66,38 @@ class Playground:
             self.viewer = build_viewer("live-viewer")
         self._connect()
 
-    # -- layout
-
-    def _build_composer(self) -> None:
-        with gr.Column(elem_id="composer", elem_classes="app-card"):
-            self.prompt = gr.Textbox(
-                "",
-                label="Prompt",
-                show_label=False,
-                lines=2,
-                max_lines=12,
-                placeholder="Type a prompt or pick an example below. All methods get the same prompt. Ctrl+Enter runs it.",
-                elem_id="prompt",
-                autofocus=True,
-            )
-            self.form.alert("prompt")
-            self.follow = gr.Radio(
-                [], label="Your next message continues the answer of", visible=False, elem_id="follow"
-            )
-            with gr.Row(elem_id="actions"):
-                self._build_actions()
-            self.notice = gr.HTML("" if self.pair else absent_note(), elem_id="notice")
-            with gr.Accordion("System prompt", open=False, elem_classes="app-fold"):
-                self.system = gr.Textbox(
-                    "",
-                    label="System prompt",
-                    show_label=False,
-                    lines=2,
-                    placeholder="Optional: instructions for the model, placed before the conversation.",
-                    elem_id="system",
-                )
-
-    def _build_actions(self) -> None:
-        self.samples = gr.Dataset(
-            components=[self.prompt],
-            samples=[[s["prompt"]] for s in _samples()],
-            sample_labels=[s["title"] for s in _samples()],
-            show_label=False,
-            label="Examples",
-            container=False,
-            elem_id="samples",
-        )
-        small: dict[str, Any] = {"size": "sm", "min_width": 0}
-        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **small)
-        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **small)
-        self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **small)
-        self.go = gr.Button("Run", elem_id="run", variant="primary", **small)
-
     def _connect(self) -> None:
-        given = [self.prompt, self.system, self.chat, self.follow, *self.form.inputs]
+        given = [
+            self.composer.prompt,
+            self.composer.system,
+            self.chat,
+            self.composer.follow,
+            *self.form.inputs,
+        ]
         changed = [
-            *(self.chat, self.prompt, self.follow, self.turn, self.talk, self.viewer),
-            *(self.clear, self.again, self.stop, self.go),
+            *(self.chat, self.composer.prompt, self.composer.follow, self.turn, self.talk, self.viewer),
+            *self.composer.buttons,
             *(self.form.controls["seed"], self.form.controls["methods"], self.folded),
             *self.panes,
             *self.form.alerts.values(),
         ]
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
         ends = [
-            self.go.click(self.ask, given, changed, **runs),
-            self.again.click(self.regenerate, given, changed, **runs),
+            self.composer.go.click(self.ask, given, changed, **runs),
+            self.composer.again.click(self.regenerate, given, changed, **runs),
             self.viewer.advised(self.follow_advice, given, changed, **runs),
-            self.clear.click(self.forget, self.chat, changed, **QUIET),
+            self.composer.clear.click(self.forget, self.chat, changed, **QUIET),
         ]
         for end in ends:  # the page keeps the conversation, for a reload
             end.then(None, self.chat, None, js="(chat) => SpecScopeApp.keep(chat)", **QUIET)
         self.changed = changed
-        self.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
-        # In the browser, so that a click on Run right after it uses the new value.
-        # A Dataset's value in the browser is the index of the sample.
-        pick = f"(number) => {json.dumps([s['prompt'] for s in _samples()])}[number]"
-        self.samples.click(None, self.samples, self.prompt, js=pick, **QUIET)
+        self.composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
 
     def connect_load(self, page: gr.Blocks) -> None:
         """Bring the parts that change between two visits up to date when the page opens."""
         form, models = self.form, self.form.controls["models"]
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
-        page.load(self.reopen, None, [models, self.notice], **QUIET)
+        page.load(self.reopen, None, [models, self.composer.notice], **QUIET)
         page.load(self.restore, self.chat, self.changed, js="() => SpecScopeApp.kept()", **QUIET)
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
@@ -160,7 +112,7 @@ class Playground:
         if self.pair is not None:
             return gr.skip()
         models, pair = self.form.controls["models"], opening()
-        return {self.notice: absent_note()} | ({} if pair == models.value else {models: pair})
+        return {self.composer.notice: absent_note()} | ({} if pair == models.value else {models: pair})
 
     def restore(self, talk: Any) -> Any:
         """Show the conversation that the page kept over a reload."""
@@ -172,9 +124,9 @@ class Playground:
             self.talk: conversation(chat),
             self.turn: finished_line(chat.turns) if chat.shown else turn_line("idle"),
             self.viewer: viewed(chat.shown),
-            self.follow: _follow(chat),
+            self.composer.follow: _follow(chat),
             self.folded: kept_line(),
-            **self._buttons(running=False),
+            **self.composer.shown(running=False),
         }
 
     async def ask(
@@ -263,9 +215,9 @@ class Playground:
             self.folded: "",
             self.talk: "",
             self.viewer: viewed(()),
-            self.follow: gr.update(choices=[], value=None, visible=False),
-            self.clear: gr.update(visible=False),
-            self.again: gr.update(visible=False),
+            self.composer.follow: gr.update(choices=[], value=None, visible=False),
+            self.composer.clear: gr.update(visible=False),
+            self.composer.again: gr.update(visible=False),
             **{pane: gr.update(value="", visible=False) for pane in self.panes},
             **self._alerts(),
         }
@@ -275,11 +227,11 @@ class Playground:
     def _begin(self, chat: Chat, lanes: Sequence[Lane]) -> Update:
         return {
             self.chat: chat.to_json(),
-            self.prompt: "",
+            self.composer.prompt: "",
             self.talk: conversation(chat),
             self.turn: turn_line("queued", lanes),
             self.viewer: viewed((), live=True),
-            **self._buttons(running=True),
+            **self.composer.shown(running=True),
             **{pane: gr.update(value="", visible=i < len(lanes)) for i, pane in enumerate(self.panes)},
             **self._alerts(),
         }
@@ -306,23 +258,13 @@ class Playground:
         follow = _follow(chat)
         answered = follow["choices"]
         blame = _blame([run for lane in lanes for run in lane.runs])
-        message = {self.prompt: chat.prompt} if blame and not answered else {}
+        message = {self.composer.prompt: chat.prompt} if blame and not answered else {}
         return {
             self.chat: chat.to_json(),
-            self.follow: follow,
+            self.composer.follow: follow,
             **message,  # a refused message returns to the box, to be corrected
-            **self._buttons(running=False),
+            **self.composer.shown(running=False),
             **self._alerts(blame),
-        }
-
-    def _buttons(self, *, running: bool) -> Update:
-        follow = {self.follow: gr.update(visible=False)} if running else {}
-        return {
-            self.go: gr.update(visible=not running),
-            self.stop: gr.update(visible=running),
-            self.again: gr.update(visible=not running),
-            self.clear: gr.update(visible=not running),
-            **follow,
         }
 
     def _complaint(self, error: FormError) -> Update:
@@ -358,7 +300,3 @@ def _blame(runs: Sequence[LiveRun]) -> FormError | None:
         if isinstance(run.cause, UsageError):
             return FormError("prompt", run.error)
     return None
-
-
-def _samples() -> list[dict[str, str]]:
-    return json.loads(SAMPLES.read_text(encoding="utf-8"))

@@ -59,10 +59,10 @@ def _levels(
     logits: Tensor, counts: Sequence[int], shape: TreeShape, sampling: Sampling, sampled: bool
 ) -> list[Level]:
     """Return the levels of trees whose rows are stacked; `counts` has the rows of each."""
-    drawn = sampled and not sampling.greedy
-    q = warp(logits, sampling) if drawn else softmax(logits)
-    tops = most_probable(q, TOP if drawn else max(TOP, shape.children))
-    parts, first = (q.cpu() if drawn else q).split(list(counts)), 0
+    warped = sampled and not sampling.greedy
+    q = warp(logits, sampling) if warped else softmax(logits)
+    tops = most_probable(q, TOP if warped else max(TOP, shape.children))
+    parts, first = (q.cpu() if warped else q).split(list(counts)), 0
     found = list[Level]()
     for part in parts:
         found.append(Level(part, tops[first : first + len(part)]))
@@ -98,7 +98,7 @@ def next_level(
         return shape.best(level.tops, above)
     support = (level.q > 0).sum(-1).tolist()
     counts = shape.counts(above, support * (len(above) // len(support)))
-    return _drawn(level.q, above, counts, position, draws)
+    return _draw(level.q, above, counts, position, draws)
 
 
 def most_probable(q: Tensor, count: int) -> list[Top]:
@@ -131,14 +131,23 @@ def _first_of(values: Tensor, count: int) -> list[tuple[int, float]]:
     return list(zip(indices.tolist(), values[indices].tolist(), strict=True))
 
 
-def _drawn(
-    q: Tensor, above: Sequence[Node], counts: Sequence[int], position: int, draws: Draws
-) -> list[Node]:
-    nodes = list[Node]()
+def drawn(children: Sequence[Sequence[int]], above: Sequence[Node]) -> list[Node]:
+    """Return the nodes of a sampled level, from the tokens drawn after each node above."""
+    return [
+        Node(parent, token, node.path - child, (*node.ranks, child))
+        for parent, (node, tokens) in enumerate(zip(above, children, strict=True))
+        for child, token in enumerate(tokens)
+    ]
+
+
+def _draw(q: Tensor, above: Sequence[Node], counts: Sequence[int], position: int, draws: Draws) -> list[Node]:
+    children, node = list[list[int]](), 0
     for parent, count in enumerate(counts):
         rest = q[line(parent, q)].clone()
-        for child in range(count):
-            token = draws.choose(Key(position, "draft", len(nodes)), rest)
+        children.append([])
+        for _ in range(count):
+            token = draws.choose(Key(position, "draft", node), rest)
             rest[token] = 0
-            nodes.append(Node(parent, token, above[parent].path - child, (*above[parent].ranks, child)))
-    return nodes
+            children[-1].append(token)
+            node += 1
+    return drawn(children, above)

@@ -49,6 +49,20 @@ class Node(NamedTuple):
     """Its place in the tree: (0, 2) is the third child of the first child."""
 
 
+class LevelPlan(NamedTuple):
+    """What is known of a level before its tokens are."""
+
+    counts: tuple[int, ...]
+    """Children of each node above that gets some; fewer if its q has fewer tokens."""
+    onward: tuple[int, ...] | int
+    """Which of the level's nodes get children, rising; or how many: the most probable paths."""
+
+    @property
+    def onward_count(self) -> int:
+        """The number of nodes that get children."""
+        return min(self.onward, sum(self.counts)) if isinstance(self.onward, int) else len(self.onward)
+
+
 class TreeShape(Protocol):
     """How a tree grows."""
 
@@ -87,6 +101,10 @@ class TreeShape(Protocol):
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return the indices of a level's nodes that get children, rising."""
+        ...
+
+    def plans(self, levels: int) -> tuple[LevelPlan, ...]:
+        """Return the first levels; none if the places of their nodes are not known beforehand."""
         ...
 
     def kept(self, paths: Sequence[float]) -> list[int]:
@@ -149,6 +167,10 @@ class Wide:
         """Return all indices."""
         return list(range(len(nodes)))
 
+    def plans(self, levels: int) -> tuple[LevelPlan, ...]:  # noqa: ARG002
+        """Return none: the children of a node depend on all nodes of its level."""
+        return ()
+
     def kept(self, paths: Sequence[float]) -> list[int]:
         """Return all indices."""
         return list(range(len(paths)))
@@ -194,6 +216,10 @@ class Static:
         """Return the nodes that have children."""
         return [i for i, node in enumerate(nodes) if node.ranks in _children(self.paths)]
 
+    def plans(self, levels: int) -> tuple[LevelPlan, ...]:
+        """Return the first levels."""
+        return _plans(self.paths, levels)
+
     def kept(self, paths: Sequence[float]) -> list[int]:
         """Return all indices."""
         return list(range(len(paths)))
@@ -203,6 +229,21 @@ class Static:
 def _children(paths: tuple[Ranks, ...]) -> Mapping[Ranks, int]:
     """Map each node with children to their number; () is the prefix's last token."""
     return Counter(path[:-1] for path in paths)
+
+
+@lru_cache
+def _plans(paths: tuple[Ranks, ...], levels: int) -> tuple[LevelPlan, ...]:
+    """Return the first levels of a static tree."""
+    wanted, above, plans = _children(paths), [()], list[LevelPlan]()
+    while above and len(plans) < levels:
+        counts = tuple(wanted[ranks] for ranks in above)
+        nodes = [
+            (*ranks, child) for ranks, count in zip(above, counts, strict=True) for child in range(count)
+        ]
+        onward = tuple(i for i, ranks in enumerate(nodes) if ranks in wanted)
+        plans.append(LevelPlan(counts, onward))
+        above = [nodes[i] for i in onward]
+    return tuple(plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +277,11 @@ class Dynamic:
     def onward(self, nodes: Sequence[Node]) -> list[int]:
         """Return the most probable paths; among equals, those drafted first."""
         return _first(self.top, [node.path for node in nodes])
+
+    def plans(self, levels: int) -> tuple[LevelPlan, ...]:
+        """Return the first levels: `top` nodes of each get children."""
+        first, later = LevelPlan((self.top,), self.top), LevelPlan((self.top,) * self.top, self.top)
+        return (first, *[later] * (min(levels, self.depth) - 1))[: max(levels, 0)]
 
     def kept(self, paths: Sequence[float]) -> list[int]:
         """Return the most probable paths; a node's parent is at least as probable and is kept."""

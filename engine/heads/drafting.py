@@ -34,7 +34,7 @@ class Columns:
     """
 
     def __init__(self, tokens: Tensor | None = None) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._ids = None if tokens is None else tokens.tolist()
 
     def token(self, column: int) -> int:
@@ -43,9 +43,9 @@ class Columns:
 
     def spread(self, q: Tensor, vocab_size: int) -> Tensor:
         """Return a row of q, (N,), as a row over all tokens, (V,)."""
-        if self._tokens is None:
+        if self.tokens is None:
             return q
-        return q.new_zeros(vocab_size).index_copy_(0, self._tokens.to(q.device), q)
+        return q.new_zeros(vocab_size).index_copy_(0, self.tokens.to(q.device), q)
 
 
 class HeadLayer(NamedTuple):

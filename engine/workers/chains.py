@@ -12,10 +12,10 @@ from engine.model.cache import Cache
 from engine.model.chain import Chained, Chains
 from engine.model.slots import Rows
 from engine.types import Prefix
+from engine.workers.builder import Drafting
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.jobs import Propose
 from engine.workers.replies import Grown, Stamp
-from engine.workers.trees import Drafting
 
 
 def propose_chains(

@@ -16,6 +16,7 @@ from engine.model.cache import Cache
 from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.fuzzy import Fuzzy
+from engine.model.growth import Growths
 from engine.model.language import LanguageModel, never
 from engine.model.slots import PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
@@ -55,6 +56,8 @@ class Forwards:
         self._kept_states: dict[str, tuple[int, ...]] = {}
         self.chains: dict[str, Chains] = {}
         """Of the models with static forwards that are not split by tensors."""
+        self.growths: dict[str, Growths] = {}
+        """Of their heads whose layer reads predicted states."""
         self.clock = Clock()
         """Takes the times of forwards."""
 

@@ -76,7 +76,7 @@ class PackedForwards:
         Returns:
             The logits after each frontier, (R, N).
         """
-        rests, levels = [self._rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]
+        rests, levels = [self.rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]
         predicted = [
             self._forwards.states(self._name, rest.sequence, [len(rest) + parent for parent in parents])
             for rest, (_, parents) in zip(rests, levels, strict=True)
@@ -84,11 +84,12 @@ class PackedForwards:
         logits = self._forwards.branch(
             self._name, rests, levels, self._stamps, "draft", provisional=True, vectors=predicted
         )
-        self._stamps[-1] = self._stamps[-1]._replace(work=self._layer.guessed)
+        self._stamps[-1] = self._stamps[-1]._replace(work=self.layer.guessed)
         return logits
 
     @property
-    def _layer(self) -> HeadLayer:
+    def layer(self) -> HeadLayer:
+        """The head's layer."""
         layer = self._forwards.heads[self._name].layer
         assert layer is not None, "only a head with a layer caches rows"
         return layer
@@ -97,7 +98,7 @@ class PackedForwards:
         """Return the tokens that the head reads."""
         return Prefix(prefix.sequence, prefix.tokens[: len(prefix) - self.unread])
 
-    def _rest(self, prefix: Prefix) -> Prefix:
+    def rest(self, prefix: Prefix) -> Prefix:
         """Return the tokens with a row in the head's layer.
 
         The row of a token reads the target's state of the one before.
@@ -108,7 +109,7 @@ class PackedForwards:
         self, kind: str, prefixes: Sequence[Prefix], masks: Sequence[Tree], *, logits: bool = True
     ) -> list[torch.Tensor]:
         """Forward the rows that are not cached."""
-        rests, layer = [self._rest(prefix) for prefix in prefixes], self._layer
+        rests, layer = [self.rest(prefix) for prefix in prefixes], self.layer
 
         def vectors(firsts: Sequence[int]) -> list[torch.Tensor]:
             states = list[torch.Tensor]()

@@ -24,11 +24,13 @@ from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
 from engine.model.fuzzy import SingleDevice
+from engine.model.growth import Growths
 from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.vocabulary import Vocabulary
+from engine.workers.builder import Drafting
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.head_forwards import prefill
@@ -63,7 +65,7 @@ from engine.workers.room import taken
 from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
 from engine.workers.split_drafts import add_exchange, gathered
-from engine.workers.trees import Drafting, grow
+from engine.workers.trees import grow
 
 
 def _return_freed_memory() -> None:
@@ -204,9 +206,17 @@ class Host:
         if isinstance(model, Decoder):
             self.forwards.clock = Clock.of(model.device)
             if model.steps is not None and job.model not in self._ranks:
-                self.forwards.chains[job.model] = Chains(model)
+                self._draft_statically(job.model, model)
         _return_freed_memory()
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
+
+    def _draft_statically(self, name: str, decoder: Decoder) -> None:
+        """Let a decoder, or a head's layer, draft without a host between its forwards."""
+        head = self.forwards.heads.get(name)
+        if head is None:
+            self.forwards.chains[name] = Chains(decoder)
+        elif head.keeps:
+            self.forwards.growths[name] = Growths(decoder, head.keeps, head.columns.tokens)
 
     def _join(self, job: Join) -> None:
         self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)

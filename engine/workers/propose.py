@@ -8,13 +8,13 @@ import torch
 
 from engine.draws import facts, propose_token, softmax
 from engine.types import Sampling
+from engine.workers.builder import Drafting
 from engine.workers.by_token import levels
 from engine.workers.chains import propose_chains
 from engine.workers.forwards import Forwards
 from engine.workers.jobs import Propose
 from engine.workers.replies import Grown, Stamp
 from engine.workers.split_drafts import gathered, propose_greedy
-from engine.workers.trees import Drafting
 
 
 def propose(

@@ -63,7 +63,7 @@ def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
     state = merged(play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page))))
     assert 'data-state="done"' in state[page.turn]
     assert "Tell me a story." in state[page.talk]
-    assert state[page.prompt] == ""
+    assert state[page.composer.prompt] == ""
     for pane in page.panes[:3]:
         assert 'data-state="done"' in state[pane]
     assert state[page.panes[3]]["visible"] is False
@@ -79,7 +79,7 @@ def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
 
 def test_the_conversation_goes_on_with_the_chosen_answer(page, opener) -> None:
     first = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    choices = first[page.follow]["choices"]
+    choices = first[page.composer.follow]["choices"]
     assert choices == [("Autoregressive", 0), ("Speculative decoding", 1), ("PEARL", 2)]
     play(page.ask("And then?", "", first[page.chat], 2, *given(page)))
     last = opener.opened[0].ran[-1][1]
@@ -107,10 +107,10 @@ def test_regenerate_without_a_message_is_refused(page, opener) -> None:
 
 def test_run_and_stop_swap_while_a_turn_runs(page) -> None:
     updates = play(page.ask("Hi", "", None, None, *given(page)))
-    assert updates[0][page.stop]["visible"] is True
-    assert updates[0][page.go]["visible"] is False
-    assert updates[-1][page.stop]["visible"] is False
-    assert updates[-1][page.go]["visible"] is True
+    assert updates[0][page.composer.stop]["visible"] is True
+    assert updates[0][page.composer.go]["visible"] is False
+    assert updates[-1][page.composer.stop]["visible"] is False
+    assert updates[-1][page.composer.go]["visible"] is True
 
 
 def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
@@ -124,7 +124,7 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     assert 'data-state="cancelled"' in state[page.turn]
     assert 'data-state="cancelled"' in state[page.panes[2]]
     assert Chat.of(state[page.chat]).answers[0][1] == "".join(WORDS[:4])
-    assert state[page.follow]["choices"] == [("Autoregressive", 0)]
+    assert state[page.composer.follow]["choices"] == [("Autoregressive", 0)]
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n", None])
@@ -147,7 +147,7 @@ def test_a_prompt_that_is_too_long_shows_an_error_beside_the_prompt(page, opener
     opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
     assert "9000 tokens" in message(page, state, "prompt")
-    assert state[page.prompt] == "Hi", "it can be corrected and sent again"
+    assert state[page.composer.prompt] == "Hi", "it can be corrected and sent again"
     assert 'data-state="failed"' in state[page.panes[0]]
 
 
@@ -156,7 +156,7 @@ def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener)
     own = {"models": "own", "target": "/x", "drafter": "/y"}
     state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
     assert "no such directory" in message(page, state, "models")
-    assert state[page.prompt] == "Hi"
+    assert state[page.composer.prompt] == "Hi"
     assert "Nothing was decoded" in state[page.turn]
     assert json.loads(state[page.viewer])["runs"] == []
 
@@ -176,7 +176,7 @@ def test_a_new_conversation_drops_the_old_one(page) -> None:
 
 
 def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
-    prompts = [row[0] for row in page.samples.samples]
+    prompts = [row[0] for row in page.composer.samples.samples]
     assert len(prompts) == 4
     assert [len(prompt.split()) > 200 for prompt in prompts] == [False, False, False, True]
 

@@ -205,6 +205,18 @@ def test_the_page_loads_its_scripts_from_this_server_only(client) -> None:
     assert "SpecScope" in client.get(address("viewer.js")).text
 
 
+def test_the_scripts_of_the_page_run_before_those_of_gradio(client) -> None:
+    answer = client.get("/")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    head = answer.text.partition("</head>")[0]
+    sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
+    deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
+    ours = [address(name) for name in ("picker.js", "charts.js", "app.js", "viewer.js")]
+    assert deferred[:4] == ours
+    assert deferred[4].startswith("./assets/index-"), "Gradio's"
+    assert client.head("/").content == b""
+
+
 def test_every_answer_has_the_security_headers(client) -> None:
     for path in ("/", "/config", "/specscope/model?runs=x", "/nowhere"):
         headers = client.get(path).headers

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import Browser, Page, Request
+from playwright.sync_api import Browser, Page, Request, Route
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 200_000
@@ -93,10 +94,25 @@ class Window:
         page.set_default_timeout(PATIENCE)
         page.on("console", lambda m: self._complain(page, m.text) if m.type == "error" else None)
         page.on("pageerror", lambda e: self._complain(page, str(e)))
+        page.on("crash", lambda _: self._complain(page, "the page crashed"))
         page.on("request", lambda request: self._watch(page, request))
         for end in ("requestfinished", "requestfailed"):
             page.on(end, lambda request: self.calls.discard(request))
         return page
+
+    @contextmanager
+    def late(self, addresses: str, seconds: float) -> Iterator[None]:
+        """Let these files of the server arrive late."""
+
+        def wait(route: Route) -> None:
+            time.sleep(seconds)
+            route.continue_()
+
+        self.context.route(addresses, wait)
+        try:
+            yield
+        finally:
+            self.context.unroute(addresses)
 
     def reload(self) -> None:
         """Reload the page once its calls are answered: Gradio logs an error for an open one."""

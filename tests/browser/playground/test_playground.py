@@ -102,6 +102,13 @@ def stop_by_escape(page: Page) -> None:
     expect(page.locator("#run")).to_be_visible()
 
 
+def test_a_page_whose_scripts_arrive_late_is_whole(window, open_page) -> None:
+    with window.late("**/files/*.js*", seconds=1):
+        page = open_page()
+    expect(page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)).to_be_visible()
+    answer(page, "Hello!", tokens=4)
+
+
 def test_errors_are_shown_beside_their_controls(page: Page) -> None:
     page.locator("#run").click()
     assert "the prompt is empty" in alert(page, "prompt")

@@ -23,11 +23,12 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Limits, Prefix, Sampling
+from engine.workers.builder import Drafting
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.jobs import Grow
 from engine.workers.replies import Grown, Stamp
 from engine.workers.transports.virtual import VirtualLoop
-from engine.workers.trees import Drafting, grow
+from engine.workers.trees import grow
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, Racks, TestCluster
