@@ -22,7 +22,10 @@ from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import Setup
 
 EVERY_S = 1.0
-"""Seconds between two checks of the workers."""
+"""Seconds between two checks of the workers and of the head."""
+HEADLESS = 10
+"""Checks without an answer of the head after which the connection is closed. Ray itself would end
+this process after a minute, a playground included."""
 STORE_BYTES = 256 << 20
 """Size of the object store of a cluster that is started here; Ray writes the rest to disk."""
 LONGEST_FOLDER = 25
@@ -103,7 +106,7 @@ class RayCluster:
         Raises:
             SpecScopeError: The head does not answer.
         """
-        if not self._head_answers():  # Ray would wait for a minute, and then end this process
+        if not self._ray.is_initialized() or not self._head_answers():  # Ray would wait for a minute
             raise SpecScopeError(
                 f"the head of the Ray cluster ({self._head}) does not answer; start the cluster again"
             )
@@ -119,6 +122,9 @@ class RayCluster:
                 node.name = f"node {len(self._nodes) + 1} ({node.address})"
             self._nodes[node.id] = node
             offers[node.id] = Offer(node, entry["Resources"], free.get(node.id, {}))
+        if own not in offers:  # Ray would wait for it
+            again = "the run" if self.address == "local" else "Ray here"
+            raise SpecScopeError(f"Ray's node on this machine does not answer; start {again} again")
         return [offers[key] for key in self._nodes if key in offers]
 
     def _head_answers(self) -> bool:
@@ -169,9 +175,20 @@ class RayCluster:
         self._workers.append(worker)
 
     def _check_workers(self) -> None:
-        while not self._closing.wait(EVERY_S):
+        silent = 0
+        while silent < HEADLESS and not self._closing.wait(EVERY_S):
             for worker in list(self._workers):
                 worker.check()
+            silent = 0 if self._head_answers() else silent + 1
+        if silent == HEADLESS:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End all workers' jobs and disconnect from a cluster without a head."""
+        for worker in self._workers:
+            worker.lose(f"lost the head of its cluster ({self._head})")
+        with _lock, own_signals():
+            self._ray.shutdown()
 
     def close(self) -> None:
         """Disconnect; end a cluster that was started here, and remove its files."""

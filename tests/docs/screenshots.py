@@ -2,7 +2,8 @@
 
 Without names, all pictures are taken. A playground with a temporary database runs meanwhile, and
 Chromium visits it. `playground` measures SmolLM2, so it needs that model and a quiet machine. The
-other pictures show the runs of docs/tutorial.md, whose virtual times are always the same.
+other pictures show the runs of docs/tutorial.md, whose virtual times are always the same; `cluster`
+measures the bundled pair on two nodes of Ray.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from app.pairs import TOY, label
 from engine.pairs.catalog import installed
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
-from tests.browser.playground.steps import answer, viewer, wait_for
+from tests.browser.playground.steps import answer, choose, viewer, wait_for
+from tests.engine.workers.ray_nodes import two_nodes
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 REAL, QUESTION, TOKENS, PASSES = "smollm2", "Why is the sky blue?", 64, 3
@@ -55,6 +57,23 @@ def playground(page: Page) -> None:
     for theme in ("light", "dark"):
         save(f"playground-{theme}", page, page.locator("#results"))
         page.get_by_role("button", name="Light or dark").click()
+
+
+def cluster(page: Page) -> None:
+    """PEARL on two nodes of a Ray cluster: the timeline with the error of their clocks."""
+    page.get_by_role("radio", name="Ray cluster").check()
+    for method in ("Autoregressive", "Speculative decoding"):
+        choose(page, method, on=False)
+    answer(page, PROMPT, TOKENS // 2)
+    live = page.locator("#live-viewer")
+    save(
+        "cluster",
+        page,
+        page.locator("#folded"),
+        page.locator("#turn"),
+        live.locator(".ss-panes"),
+        live.locator(".ss-gantt"),
+    )
 
 
 def run_tutorial(page: Page) -> None:
@@ -170,7 +189,7 @@ def load(page: Page) -> None:
 
 PICTURES = (panes, timeline, tokens, whatif, diff, lab, load)
 """The pictures of the tutorial's runs, in the order in which they are taken."""
-NAMES = (playground.__name__, *(picture.__name__ for picture in PICTURES))
+NAMES = (playground.__name__, cluster.__name__, *(picture.__name__ for picture in PICTURES))
 
 
 def take(names: list[str], browser: Browser, url: str) -> None:
@@ -203,12 +222,14 @@ def main(names: list[str]) -> int:
     if playground.__name__ in names and installed(REAL) is None:
         print(f"{REAL} is not on this machine; `specscope models get {REAL}` gets it", file=sys.stderr)
         return 1
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        playing("--pair", TOY, "--db", f"{folder}/traces.db") as server,
-    ):
-        with sync_playwright() as playwright:
-            take(names, launched(playwright), server.url)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        toy, browser = ("--pair", TOY, "--db", f"{folder}/traces.db"), launched(playwright)
+        if names != [cluster.__name__]:
+            with playing(*toy) as server:
+                take(names, browser, server.url)
+        if cluster.__name__ in names:
+            with two_nodes() as nodes, playing(*toy, "--ray", "--address", nodes.address) as server:
+                cluster(visit(browser, server.url, NARROW))
     return 0
 
 

@@ -245,6 +245,11 @@ class RayWorker:
         self._end(f"{why} and was killed")
         self._kill()
 
+    def lose(self, why: str) -> None:
+        """Fail its jobs with `WorkerDied` and this reason; the actor cannot be reached."""
+        self._end(why)
+        self._closed = True
+
     def close(self) -> None:
         """Kill the actor: it has no state to save."""
         with self._lock:

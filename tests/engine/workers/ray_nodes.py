@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import psutil
 
 import engine
 from app.runs import LiveRun
+
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    """Start a cluster of two nodes on this machine, with a new token in the environment."""
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
+    try:
+        cluster.add_node(**SMALL)
+        yield cluster
+    finally:
+        cluster.shutdown()
 
 
 class Opened:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 import tempfile
@@ -33,14 +32,13 @@ from engine.workers.ray.parcels import Parcels
 from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import Setup
 from tests.engine.workers.processes import PROMPT, at_span
-from tests.engine.workers.ray_nodes import Opened, assert_ended, await_spans, kill_node
+from tests.engine.workers.ray_nodes import Opened, assert_ended, await_spans, kill_node, two_nodes
 from tests.engine.workers.test_contract import WARM, facts
 from traces.store import Store
 from traces.view.document import view_model
 
 SHORT = Limits(12)
 TARGET = Pair.find("bundled").target_path
-SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 CONFIGS = {
     "speculative": {},
     "pearl": {"gamma": 3},
@@ -51,32 +49,23 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="module")
-def two_nodes():
+def nodes():
     if find_spec("ray") is None:
         pytest.skip("needs Ray: pip install 'specscope[ray]'")
-    os.environ |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
-    nodes.add_node(**SMALL)
-    yield nodes
-    nodes.shutdown()
+    with two_nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def on_ray(two_nodes):
-    with engine.open(runtime="ray", address=two_nodes.address) as opened:
+def on_ray(nodes):
+    with engine.open(runtime="ray", address=nodes.address) as opened:
         yield opened
 
 
 @pytest.mark.slow
-def test_two_sessions_never_have_the_same_device(two_nodes, monkeypatch):
+def test_two_sessions_never_have_the_same_device(nodes, monkeypatch):
     """The second one cannot reserve what the first has; what the first frees, it can."""
-    first, second = (RayCluster(two_nodes.address, 1) for _ in range(2))
+    first, second = (RayCluster(nodes.address, 1) for _ in range(2))
     one, two = (Bundle(offer.node, "CPU", (f"cpu:{i}",)) for i, offer in enumerate(first.nodes()))
     first.reserve([one, two])
     assert [offer.free.get("CPU", 0) for offer in second.nodes()] == [0, 0]
@@ -181,12 +170,11 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_killed_actor_ends_its_run_with_a_name(two_nodes, on_ray, capfd):
+def test_a_killed_actor_ends_its_run_with_a_name(nodes, on_ray, capfd):
     pids = [worker.pid for worker in on_ray.placement.workers]
     error = death(on_ray, lambda: os.kill(pids[0], signal.SIGKILL))
     assert (
-        f"the worker on node 1 ({two_nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died"
-        in error
+        f"the worker on node 1 ({nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died" in error
     )
     on_ray.close()
     assert not any(capfd.readouterr()), "Ray prints nothing of its own"
@@ -195,13 +183,13 @@ def test_a_killed_actor_ends_its_run_with_a_name(two_nodes, on_ray, capfd):
 
 @pytest.mark.slow
 def test_the_page_shows_clocks_stops_and_names_a_killed_node_and_its_next_run_uses_what_is_left(
-    two_nodes, on_ray, capfd, tmp_path
+    nodes, on_ray, capfd, tmp_path
 ):
     on_ray.close()  # its devices are free
-    second = next(node for node in two_nodes.list_all_nodes() if node is not two_nodes.head_node)
-    Ray(two_nodes.address).check()
+    second = next(node for node in nodes.list_all_nodes() if node is not nodes.head_node)
+    Ray(nodes.address).check()
     service = Service(tmp_path / "runs.db", opened := Opened())
-    place = {"prompt": PROMPT, "runtime": "ray", "address": two_nodes.address}
+    place = {"prompt": PROMPT, "runtime": "ray", "address": nodes.address}
 
     stopped = service.start(RunRequest("pearl", limits=Limits(1000), **place))
     await_spans(stopped)
@@ -245,7 +233,7 @@ def death(opened, act) -> str:
 
 
 @pytest.mark.slow
-def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(two_nodes, capsys, tmp_path):
+def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(nodes, capsys, tmp_path):
     folder, before = Path(tempfile.gettempdir()), {p.pid for p in psutil.Process().children(recursive=True)}
     words = [
         "--target",
