@@ -18,7 +18,7 @@ SPARE = 8
 
 
 class Level(NamedTuple):
-    """What the drafter says after the nodes of a tree that get children."""
+    """The drafter's rows after the nodes of a tree that get children."""
 
     q: Tensor
     """A sampled level's q, else the unwarped probabilities, (R, V); (1, V) if one row serves all.
