@@ -29,6 +29,16 @@ from tests.browser.playground.steps import (
 from tests.engine.workers.processes import rested, worker_processes
 
 pytestmark = pytest.mark.browser
+BUSY = """(pane) => {
+    const badge = document.createElement("span");
+    badge.className = "ss-badge ss-warn";
+    badge.textContent = "Other programs used 1.2 of 2 cores during the run: the times may be wrong.";
+    pane.querySelector(".ss-marks").append(badge);
+    const { width } = badge.getBoundingClientRect();
+    badge.remove();
+    return width;
+}"""
+"""Return the width of the warning that a pane has if other programs ran."""
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 ANOTHER_TURN = """(link) => {
     const done = document.querySelector('.app-turn[data-state="done"]');
@@ -48,6 +58,7 @@ def test_chat_hover_replay_and_stop(page: Page) -> None:
     for pane, title in zip(panes.all(), METHODS, strict=True):
         expect(pane).to_be_visible()
         expect(pane.locator("h3")).to_contain_text(title)
+        assert pane.evaluate(BUSY) <= pane.evaluate("(pane) => pane.clientWidth"), "the badge wraps"
     expect(page.locator("#panes")).to_be_hidden()
     text = [page.locator("#live-viewer .ss-text").nth(i).inner_text() for i in range(3)]
     assert text[0] == text[1] == text[2], "at temperature 0 all methods give the target's text"
