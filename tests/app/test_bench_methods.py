@@ -87,3 +87,22 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_loaded(given, wh
     bench.add_arguments(parser)
     with pytest.raises(UsageError, match=why):
         bench.run(parser.parse_args(given))
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ((), ("local-process", None)),
+        (("--runtime", "ray", "--address", "10.0.0.1:6379"), ("ray", "10.0.0.1:6379")),
+    ],
+)
+def test_the_pair_is_opened_where_the_options_say(given, place, monkeypatch):
+    def opened(pair, *, runtime, address, **_):
+        raise UsageError(f"opened {pair}: {(runtime, address)}")
+
+    monkeypatch.setattr("engine.open", opened, raising=False)
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    with pytest.raises(UsageError) as seen:
+        bench.run(parser.parse_args(["--pair", "bundled", *given]))
+    assert str(seen.value) == f"opened bundled: {place}"
