@@ -57,9 +57,9 @@ def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]
             figures |= models[-1].over_floor(speed, repeats)
             figures[f"chain_gain_{size.name}"] = models[-1].chain_gain(repeats)
         note("drafts beside a verification")
-        figures["colocated_gain"] = colocated(models[0], models[1], repeats)
+        figures["colocated_gain"], round_s = colocated(models[0], models[1], repeats)
     note("a run's time outside models")
-    figures["orchestration"] = orchestration("cuda" if on_gpu else "cpu")
+    figures |= orchestration("cuda" if on_gpu else "cpu", round_s)
     name = torch.cuda.get_device_name(0) if on_gpu else NOT_ON_A_GPU
     return figures, {"device": name, "on_gpu": on_gpu}
 
@@ -72,8 +72,11 @@ def bandwidth(device: torch.device) -> float:
     return numbers.nbytes / min(times)
 
 
-def colocated(target: Timed, drafter: Timed, repeats: int) -> Figure:
-    """Return the time of drafts and a verification in turn over their time at once."""
+def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Figure, float]:
+    """Return the time of drafts and a verification in turn over their time at once.
+
+    The second value is the median time in turn, in seconds: the models' part of a round.
+    """
 
     def draft() -> None:
         for _ in range(DRAFTS):
@@ -82,7 +85,7 @@ def colocated(target: Timed, drafter: Timed, repeats: int) -> Figure:
     def verify() -> None:
         target.static(DRAFTS + 1)
 
-    values = list[float]()
+    values, rounds = list[float](), list[float]()
     with ThreadPoolExecutor(2) as pool:
 
         def at_once() -> None:
@@ -91,28 +94,40 @@ def colocated(target: Timed, drafter: Timed, repeats: int) -> Figure:
 
         at_once()  # to warm up, and to capture graphs
         for _ in range(repeats):
-            in_turn = seconds(lambda: (draft(), verify()))
-            values.append(in_turn / seconds(at_once))
+            rounds.append(seconds(lambda: (draft(), verify())))
+            values.append(rounds[-1] / seconds(at_once))
     detail = {"target": target.name, "drafter": drafter.name, "drafts": DRAFTS}
-    return Figure(tuple(values), "x", detail=detail)
+    return Figure(tuple(values), "x", detail=detail), median(rounds)
 
 
-def orchestration(device: str) -> Figure:
-    """Return the share of `speculative`'s decoding outside spans of models, on the bundled pair.
+def orchestration(device: str, round_s: float) -> dict[str, Figure]:
+    """Return which share of `speculative`'s rounds is outside spans of models.
 
-    On a GPU the detail has the host's waits for the device per round, drafting and judging.
+    The time outside of them is that of rounds of the bundled pair, a toy. It is a share of the
+    toy's rounds, and of rounds whose models take as long as those of the shapes.
+
+    Args:
+        device: Where the toy runs. On a GPU the toy's figure has the host's waits for the device
+            per round, drafting and judging.
+        round_s: The models' part of a round of the shapes, in seconds.
     """
-    shares, waits = list[float](), list[float]()
+    shares, hosts, waits = list[float](), list[float](), list[float]()
     with engine.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
         for _ in range(4):
             with _counted_waits(device) as counted:
-                trace = cluster.run("speculative", PROMPT, config={"gamma": 4}, limits=Limits(64))
+                trace = cluster.run("speculative", PROMPT, config={"gamma": DRAFTS}, limits=Limits(64))
             start, end = waiting.decode_window(trace)
             idle = sum(band.end - band.start for band in waiting.band(trace) if band.kind == "none")
             shares.append(idle / (end - start))
+            hosts.append(idle / len(trace.rounds) / 1e9)
             waits.append(len(counted) / len(trace.rounds))
     detail = {"waits_per_round": round(median(waits[1:]), 2)} if device == "cuda" else {}
-    return Figure(tuple(shares[1:]), "of decoding", detail=detail)  # the first run makes the steps
+    of_shapes = tuple(host / (host + round_s) for host in hosts[1:])
+    spent = {"host_ms": round(median(hosts[1:]) * 1e3, 3), "models_ms": round(round_s * 1e3, 3)}
+    return {  # without the first run, which makes the steps
+        "orchestration": Figure(of_shapes, "of a round", detail=spent),
+        "orchestration_toy": Figure(tuple(shares[1:]), "of decoding", detail=detail),
+    }
 
 
 @contextlib.contextmanager
