@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
 
 class LevelPlan(NamedTuple):
-    """What is known of a level before its tokens are."""
+    """The places of a level's nodes, which are known before the tokens."""
 
     counts: tuple[int, ...]
     """Children of each node above that gets some; fewer if its q has fewer tokens."""

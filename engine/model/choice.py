@@ -19,7 +19,7 @@ NUMBER_BITS = 32
 
 
 class GrowthKind(NamedTuple):
-    """What a growth is made for."""
+    """The sizes of a growth, and its way of choosing tokens."""
 
     slot: int
     """The first slot."""
@@ -67,7 +67,7 @@ class Chosen(NamedTuple):
     exists: Tensor
     """(S, n) bool."""
     facts: Tensor
-    """What travels to the host, (S, width)."""
+    """The numbers that travel to the host, (S, width)."""
     q: Tensor | None
 
 

@@ -1,4 +1,4 @@
-"""A tree that grows level by level, and what its growth needs besides the job."""
+"""A tree that grows level by level, and the needs of its growth besides the job."""
 
 from __future__ import annotations
 
