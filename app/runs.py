@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.errors import ModelError, PairError, SpecScopeError, UsageError
+from engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
@@ -111,6 +111,20 @@ class LiveRun:
         trace = Trace.of(events)
         if self.ended:
             trace.footer = self._footer(trace)
+        return trace
+
+    def result(self) -> Trace:
+        """Return the trace of a run that has ended.
+
+        Raises:
+            RunCancelled: The run was stopped.
+            SpecScopeError: The run failed.
+        """
+        trace = self.trace()
+        if self.state == "cancelled":
+            raise RunCancelled("the run was stopped")
+        if self.state == "failed" or trace is None:
+            raise self.cause if isinstance(self.cause, SpecScopeError) else SpecScopeError(self.error)
         return trace
 
     def _footer(self, trace: Trace) -> Footer:

@@ -9,7 +9,7 @@ from app import pairs
 from app.runs import RunRequest
 from app.tabs.plan import MOST_PASSES, VIRTUAL
 from engine.bounds import check_prompt
-from engine.errors import RunCancelled, SpecScopeError, UsageError, shown
+from engine.errors import UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, check_range
@@ -163,9 +163,4 @@ class Decoder:
         while not run.wait(0.05):
             if self.stop.is_set():
                 run.cancel()
-        trace = run.trace()
-        if run.state == "cancelled":
-            raise RunCancelled("the sweep was stopped")
-        if run.state == "failed" or trace is None:
-            raise run.cause if isinstance(run.cause, SpecScopeError) else SpecScopeError(run.error)
-        return trace
+        return run.result()

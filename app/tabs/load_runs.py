@@ -15,7 +15,7 @@ from app.loaded import batch_sizes
 from app.runs import RunRequest
 from app.tabs.plan import VIRTUAL
 from engine.bounds import check_prompt
-from engine.errors import RunCancelled, SpecScopeError, UsageError, shown
+from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS
 from engine.run.serving import CHUNK, Load, under_load
 from engine.simulate.profile import Profile, profiles
@@ -167,12 +167,7 @@ def serve(
         finally:
             if not run.ended:  # the page was closed
                 run.cancel()
-        trace = run.trace()
-        if run.state == "cancelled":
-            raise RunCancelled("the runs were stopped")
-        if run.state == "failed" or trace is None:
-            raise run.cause if isinstance(run.cause, SpecScopeError) else SpecScopeError(run.error)
-        yield cell, run, trace
+        yield cell, run, run.result()
 
 
 def _methods(given: Settings) -> list[str]:

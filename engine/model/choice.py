@@ -125,7 +125,7 @@ class Choice:
             counts, ids = self._counts.expand(slots, -1), top_ids[:, :, :0]
             values = top[:, self.parents, self._child]
             exists = (values > 0) & alive[:, self.parents]
-            node_paths = paths[:, self.parents] * values.clamp(max=1.0) * exists
+            node_paths = paths[:, self.parents] * values.clamp(max=1.0)
             columns = top_ids[:, self.parents, self._child]
         parts = [alive, top_ids.flatten(1), top.flatten(1), ids.flatten(1), counts]
         facts = torch.cat([part.double() for part in parts], 1)

@@ -12,7 +12,7 @@ On a CPU the same operations run one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,20 @@ class Drafted:
     """Query-key cells of these forwards, see `Output.cells`."""
 
 
+class Given(NamedTuple):
+    """The sequences to draft after."""
+
+    slots: Sequence[int]
+    """B slots; they hold chains."""
+    logits: Tensor
+    """Of each slot's last row, (B, N)."""
+    states: Tensor
+    """The predicted state of each slot's last row, (B, D)."""
+    numbers: Sequence[Sequence[Sequence[float]]]
+    """Per slot and level the numbers that decide the draws, one per node at most; none for the most
+    probable tokens."""
+
+
 class Growths:
     """The growths of a head's layer, made when first needed.
 
@@ -58,10 +72,6 @@ class Growths:
         self._growths = PerCache[GrowthKind, Growth]()
         self._pool = graph_pool(decoder.device)
 
-    def count(self, cache: Cache) -> int:
-        """Return the number of growths made for a cache."""
-        return len(self._growths.of(cache))
-
     def fits(self, cache: Cache, lengths: Sequence[int], plans: Sequence[LevelPlan], columns: int) -> bool:
         """Return whether the trees of sequences of these lengths find room."""
         rows = sum(plan.onward_count for plan in plans[:-1])
@@ -75,44 +85,31 @@ class Growths:
 
     @torch.inference_mode()
     def draft(
-        self,
-        cache: Cache,
-        slots: Sequence[int],
-        plans: tuple[LevelPlan, ...],
-        logits: Tensor,
-        states: Tensor,
-        numbers: Sequence[Sequence[Sequence[float]]],
-        sampling: Sampling,
-        clock: Clock,
+        self, cache: Cache, plans: tuple[LevelPlan, ...], given: Given, sampling: Sampling, clock: Clock
     ) -> Drafted:
         """Draft a tree in each slot; its rows are not added to the slots' books.
 
         Args:
-            cache: The cache; the slots hold chains.
-            slots: B slots.
+            cache: The cache.
             plans: The levels.
-            logits: Of each slot's last row, (B, N).
-            states: The predicted state of each slot's last row, (B, D).
-            numbers: Per slot and level the numbers that decide the draws, one per node at most;
-                none for the most probable tokens.
+            given: The sequences.
             sampling: The warp of q.
             clock: Takes the times of the forwards.
         """
-        first = min(slots)
-        needed = max(map(cache.length, slots)) + sum(plan.onward_count for plan in plans[:-1])
+        lengths = [cache.length(slot) for slot in given.slots]
+        needed = max(lengths) + sum(plan.onward_count for plan in plans[:-1])
         kind = GrowthKind(
-            first,
-            max(slots) - first + 1,
+            min(given.slots),
+            max(given.slots) - min(given.slots) + 1,
             plans,
             read_length(needed, cache.tensor.shape[3]),
-            logits.shape[1],
-            replace(sampling, seed=0) if numbers else None,
+            given.logits.shape[1],
+            replace(sampling, seed=0) if given.numbers else None,
         )
         growths = self._growths.of(cache)
         if kind not in growths:
             growths[kind] = Growth(self._decoder, self._keeps, self._tokens, cache, kind, clock, self._pool)
-        lengths = [cache.length(slot) for slot in slots]
-        return growths[kind].run(slots, lengths, logits, states, numbers, clock)
+        return growths[kind].run(given, lengths, clock)
 
 
 class Growth:
@@ -131,8 +128,7 @@ class Growth:
         self.kind, self._pool, self._tokens = kind, pool, tokens
         self._layer = PredictedRows(decoder, keeps, cache, kind)
         device, pinned = cache.tensor.device, cache.tensor.is_cuda
-        self._most = max(sum(plan.counts) for plan in kind.plans)
-        shape = (len(kind.plans), kind.slots, self._most)
+        shape = (len(kind.plans), kind.slots, max(sum(plan.counts) for plan in kind.plans))
         self._hosted_places = torch.zeros((2, kind.slots), dtype=torch.int64, pin_memory=pinned)
         self._hosted_numbers = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
         self._places = self._hosted_places.to(device)
@@ -147,19 +143,11 @@ class Growth:
         self._events = [(clock.event(), clock.event()) for _ in kind.forwarded]
         self._launch: Callable[[], None] | None = None
 
-    def run(
-        self,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        logits: Tensor,
-        states: Tensor,
-        numbers: Sequence[Sequence[Sequence[float]]],
-        clock: Clock,
-    ) -> Drafted:
-        """Draft the trees; see `Growths.draft`."""
-        lines = self._fill(slots, lengths, logits, states, numbers)
+    def run(self, given: Given, lengths: Sequence[int], clock: Clock) -> Drafted:
+        """Draft the trees after slots of these lengths; see `Growths.draft`."""
+        lines = self._fill(given, lengths)
         if self._launch is None:
-            self._launch = captured(self._compute, self._pool) if logits.is_cuda else self._compute
+            self._launch = captured(self._compute, self._pool) if given.logits.is_cuda else self._compute
         self._launch()
         assert self._facts is not None, "the growth has been computed"
         if len(self._hosted_q) < len(self._q):
@@ -176,28 +164,21 @@ class Growth:
         times = [(clock.hold(start), clock.hold(end)) for start, end in self._events]
         return Drafted(levels, times, self._layer.cells)
 
-    def _fill(
-        self,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        logits: Tensor,
-        states: Tensor,
-        numbers: Sequence[Sequence[Sequence[float]]],
-    ) -> list[int]:
+    def _fill(self, given: Given, lengths: Sequence[int]) -> list[int]:
         """Write the inputs; return each slot's line."""
-        lines = [slot - self.kind.slot for slot in slots]
+        lines = [slot - self.kind.slot for slot in given.slots]
         places, us = self._hosted_places, self._hosted_numbers.zero_()
         places[0], places[1] = -1, 0
         places[0, lines] = torch.tensor(lengths)
         places[1, : len(lines)] = torch.tensor(lines)
-        for line, levels in zip(lines, numbers, strict=False):
+        for line, levels in zip(lines, given.numbers, strict=False):
             for level, drawn in enumerate(levels):
                 us[level, line, : len(drawn)] = torch.tensor(drawn, dtype=torch.float64)
         self._places.copy_(places, non_blocking=True)
         self._numbers.copy_(us, non_blocking=True)
-        given = self._places[1, : len(lines)]
-        self._logits.index_copy_(0, given, logits)
-        self._states.index_copy_(0, given, states)
+        used = self._places[1, : len(lines)]
+        self._logits.index_copy_(0, used, given.logits)
+        self._states.index_copy_(0, used, given.states)
         return lines
 
     def _compute(self) -> None:

@@ -33,13 +33,9 @@ class PredictedRows:
         self._spare, device = cache.tensor.shape[3] - 1, cache.tensor.device
         self._columns = torch.arange(kind.length, device=device)
         self._rotations = decoder.rotations
-        self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
         forwarded = kind.forwarded
         self._firsts = [sum(forwarded[:level]) for level in range(len(forwarded))]
         self._total = sum(forwarded)
-        levels = [level for level, rows in enumerate(forwarded) for _ in range(rows)]
-        self._levels = torch.tensor(levels, dtype=torch.int64, device=device)
-        """The level of each forwarded row, (T,)."""
         self._buffers = [cache.buffers(kind.slots * rows) for rows in forwarded]
         self._indices = [
             torch.zeros(kind.slots * rows, dtype=torch.int64, device=device) for rows in forwarded
@@ -80,7 +76,7 @@ class PredictedRows:
         self._indices[level].copy_(index.flatten())
         position = (self._lengths + level).clamp(min=0)
         attention = self._attentions[level]
-        attention.mask({window: self._sees(position, window) for window in self._windows})
+        attention.mask({None: self._sees()})  # a head's layer has no window
         rotation = self._rotations.index_select(1, position.repeat_interleave(count)) * decoder.scales
         x, attention_input = self._inputs(tokens, self._gathered(states, parents))
         hidden = decoder.run_layers(
@@ -97,19 +93,14 @@ class PredictedRows:
         x, attention_input = self._decoder.make_inputs(rows, embedded)
         return x, attention_input
 
-    def _sees(self, position: Tensor, window: int | None) -> Tensor:
+    def _sees(self) -> Tensor:
         """Return which cached rows the nodes see, (S, K, N)."""
-        lengths = self._lengths.clamp(min=0)[:, None]
-        own = self._columns - lengths  # numbers of the forwarded rows
-        among = own.clamp(0, self._total - 1)
-        inside = (own >= 0) & (own < self._total)
-        above = self._above.gather(2, among[:, None].expand(-1, self._above.shape[1], -1))
-        seen = torch.where(inside[:, None], above, (own < 0)[:, None])
+        own = self._columns - self._lengths.clamp(min=0)[:, None]  # numbers of the forwarded rows
+        among = own.clamp(0, self._total - 1)[:, None].expand(-1, self._above.shape[1], -1)
+        inside = ((own >= 0) & (own < self._total))[:, None]
+        seen = torch.where(inside, self._above.gather(2, among), (own < 0)[:, None])
         seen[:, :, 0] |= (self._lengths < 0)[:, None]  # a row that saw nothing would be NaN
-        if window is None:
-            return seen
-        positions = torch.where(inside, lengths + self._levels[among], self._columns)
-        return seen & (positions > position[:, None] - window)[:, None]
+        return seen
 
     @staticmethod
     def _gathered(rows: Tensor, parents: Tensor) -> Tensor:

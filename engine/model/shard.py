@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch.nn.functional import pad
 
 from engine.model.weights import Linear
-from engine.vocabulary import Vocabulary
+from engine.vocabulary import Joins, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,33 +27,14 @@ if TYPE_CHECKING:
 HEAD = "lm_head.weight"
 
 
-class Ranks(Protocol):
+class Ranks(Joins, Protocol):
     """The ranks that share a model, from the side of one of them.
 
     All ranks call the same functions in the same order, with tensors of the same shapes.
     """
 
-    @property
-    def rank(self) -> int:
-        """Number of this rank, from 0."""
-        ...
-
-    @property
-    def ways(self) -> int:
-        """Number of ranks."""
-        ...
-
-    @property
-    def spent(self) -> int:
-        """Nanoseconds in all calls so far, time to wait for other ranks included."""
-        ...
-
     def add(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors; it has the same bits on every rank."""
-        ...
-
-    def join(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, in order of rank."""
         ...
 
     def agree(self, stopped: bool) -> bool:

@@ -11,6 +11,7 @@ from engine.drafters.level import Level
 from engine.draws import Key, most_probable_of
 from engine.layout import Packing
 from engine.model.cache import Cache
+from engine.model.growth import Given
 from engine.workers.builder import Drafting, TreeBuilder
 from engine.workers.forwards import Forwards
 from engine.workers.head_forwards import PackedForwards
@@ -58,16 +59,13 @@ def grow_at_once(
     rows = packed.exact(growing, [0] * len(growing))
     slots = [forwards.slot(rest.sequence) for rest in rests]
     states = torch.cat([forwards.states(job.model, rest.sequence, [len(rest) - 1]) for rest in rests])
-    found = growths.draft(
-        cache,
+    given = Given(
         slots,
-        plans,
         torch.cat([row[:, : drafting.vocab_size] for row in rows]),
         states,
         [_numbers(tree, plans, drafting) for tree in growing if sampled],
-        drafting.sampling,
-        forwards.clock,
     )
+    found = growths.draft(cache, plans, given, drafting.sampling, forwards.clock)
     context = [cache.length(slot) for slot in slots]
     for number, level in enumerate(found.levels):
         going = [b for b, tree in enumerate(growing) if tree.grows]

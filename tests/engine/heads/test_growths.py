@@ -16,18 +16,18 @@ from engine.layout import Packing
 from engine.model.clock import StreamClock
 from engine.model.growth import Growths
 from engine.pairs.load import load
-from engine.types import Prefix, Sampling
+from engine.types import Sampling
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Grow, Load, Prefill
 from tests.engine.heads.random_heads import make_head
+from tests.engine.heads.test_together import PREFIXES
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
 
-PREFIXES = tuple(Prefix(i, np.arange(3 + 7 * i, 3 + 7 * i + n)) for i, n in enumerate((9, 1, 4, 13)))
-"""The target has forwarded nothing of the prompt of one token: no head can draft after it."""
 TREE = Static(((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (0, 0, 1), (2, 0, 0)))
 CHAIN = Static(((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))
-SHAPES = {"tree": TREE, "chain": CHAIN, "dynamic": Dynamic(3, 4, 7)}
+DYNAMIC = [Dynamic(top, 4, 200) for top in (2, 3, 6)]
+"""All nodes are kept, the improbable ones of the last level, too."""
 WAYS = {
     "greedy": Sampling(),
     "warm": Sampling(1.0, seed=3),
@@ -36,13 +36,6 @@ WAYS = {
 }
 ROWS = 12
 """Slab rows per prefix."""
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pair") / "target"
-    tiny.save(tiny.reference("llama", num_hidden_layers=6, seed=2), path)
-    return path
 
 
 class Drafter:
@@ -57,11 +50,13 @@ class Drafter:
         features = check_head(head, target).features or (-1,)
         begin = Begin(sampling, len(PREFIXES), capacity, tiny.VOCAB, Packing(), 1, features=features)
         self.host.handle(begin)
-        self.host.handle(Prefill("target", PREFIXES))
+        self.host.handle(Prefill("target", tuple(PREFIXES)))
 
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
-        return self.host.handle(Grow("head", PREFIXES[: len(levels)], shape, tuple(levels), sampled, rows))
+        return self.host.handle(
+            Grow("head", tuple(PREFIXES[: len(levels)]), shape, tuple(levels), sampled, rows)
+        )
 
 
 @pytest.fixture
@@ -88,7 +83,7 @@ def assert_equal(ours, theirs):
 def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown):
     head, sampling = make_head(tmp_path / "head", kind, target), WAYS[way]
     static, eager = (Drafter(target, head, sampling, static=s) for s in (True, False))
-    shapes = [TREE, CHAIN, SHAPES["dynamic"], TREE] if sampling.greedy else [TREE, CHAIN, TREE]
+    shapes = [TREE, CHAIN, *DYNAMIC, TREE] if sampling.greedy else [TREE, CHAIN, TREE]
     for shape in shapes:  # the last time in a growth that has held other rows
         assert_equal(*(d.grow(shape, sampled=not sampling.greedy) for d in (static, eager)))
         assert static.slab == pytest.approx(eager.slab, abs=1e-6)

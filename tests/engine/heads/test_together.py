@@ -29,13 +29,6 @@ DRAFTING = [0, 2, 3]
 LEVELS = 3
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pair") / "target"
-    tiny.save(tiny.reference("llama", num_hidden_layers=6, seed=2), path)
-    return path
-
-
 def new_host(target: Path, head: Path) -> Host:
     """Return a worker whose target and head have cached all prompts."""
     host = Host("worker")
