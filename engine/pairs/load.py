@@ -13,8 +13,6 @@ from engine.model.stage import layer_stages
 from engine.model.static import StaticSteps
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
-from engine.pairs.layers import is_layer_drafter
-from engine.pairs.layers_load import load_drafter
 from engine.pairs.sources import resolve
 
 
@@ -47,13 +45,9 @@ def load(
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or unsupported.
         UsageError: The model has fewer layers than stages.
-        PairError: It is a drafter made of another target's layers.
     """
     directory = resolve(model)
-    if target is not None and is_layer_drafter(directory):
-        decoder = load_drafter(directory, resolve(target), device, dtype, name, ranks)
-    else:
-        decoder = _load(directory, device, dtype, name, stage, ranks)
+    decoder = _load(directory, device, dtype, name, stage, ranks)
     if static:
         decoder.steps = StaticSteps(decoder)
     return decoder
