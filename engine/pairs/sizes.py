@@ -51,19 +51,11 @@ def checked_shape(directory: Path) -> ModelShape:
     return shape
 
 
-def model_depth(directory: Path, target: Path) -> int:
-    """Return the number of a model's layers; `target` is the target of a drafter made of them."""
-    return checked_shape(directory).layers
-
-
-def model_size(
-    directory: Path, target: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None
-) -> Size:
+def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None) -> Size:
     """Return the bytes of a model, or of its part on one device.
 
     Args:
         directory: The model's directory.
-        target: The target's directory, which a drafter made of its layers reads.
         dtype: Dtype of the weights, and so of keys and values.
         on_cpu: Whether the device is a CPU, which has matrices in layouts of its own.
         split: The part; default: the whole model.
