@@ -79,7 +79,7 @@ def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
 
 def fuzzy(pair: Pair, prompts: Sequence[Sequence[int]]) -> dict[str, Figure]:
     """Compare EasySpec's fuzzy forwards of the drafter with exact ones, as in its Table 5."""
-    drafter = load(str(pair.drafter_path), name="drafter", target=pair.target_path)
+    drafter = load(str(pair.drafter_path), name="drafter")
     sizes = {
         size: [similarity(drafter, prompt, size) for prompt in prompts]
         for size in range(2, min(5, drafter.depth) + 1)

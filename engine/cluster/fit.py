@@ -22,7 +22,7 @@ from engine.heads.kinds import KINDS
 from engine.layout import Layout
 from engine.methods import METHODS, Method, Situation
 from engine.pairs.progress import megabytes
-from engine.pairs.sizes import checked_shape, model_depth
+from engine.pairs.sizes import checked_shape
 from engine.types import MOST_DRAFTERS, drafter_key
 
 
@@ -170,7 +170,7 @@ def _shortage(site: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize])
 def _situation(site: LocalDevices, heads: Heads) -> Situation:
     """Return the facts that methods' plans use, without measured ones: c is 1."""
     pair, drafters = site.pair, site.drafters()
-    layers = model_depth(pair.drafter_path, pair.target_path) if pair.drafter_path else 0
+    layers = checked_shape(pair.drafter_path).layers if pair.drafter_path else 0
     return Situation(
         context=pair.context,
         depth=layers,

@@ -267,6 +267,5 @@ def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False, d
         device=device.name.split("/")[0] if on_gpu else "cpu",
         dtype=dtype_of(dtype, device),
         name=model,
-        target=str(pair.target_path),
         static=static,
     )

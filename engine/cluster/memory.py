@@ -47,7 +47,7 @@ def part_of(pair: Pair, dtype: torch.dtype, model: str, assignment: Assignment, 
     stage, device = assignment.stages[member], assignment.members[member].devices[0]
     layers = assignment.layers[member] if assignment.layers else stage and stage[:2]
     split = Split(layers, *((member, len(assignment.members)) if assignment.sharded else (0, 1)))
-    size = model_size(pair.models[model], pair.target_path, dtype, on_cpu=device.kind == "cpu", split=split)
+    size = model_size(pair.models[model], dtype, on_cpu=device.kind == "cpu", split=split)
     return Part(model, device, assignment.share(member) or "all", *size)
 
 

@@ -272,7 +272,6 @@ class RayDevices:
             device="cuda:0" if device.kind == "cuda" else "cpu",
             dtype=dtype_of(self.dtype, device),
             name=model,
-            target=str(self.pair.target_path),
             static=self.static,
         )
 

@@ -46,7 +46,7 @@ def split_by_memory(site: LocalDevices, base: Layout, tokens: int = TOKENS) -> L
     dtype, on_cpu = dtype_of(site.dtype, site.devices[0]), site.devices[0].kind == "cpu"
     target = site.pair.target_path
     sizes = layer_sizes(checked_shape(target), dtype, on_cpu=on_cpu)
-    whole = model_size(target, target, dtype, on_cpu=on_cpu)
+    whole = model_size(target, dtype, on_cpu=on_cpu)
     tokens = min(tokens, site.pair.context)
     drafting, left = _without_drafters(site, base, dtype, tokens)
     after = [site.memory.free(device) for device in site.devices[drafting:]]

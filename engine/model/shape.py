@@ -145,7 +145,7 @@ class ModelShape:
         return {key: family.place(key, size, starts) for key, size in tensors.items()}
 
     def check_llama(self, path: Path) -> None:
-        """Check that the block is Llama's, of which drafters and heads are made.
+        """Check that the block is Llama's, of which trained heads are made.
 
         Raises:
             ModelError: It differs, or its checkpoint names its matrices in other ways.
@@ -153,8 +153,8 @@ class ModelShape:
         plain = (self.embed_scale, self.residual_scale, self.logit_scale, self.query_scale) == (1, 1, 1, 0)
         if FAMILIES[self.family].names or self.others or not plain:
             raise ModelError(
-                f"{path}: {self.family} has a block or names of its own; drafters made of a target's layers and "
-                "trained heads need a target of Llama, Mistral, Qwen2 or Qwen3"
+                f"{path}: {self.family} has a block or names of its own; trained heads need a target of Llama, "
+                "Mistral, Qwen2 or Qwen3"
             )
 
     @property

@@ -23,7 +23,7 @@ from engine.pairs.config import read_json
 from engine.pairs.int8 import SUFFIX, check_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
-INTEGERS = ("I64", "I32")
 _INDEX = "model.safetensors.index.json"
 MOST_SHARDS = 1000
 LONGEST_INDEX = 1 << 24
@@ -66,12 +65,11 @@ class Checkpoint:
         """Name -> shape of all tensors, without the scales of int8."""
         return {key: tuple(self._slice(key).get_shape()) for key in self._paths if not self._is_scale(key)}
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], integers: Collection[str] = ()) -> None:
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with the config's.
 
         Args:
             expected: Name -> shape.
-            integers: Names of the tensors of whole numbers; all others hold floating-point numbers.
 
         Raises:
             ModelError: They differ.
@@ -92,7 +90,7 @@ class Checkpoint:
             stored = self._slice(key).get_shape()
             if tuple(stored) != shape:
                 raise ModelError(f"{path}: {key} has shape {stored}; config.json asks for {list(shape)}")
-            self.check_type(key, INTEGERS if key in integers else FLOATS)
+            self.check_type(key)
 
     def _stored(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of the stored tensors that hold ours."""

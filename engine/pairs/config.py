@@ -16,8 +16,6 @@ from engine.model.fields import READ, check_fields
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DRAFTER_MARK = "specscope_drafter"
-"""Field that marks the config of a drafter made of a target's layers (`engine.pairs.layers`)."""
 LONGEST_CONFIG = 1 << 20
 """Most bytes of a config.json."""
 _LLAMA = {
@@ -46,10 +44,6 @@ def read_config(directory: Path) -> Any:
     """
     path = directory / "config.json"
     raw = read_json(path)
-    if isinstance(raw, dict) and DRAFTER_MARK in raw:
-        raise ModelError(
-            f"{directory} is a drafter made of another model's layers, not a model; give it as the drafter of that target"
-        )
     families = raw.get("architectures") if isinstance(raw, dict) else None
     family = families[0] if isinstance(families, list) and families else None
     kind = family_of(family, path).model_type

@@ -13,8 +13,6 @@ from engine.model.stage import layer_stages
 from engine.model.static import StaticSteps
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
-from engine.pairs.layers import is_layer_drafter
-from engine.pairs.layers_load import load_drafter
 from engine.pairs.sources import resolve
 
 
@@ -24,7 +22,6 @@ def load(
     dtype: torch.dtype = torch.float32,
     name: str = "target",
     stage: tuple[int, int] | range = (0, 1),
-    target: str | Path | None = None,
     ranks: Ranks | None = None,
     *,
     static: bool = False,
@@ -40,20 +37,14 @@ def load(
         name: The model's name in spans: target or drafter.
         stage: Number of this stage and number of all stages of a model split into equal parts, or
             the layers of this stage; only these layers are read.
-        target: The target of a drafter made of its layers; other models ignore it.
         ranks: The ranks of a model split by tensors; only this rank's part of it is read.
         static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
 
     Raises:
         ModelError: The directory, its config or its weights are missing, broken or unsupported.
         UsageError: The model has fewer layers than stages.
-        PairError: It is a drafter made of another target's layers.
     """
-    directory = resolve(model)
-    if target is not None and is_layer_drafter(directory):
-        decoder = load_drafter(directory, resolve(target), device, dtype, name, ranks)
-    else:
-        decoder = _load(directory, device, dtype, name, stage, ranks)
+    decoder = _load(resolve(model), device, dtype, name, stage, ranks)
     if static:
         decoder.steps = StaticSteps(decoder)
     return decoder

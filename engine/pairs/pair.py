@@ -13,7 +13,6 @@ from engine.model.rotary import context_of
 from engine.pairs import stored
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
-from engine.pairs.layers import is_layer_drafter, read_drafter
 from engine.pairs.sources import resolve
 from engine.pairs.templates import RENDERER
 from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
@@ -108,10 +107,7 @@ class Pair:
 
     @classmethod
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
-        made_of_layers = [path for path in drafters if is_layer_drafter(path)]
-        for path in made_of_layers:
-            read_drafter(path, target)
-        paths = [target, *(path for path in drafters if path not in made_of_layers)]
+        paths = [target, *drafters]
         configs = [read_config(path) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
         for tokenizer in tokenizers[1:]:

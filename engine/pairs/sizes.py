@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.model.int8 import MULTIPLE
-from engine.model.shape import EMBEDDING, ModelShape
+from engine.model.shape import ModelShape
 from engine.model.shard import HEAD, Shard
 from engine.model.stage import layer_stages
 from engine.model.weights import PACKED_FROM
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
-from engine.pairs.layers import is_layer_drafter, read_drafter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,21 +51,11 @@ def checked_shape(directory: Path) -> ModelShape:
     return shape
 
 
-def model_depth(directory: Path, target: Path) -> int:
-    """Return the number of a model's layers; `target` is the target of a drafter made of them."""
-    if is_layer_drafter(directory):
-        return len(read_drafter(directory, target)[0].layers)
-    return checked_shape(directory).layers
-
-
-def model_size(
-    directory: Path, target: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None
-) -> Size:
+def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None) -> Size:
     """Return the bytes of a model, or of its part on one device.
 
     Args:
         directory: The model's directory.
-        target: The target's directory, which a drafter made of its layers reads.
         dtype: Dtype of the weights, and so of keys and values.
         on_cpu: Whether the device is a CPU, which has matrices in layouts of its own.
         split: The part; default: the whole model.
@@ -75,9 +63,6 @@ def model_size(
     Raises:
         ModelError: A file is missing, broken or unsupported.
     """
-    if is_layer_drafter(directory):
-        packs = on_cpu and dtype == torch.float32
-        return _layer_drafter_size(directory, target, dtype, packs, split or Split())
     return _size(checked_shape(directory), dtype, on_cpu, split or Split())
 
 
@@ -103,26 +88,6 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split) -> 
     copies = int(span.stop == shape.layers and (copied or padded))
     weights = (_numbers(tensors) + copies * math.prod(head)) * dtype.itemsize
     return Size(weights, part.shape.kv_numbers * len(span) // shape.layers * dtype.itemsize)
-
-
-def _layer_drafter_size(directory: Path, target: Path, dtype: torch.dtype, packs: bool, split: Split) -> Size:
-    """Return the size of a drafter made of the target's layers; a CPU has its matrices as int8."""
-    config, _ = read_drafter(directory, target)
-    shape = Shard(config.shape(checked_shape(target)), split.rank, split.ways).shape
-    tensors = shape.tensors()
-    embedding = _bytes(tensors.pop(EMBEDDING), dtype.itemsize)
-    tensors[HEAD] = (config.vocabulary or shape.vocab, shape.width)
-    if config.mapped:
-        tensors["map"] = (shape.width, shape.width)
-    matrices = sum(
-        _bytes(size, 1 if packs and _is_rounded(size) else dtype.itemsize) for size in tensors.values()
-    )
-    return Size(embedding + matrices, shape.kv_numbers * dtype.itemsize)
-
-
-def _is_rounded(size: tuple[int, ...]) -> bool:
-    """Return whether a float32 matrix that serves drafts only is rounded to int8."""
-    return len(size) == 2 and _bytes(size, 4) >= PACKED_FROM and size[1] % MULTIPLE == 0
 
 
 def _numbers(tensors: Mapping[str, tuple[int, ...]]) -> int:

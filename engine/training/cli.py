@@ -1,6 +1,6 @@
 """The commands of `specscope train`.
 
-They are `pair`, `distil`, `drafter`, `card`, `heads` and one for each kind of head.
+They are `pair`, `distil`, `card`, `heads`, `shorten` and one for each kind of head.
 
 Nothing heavy is imported before a command runs.
 """
@@ -18,7 +18,6 @@ from engine.training.options import (
     HEAD_DEFAULTS,
     RECIPES,
     DistilOptions,
-    DrafterOptions,
     HeadOptions,
     PairOptions,
     Recipe,
@@ -39,10 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     distil = parsers.add_parser("distil", help=doc, description=doc, allow_abbrev=False)
     _add_distil(distil)
     distil.set_defaults(train=commands.run_distil)
-    doc = "make a drafter of a target's own layers, for a target without a smaller model"
-    drafter = parsers.add_parser("drafter", help=doc, description=doc, allow_abbrev=False)
-    _add_drafter(drafter)
-    drafter.set_defaults(train=commands.run_drafter)
     for kind in HEAD_DEFAULTS:
         doc = f"train a drafting head ({kind}) for a target, on text that the target writes"
         head = parsers.add_parser(kind, help=doc, description=doc, allow_abbrev=False)
@@ -92,16 +87,6 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
     _add_pair_name(parser)
     _add_text(parser)
     _add_recipe(parser, DistilOptions)
-
-
-def _add_drafter(parser: argparse.ArgumentParser) -> None:
-    doc = "directory, GGUF file, short name or hub id of the target"
-    parser.add_argument("--target", required=True, metavar="PATH", help=doc)
-    doc = "written.safetensors or corpus.safetensors of earlier trainings with this target"
-    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help=doc)
-    doc = "a drafter of this target to go on with; it decides layers, rank, vocabulary and map"
-    parser.add_argument("--start", type=Path, metavar="DRAFTER", help=doc)
-    _add_recipe(parser, DrafterOptions)
 
 
 def _add_pair_name(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import UsageError
 from engine.files import replacing
 from engine.training.bar import Bar, cancel_on_interrupt
-from engine.training.options import CardSettings, DistilOptions, DrafterOptions, HeadOptions, PairOptions
+from engine.training.options import CardSettings, DistilOptions, HeadOptions, PairOptions
 from engine.training.recipe import Recipe, Shape
 
 if TYPE_CHECKING:
@@ -64,21 +64,6 @@ def run_distil(args: argparse.Namespace) -> int:
 
     if _train(distil_drafter, options, args):
         sys.stdout.write(f"wrote {options.out}; measure it with specscope train card --pair {options.out}\n")
-    return 0
-
-
-def run_drafter(args: argparse.Namespace) -> int:
-    """Train a drafter made of a target's layers; return 0."""
-    target, name = find_target(args)
-    options = DrafterOptions(
-        **given(args, DrafterOptions, target=target, target_name=name, text=tuple(args.text))
-    )
-    from engine.training.layers.train import train_drafter
-
-    if _train(train_drafter, options, args):
-        sys.stdout.write(
-            f"wrote {options.out}; draft with it: --target {args.target} --drafter {options.out}\n"
-        )
     return 0
 
 

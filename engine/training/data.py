@@ -169,11 +169,6 @@ def narrow(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.int32 if len(ids) and ids.max() >= 1 << 16 else np.uint16)
 
 
-def frequent_ids(counts: np.ndarray, number: int) -> np.ndarray:
-    """Return the ids with the largest counts, ascending, (number,) int64; of equals, lower ids."""
-    return np.sort(np.argsort(-counts, kind="stable")[:number])
-
-
 class Stream:
     """The tokens of a corpus as one endless sequence of epochs, each in its own order.
 

@@ -49,7 +49,7 @@ class LoadedPair:
         """
         if pair.drafter_path is None:
             raise UsageError(f"{pair.name} has no drafter; a card measures a target with its drafter")
-        drafter = load(pair.drafter_path, name="drafter", target=pair.target_path)
+        drafter = load(pair.drafter_path, name="drafter")
         return cls(pair, load(pair.target_path), drafter)
 
     def read(self, model: Decoder, ids: Sequence[int]) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError, shown
+from engine.errors import UsageError
 from engine.methods.registry import setting
 from engine.training.recipe import Recipe, Shape
 from engine.training.recipes import HEAD_DEFAULTS, RECIPES
@@ -75,66 +75,6 @@ class DistilOptions(Recipe):
     share: float = setting(
         0.75, "Share of sequences from the target's text; the rest is corpus.", low=0, high=1
     )
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterOptions(Recipe):
-    """Settings of `train_drafter`, which makes a drafter of a target's layers."""
-
-    target: Path = Path()
-    """Directory of the target."""
-    target_name: str = ""
-    """Name of the target in the outputs; empty: the directory's name."""
-    text: tuple[Path, ...] = ()
-    """Files of text from earlier trainings with this target; empty: text is written now."""
-    start: Path | None = None
-    """A drafter of this target to go on with; it decides layers, rank, vocabulary and map."""
-
-    layers: str = setting(
-        "auto", "Numbers of the kept layers, such as 0,1,2,29, or auto: a greedy search on the text."
-    )
-    depth: int = setting(5, "Number of layers that auto keeps.", low=1, high=1024)
-    rank: int = setting(32, "Rank of the deltas of the layers' matrices.", low=1, high=65536)
-    vocabulary: int = setting(
-        8192, "Number of drafted tokens, the most frequent ones of the text; 0: all.", low=0, high=1 << 22
-    )
-    map: str = setting(
-        "auto",
-        "Whether a linear map precedes the last norm; auto: if it helps before training.",
-        choices=("auto", "yes", "no"),
-    )
-    top: int = setting(
-        48,
-        "K: most probable tokens of the target that are stored; the loss treats all others as one.",
-        low=1,
-        high=4096,
-    )
-    corpus: int = setting(
-        200_000, "Tokens of corpus text besides the target's own.", low=0, high=1_000_000_000
-    )
-    batch: int = setting(16, "Texts in one step.", low=1, high=65536)
-    sequence: int = setting(512, "Most tokens of a text that are used.", low=3, high=131072)
-    learning_rate: float = setting(3e-3, "Learning rate after the warm-up.", low=1e-8, high=1)
-    weight_decay: float = setting(0.0, "Decoupled weight decay of the matrices.", low=0, high=1)
-    warmup: int = setting(20, "Steps of linear warm-up.", low=0, high=1_000_000)
-    decay: float = setting(0.5, "Share of the steps in which the learning rate falls to zero.", low=0, high=1)
-    steps: int = setting(1500, "Training steps.", low=1, high=10_000_000)
-    written: int = setting(700_000, "Tokens that the target writes, to train on.", low=1, high=1_000_000_000)
-    answer: int = setting(256, "Most tokens of one answer of the target.", low=1, high=131072)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Numbers of the kept layers; empty for auto.
-
-        Raises:
-            UsageError: `layers` is neither auto nor a list of numbers.
-        """
-        if self.layers == "auto":
-            return ()
-        parts = [part.strip() for part in self.layers.split(",")]
-        if not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts):
-            raise UsageError(f"layers is {shown(self.layers)}; write auto, or numbers such as 0,1,2,29")
-        return tuple(map(int, parts))
 
 
 @dataclass(frozen=True, slots=True)

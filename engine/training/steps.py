@@ -24,7 +24,7 @@ from engine.training.checkpoint import State
 from engine.training.data import Corpus
 from engine.training.execution import Execution
 from engine.training.fit import Losses, LossesOf, Phase, learning_rate, make_optimisers
-from engine.training.options import DistilOptions, DrafterOptions, HeadOptions
+from engine.training.options import DistilOptions, HeadOptions
 from engine.training.recipe import Recipe
 from engine.training.tokenizer import Encoder
 
@@ -58,7 +58,7 @@ def save_model(model: Any, folder: Path) -> None:
     model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
 
 
-def load_teacher(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
+def load_teacher(folder: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Return the target as it was saved: a run uses these rounded weights, too."""
     teacher: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return teacher.to(device).eval().requires_grad_(False)
@@ -195,7 +195,7 @@ def open_training(options: Recipe, resume: bool) -> State:
     return state
 
 
-def check_lengths(options: DistilOptions | DrafterOptions | HeadOptions, context: int, known_by: str) -> None:
+def check_lengths(options: DistilOptions | HeadOptions, context: int, known_by: str) -> None:
     """Check that texts and answers fit the context of the models.
 
     Raises:

@@ -25,7 +25,7 @@ from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.data import Corpus, find_sources, narrow, read_mixture, training_documents
-from engine.training.options import DistilOptions, DrafterOptions, HeadOptions
+from engine.training.options import DistilOptions, HeadOptions
 from engine.training.steps import Progress, Training
 from engine.training.tokenizer import CHAT_TEMPLATE, ROLES, split_chat
 from engine.training.writer import Text, Unfinished, Writer, Written, slots_for
@@ -113,7 +113,7 @@ class _Plan(NamedTuple):
 
 def _plan(
     pair: Pair,
-    options: DistilOptions | DrafterOptions | HeadOptions,
+    options: DistilOptions | HeadOptions,
     training: Training,
     corpus: Corpus | None,
 ) -> _Plan:
@@ -133,7 +133,7 @@ def _plan(
 def write_text(
     path: Path,
     pair: Pair,
-    options: DistilOptions | DrafterOptions | HeadOptions,
+    options: DistilOptions | HeadOptions,
     training: Training,
     corpus: Corpus | None = None,
 ) -> None:

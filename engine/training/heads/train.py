@@ -41,6 +41,7 @@ from engine.training.heads.features import Batches
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
 from engine.training.heads.start import compare, copy
+from engine.training.heads.stored import stored_features
 from engine.training.heads.vocabulary import most_frequent
 from engine.training.options import HeadOptions
 from engine.training.steps import (
@@ -57,7 +58,6 @@ from engine.training.steps import (
 )
 from engine.training.target_text import FILE as WRITTEN
 from engine.training.target_text import read_text, write_text
-from engine.training.teacher import teach
 from engine.types import check_range
 
 _MEASURED = 48
@@ -81,7 +81,7 @@ def train_head(
     Returns:
         `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
         both as `curves.svg`, and, unless text was given, `written.safetensors`. The target's
-        outputs are beside the text.
+        features are beside the text.
 
     Raises:
         UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
@@ -225,10 +225,10 @@ def _features(text: Path, corpus: Corpus, target: Path, training: Training) -> T
     """Return the target's features of the text: stored beside it, or computed now."""
 
     def report(done: int) -> None:
-        training.progress(Progress("outputs", done, len(corpus.ids), nan))
+        training.progress(Progress("features", done, len(corpus.ids), nan))
 
-    place = (training.device, training.dtype)
-    return teach(text.with_suffix(".outputs"), corpus, target, None, *place, report, training.cancel).hidden()
+    folder, place = text.with_suffix(".features"), (training.device, training.dtype)
+    return stored_features(folder, corpus, target, *place, report, training.cancel)
 
 
 def _write_facts(

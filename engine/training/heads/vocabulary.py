@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.training.data import Corpus, frequent_ids
+from engine.training.data import Corpus
 from engine.types import check_range
 
 
@@ -33,7 +33,7 @@ def most_frequent(corpus: Corpus, count: int, vocab: int) -> Vocabulary:
     """
     check_range("vocabulary", count, 1, vocab)
     counts = np.bincount(_answers(corpus), minlength=vocab)
-    chosen = frequent_ids(counts, count)
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:count])
     return Vocabulary(torch.from_numpy(chosen), float(counts[chosen].sum() / max(1, counts.sum())))
 
 

@@ -47,14 +47,14 @@ def path(request, tmp_path):
 def test_sizes_are_those_of_the_loaded_model_and_its_stages(path, dtype):
     for layers in (None, range(2), range(2, 3), (1, 2)):
         decoder = load(path, dtype=dtype, stage=layers or (0, 1))
-        size = model_size(path, path, dtype, on_cpu=True, split=Split(layers))
+        size = model_size(path, dtype, on_cpu=True, split=Split(layers))
         assert size.weights == held(decoder)
         assert size.per_token == decoder.new_cache(1, 1).tensor[:, :, :, 0].nbytes
 
 
 def test_layers_add_up_to_the_model(path):
     sizes = layer_sizes(checked_shape(path), torch.float32, on_cpu=True)
-    whole = model_size(path, path, torch.float32, on_cpu=True)
+    whole = model_size(path, torch.float32, on_cpu=True)
     shape = checked_shape(path)
     again = 2 * 32 * 4 * (1 + shape.layer_norm) + (97 * 32 * 4 if shape.tied else 0)
     assert sum(size.weights for size in sizes) == whole.weights + again, "each stage has the last norm"
@@ -65,7 +65,7 @@ def test_layers_add_up_to_the_model(path):
 def test_sizes_of_ranks(path, ways):
     decoders = on_ranks(ways, lambda ranks: load(path, ranks=ranks))
     for rank, decoder in enumerate(decoders):
-        size = model_size(path, path, torch.float32, on_cpu=True, split=Split(rank=rank, ways=ways))
+        size = model_size(path, torch.float32, on_cpu=True, split=Split(rank=rank, ways=ways))
         assert size.weights == held(decoder)
         assert size.per_token == decoder.new_cache(1, 1).tensor[:, :, :, 0].nbytes
 

@@ -15,9 +15,10 @@ from engine.errors import ModelError, UsageError
 from engine.model.rotary import context_of
 from engine.model.slots import Rows
 from engine.pairs.config import read_config
-from engine.pairs.layers import target_digest
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
+from engine.training.heads.train import train_head
+from engine.training.options import HeadOptions
 from engine.types import Limits, Sampling
 from tests.engine.model import tiny
 
@@ -143,9 +144,11 @@ def test_longrope_ends_at_the_context_that_one_set_of_factors_serves(model):
 
 
 @pytest.mark.parametrize("family", OURS)
-def test_drafters_made_of_layers_need_llamas_block(source, family):
-    with pytest.raises(ModelError, match="need a target of Llama, Mistral, Qwen2 or Qwen3"):
-        target_digest(source / family)
+def test_trained_heads_need_llamas_block(source, family, tmp_path):
+    options = HeadOptions.of("medusa", data=tmp_path, out=tmp_path / "out", target=source / family)
+    with pytest.raises(ModelError, match="trained heads need a target of Llama, Mistral, Qwen2 or Qwen3"):
+        train_head(options)
+    assert not options.out.exists()
 
 
 @pytest.fixture(scope="module", params=OURS)

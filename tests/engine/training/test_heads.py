@@ -24,11 +24,11 @@ from engine.pairs.load import load
 from engine.training import cli, commands
 from engine.training.data import Corpus
 from engine.training.heads.features import Batches, features_of
+from engine.training.heads.stored import stored_features
 from engine.training.heads.train import read_frozen, train_head
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.training.steps import Progress, read_log
 from engine.training.target_text import read_text
-from engine.training.teacher import Teacher, teach
 from tests.engine.training.test_distil import toy_corpus
 
 Options = Callable[..., HeadOptions]
@@ -77,10 +77,10 @@ def test_stored_features_equal_those_of_decoding(trained: Path, tmp_path: Path) 
     corpus = toy_corpus([1, *range(20, 40), 2], [1, 5, 6, 7, 2], [1, 9, 2])
     place = (torch.device("cpu"), torch.float32)
 
-    def outputs(texts: Corpus) -> Teacher:
-        return teach(tmp_path, texts, trained / "target", None, *place, lambda _: None, threading.Event())
+    def features(texts: Corpus) -> torch.Tensor:
+        return stored_features(tmp_path, texts, trained / "target", *place, lambda _: None, threading.Event())
 
-    stored = outputs(corpus).hidden()
+    stored = features(corpus)
     alone = torch.cat([features_of(decoder, [part])[0] for part in np.split(corpus.ids, corpus.starts[1:-1])])
     torch.testing.assert_close(stored.float(), alone, atol=0.02, rtol=0.01)
     shape = ModelShape.of(read_config(trained / "target"), trained)
@@ -90,7 +90,7 @@ def test_stored_features_equal_those_of_decoding(trained: Path, tmp_path: Path) 
     ).logits
     torch.testing.assert_close(alone[:22] @ lm_head.T, logits, atol=1e-4, rtol=1e-4)
     with pytest.raises(UsageError, match="another text or target"):
-        outputs(toy_corpus([1, 5, 6, 7, 2]))
+        features(toy_corpus([1, 5, 6, 7, 2]))
 
 
 def test_batches_depend_on_seed_and_step_only() -> None:
@@ -143,7 +143,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     straight = train_head(settings("parallelspec_eagle"))
     parts = settings("parallelspec_eagle", out=tmp_path / "parts")
     for resume, (phase, step) in enumerate(
-        (("written", 128), ("outputs", 64), (parts.kind, 3), (parts.kind, 9))
+        (("written", 128), ("features", 64), (parts.kind, 3), (parts.kind, 9))
     ):
         cancel = threading.Event()
 
@@ -156,18 +156,18 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
             train_head(parts, listen, cancel, resume=resume > 0)
     train_head(parts, resume=True)
-    outputs = [f"written.outputs/{path.name}" for path in (straight / "written.outputs").iterdir()]
-    assert outputs
-    for file in ("model.safetensors", *outputs, "loss.jsonl", "acceptance.jsonl"):
+    features = [f"written.features/{path.name}" for path in (straight / "written.features").iterdir()]
+    assert features
+    for file in ("model.safetensors", *features, "loss.jsonl", "acceptance.jsonl"):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
-def test_text_and_outputs_are_reused_by_another_head(settings: Options) -> None:
+def test_text_and_features_are_reused_by_another_head(settings: Options) -> None:
     first, reports = train_head(settings(steps=2)), list[Progress]()
     again = settings("medusa", steps=2, text=first / "written.safetensors")
     train_head(again, reports.append)
     assert {p.phase for p in reports} == {"medusa"}
-    assert not (again.out / "written.outputs").exists()
+    assert not (again.out / "written.features").exists()
 
 
 def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: Path, tmp_path: Path) -> None:

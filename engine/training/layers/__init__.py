@@ -1,1 +1,0 @@
-"""Training of drafters made of a target's own layers (`engine.pairs.layers`)."""
