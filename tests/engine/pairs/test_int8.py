@@ -88,7 +88,7 @@ def test_transformers_classes_hold_the_matrices_that_int8_represents(family: str
     assert not torch.equal(model(input_ids=ids).logits, before)
     packed.pop("model.norm.weight")
     save_file(packed, file, {"format": "pt"})
-    with pytest.raises(ModelError, match="the weights differ from config.json in model.norm.weight"):
+    with pytest.raises(ModelError, match=r"the weights differ from config\.json in model\.norm\.weight"):
         load_reference(tmp_path)
 
 

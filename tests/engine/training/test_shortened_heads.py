@@ -213,7 +213,7 @@ def test_kept_matrices_stay_in_bf16(head: Path, trained: Path, tmp_path: Path) -
     stored = load_file(tmp_path / "kept" / "model.safetensors")
     assert [name for name, t in stored.items() if t.ndim == 2 and t.dtype != torch.int8] == ["fc.weight"]
     assert stored["fc.weight"].dtype == torch.bfloat16
-    with pytest.raises(UsageError, match="fc is no matrix of this head; its matrices are .*fc.weight"):
+    with pytest.raises(UsageError, match=r"fc is no matrix of this head; its matrices are .*fc\.weight"):
         shorten_head(head, target, tmp_path / "wrong", int8=True, keep=["fc"])
     assert not (tmp_path / "wrong").exists()
 
