@@ -6,7 +6,6 @@ import contextlib
 import copy
 from collections.abc import Generator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import transformers
 from app.bench.race import Generate
 from engine.errors import UsageError
 from engine.pairs.pair import Pair
+from engine.pairs.reference import load_reference
 
 
 class Transformers:
@@ -27,7 +27,7 @@ class Transformers:
 
     def __init__(self, pair: Pair, new_tokens: int) -> None:
         self._pair = pair
-        self._target = _load(pair.target_path)
+        self._target = load_reference(pair.target_path)
         self._new_tokens = new_tokens
 
     def generate(self, ids: Sequence[int]) -> list[int]:
@@ -60,7 +60,7 @@ class Transformers:
     def _drafter(self) -> Any:
         if self._pair.drafter_path is None:
             raise UsageError(f"{self._pair.name} has no drafter; assisted generation needs one")
-        return _load(self._pair.drafter_path)
+        return load_reference(self._pair.drafter_path)
 
     @cached_property
     def _settings(self) -> Any:
@@ -76,11 +76,6 @@ class Transformers:
             **more,
         )
         return out[0, prompt.shape[1] :].tolist()
-
-
-def _load(path: Path) -> Any:
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    return load(path, dtype=torch.float32, local_files_only=True).eval()
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from engine.pairs.config import read_config, read_object
 from engine.pairs.int8 import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Collection, Generator, Mapping
 
     from torch import Tensor
 
@@ -81,7 +81,12 @@ def check_head(path: Path, target: Path | None = None) -> HeadConfig:
 
 
 def write_head(
-    folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor], *, int8: bool = False
+    folder: Path,
+    config: HeadConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    int8: bool = False,
+    keep: Collection[str] = (),
 ) -> None:
     """Write a head's config, then its tensors; the file of the tensors appears whole.
 
@@ -90,12 +95,13 @@ def write_head(
         config: Its config.
         tensors: Its tensors, named as in `Kind.tensors`; stored in bf16.
         int8: Store matrices as int8 with a scale per row, in half the space.
+        keep: Matrices that stay in bf16.
     """
     content = {"specscope_head": VERSION} | dataclasses.asdict(config)
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(content, indent=1) + "\n")
     part = folder / "model.safetensors.part"
-    stored = pack(tensors) if int8 else tensors
+    stored = pack(tensors, keep) if int8 else tensors
     dtypes = {name: torch.bfloat16 if t.is_floating_point() else t.dtype for name, t in stored.items()}
     save_file({name: t.detach().to("cpu", dtypes[name]).contiguous() for name, t in stored.items()}, part)
     os.replace(part, folder / "model.safetensors")

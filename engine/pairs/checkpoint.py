@@ -65,6 +65,11 @@ class Checkpoint:
         """Name -> shape of all tensors, without the scales of int8."""
         return {key: tuple(self._slice(key).get_shape()) for key in self._paths if not self._is_scale(key)}
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether some tensors are matrices of int8 with scales."""
+        return bool(self._scaled)
+
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with the config's.
 

@@ -5,7 +5,7 @@ The scales of `name` are a second tensor, `name.scale`, in bf16; float32 is read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -15,11 +15,16 @@ from engine.model.int8 import quantised
 SUFFIX = ".scale"
 
 
-def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors to store: each matrix of floating-point numbers as int8 and its scales."""
+def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
+    """Return tensors to store: each matrix of floating-point numbers as int8 and its scales.
+
+    Args:
+        tensors: The tensors by name.
+        keep: Names of matrices that stay as they are.
+    """
     packed = dict[str, Tensor]()
     for name, tensor in tensors.items():
-        if tensor.ndim != 2 or not tensor.is_floating_point():
+        if tensor.ndim != 2 or not tensor.is_floating_point() or name in keep:
             packed[name] = tensor
             continue
         packed[name], packed[name + SUFFIX] = quantised(tensor)

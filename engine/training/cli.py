@@ -185,3 +185,5 @@ def _add_shorten(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage", default="bf16", choices=("bf16", "int8"), help="type of the matrices (bf16)"
     )
+    doc = "matrices that stay in bf16"
+    parser.add_argument("--keep", nargs="+", default=[], metavar="NAME", help=doc)

@@ -36,6 +36,7 @@ def run_shorten(args: argparse.Namespace) -> int:
         text=args.text,
         vocabulary=args.vocabulary,
         int8=args.storage == "int8",
+        keep=args.keep,
     )
     if facts:
         share = "{tokens:,} of {of:,} tokens, {coverage:.2%} of the tokens of the answers"

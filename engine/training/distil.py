@@ -14,15 +14,12 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM
 
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
+from engine.pairs.reference import load_reference
 from engine.training import checkpoint
 from engine.training.card import read_facts
 from engine.training.checkpoint import State
@@ -83,7 +80,7 @@ def distil_drafter(
         corpus = training.read_corpus(sources, mixture, pair.tokenizer)
         written = _written(options, corpus, training)
     stream = Stream(corpus, options.seed)
-    model: Any = AutoModelForCausalLM.from_pretrained(out / "drafter", dtype=torch.float32)
+    model = load_reference(out / "drafter")
     if options.feed_forward:
         prune(model, options.feed_forward, stream.batch(0, _CALIBRATION // 256, 256)[0])
     phase = Phase(

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from engine.errors import RunCancelled, UsageError
 from engine.files import replacing
+from engine.pairs.reference import load_reference
 from engine.training import checkpoint
 from engine.training.checkpoint import State
 from engine.training.data import Corpus
@@ -60,8 +60,7 @@ def save_model(model: Any, folder: Path) -> None:
 
 def load_teacher(folder: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Return the target as it was saved: a run uses these rounded weights, too."""
-    teacher: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return teacher.to(device).eval().requires_grad_(False)
+    return load_reference(folder, dtype).to(device).requires_grad_(False)
 
 
 class Training:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from app.pairs import TOY, label
@@ -30,6 +31,7 @@ SAMPLE, PROMPT = (
     "Tell me a story about a lighthouse keeper who is afraid of the dark.",
 )
 """The example that the tutorial runs: its button and its prompt."""
+COLOURS = 256
 WIDE, NARROW, HEIGHT, MARGIN = 1400, 1100, 1600, 10
 """Of the window for the README and for other documents, and the space around a part (pixels)."""
 
@@ -46,7 +48,15 @@ def save(name: str, page: Page, *parts: Locator) -> None:
     clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
     file = IMAGES / f"{name}.png"
     page.screenshot(path=file, clip=clip, full_page=True)
+    shrink(file)
     print(f"{file.relative_to(IMAGES.parents[1])}: {file.stat().st_size // 1024} KiB")
+
+
+def shrink(file: Path) -> None:
+    """Write a picture with the 256 colours that fit it best: a third of its bytes."""
+    with Image.open(file) as picture:
+        few = picture.convert("RGB").quantize(COLOURS, kmeans=8, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)
 
 
 def playground(page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def shorten_head(
     text: Path | None = None,
     vocabulary: int = 0,
     int8: bool = False,
+    keep: Collection[str] = (),
 ) -> dict[str, Any]:
     """Write a head that drafts the most frequent tokens of its target's answers only.
 
@@ -34,13 +36,14 @@ def shorten_head(
         text: File of text that the target wrote; not read if all tokens stay.
         vocabulary: N; 0 for all tokens of the target.
         int8: Store matrices as int8.
+        keep: Matrices that stay in bf16.
 
     Returns:
         Number of tokens, of how many, and their share of the answers; empty if all tokens stay.
 
     Raises:
-        UsageError: A setting is wrong, `out` is in use, the head is for another target, has its own
-            LM head, or the text is another target's.
+        UsageError: A setting is wrong, `keep` names no matrix of the head, `out` is in use, the
+            head is for another target or has its own LM head, or the text is another target's.
         ModelError: The head or the text is broken.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -51,6 +54,9 @@ def shorten_head(
             f"{head} has an LM head of its own, which stays as it is; only heads with the target's can be shortened"
         )
     tensors.pop("d2t", None)
+    matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2]
+    if unknown := [name for name in keep if name not in matrices]:
+        raise UsageError(f"{unknown[0]} is no matrix of this head; its matrices are {', '.join(matrices)}")
     vocab, facts = read_config(target).vocab_size, dict[str, Any]()
     if vocabulary:
         if text is None:
@@ -58,7 +64,7 @@ def shorten_head(
         chosen = most_frequent(read_text(text, target), vocabulary, vocab)
         tensors["d2t"], facts = offsets(chosen.tokens), chosen.facts(vocab)
     out.mkdir(parents=True, exist_ok=True)
-    write_head(out, replace(config, vocab_size=vocab, draft_vocab=vocabulary), tensors, int8=int8)
+    write_head(out, replace(config, vocab_size=vocab, draft_vocab=vocabulary), tensors, int8=int8, keep=keep)
     before = {
         name: fact for name, fact in read_facts(head).items() if name not in ("acceptance", "vocabulary")
     }

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,9 +18,11 @@ from engine.heads.config import HeadConfig
 from engine.heads.files import check_head, read_head, write_head
 from engine.heads.kinds import KINDS
 from engine.model.int8 import dequantised
+from engine.model.slots import Rows
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.int8 import pack
 from engine.pairs.load import load
+from engine.pairs.reference import load_reference
 from tests.engine.heads.forms import SHAPE, D, V, drawn
 from tests.engine.model import tiny
 
@@ -69,6 +72,24 @@ def test_a_target_of_int8_is_loaded_as_the_matrices_it_represents(tmp_path: Path
     expected = dequantised(packed[down], packed[down + ".scale"])
     assert torch.equal(load(tmp_path / "target").layers[1].down.rows(torch.arange(32)), expected)
     assert torch.equal(Checkpoint(tmp_path / "target").take(down, CPU, torch.float32), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_transformers_classes_hold_the_matrices_that_int8_represents(family: str, tmp_path: Path) -> None:
+    tiny.save(tiny.reference(family), tmp_path)
+    file, ids = tmp_path / "model.safetensors", torch.tensor([[1, 5, 9, 2]])
+    before = load_reference(tmp_path)(input_ids=ids).logits
+    packed = pack(load_file(file))
+    save_file(packed, file, {"format": "pt"})
+    model, decoder = load_reference(tmp_path), load(tmp_path)
+    rows = Rows.chain(0, ids[0].tolist(), 0)
+    expected = decoder.forward(decoder.new_cache(1, 4), rows, np.arange(4)).logits
+    torch.testing.assert_close(model(input_ids=ids).logits[0], expected, rtol=0, atol=1e-4)
+    assert not torch.equal(model(input_ids=ids).logits, before)
+    packed.pop("model.norm.weight")
+    save_file(packed, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weights differ from config\.json in model\.norm\.weight"):
+        load_reference(tmp_path)
 
 
 Change = Callable[[dict[str, Tensor]], Any]

@@ -207,6 +207,17 @@ def test_the_command_line_shortens_a_head(
     assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.int8
 
 
+def test_kept_matrices_stay_in_bf16(head: Path, trained: Path, tmp_path: Path) -> None:
+    target = trained / "target"
+    shorten_head(head, target, tmp_path / "kept", int8=True, keep=["fc.weight"])
+    stored = load_file(tmp_path / "kept" / "model.safetensors")
+    assert [name for name, t in stored.items() if t.ndim == 2 and t.dtype != torch.int8] == ["fc.weight"]
+    assert stored["fc.weight"].dtype == torch.bfloat16
+    with pytest.raises(UsageError, match=r"fc is no matrix of this head; its matrices are .*fc\.weight"):
+        shorten_head(head, target, tmp_path / "wrong", int8=True, keep=["fc"])
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
     columns = {
         "parallelspec_medusa": {"learning_rate": 5e-4, "beta2": 0.999, "epochs": 20, "fade": 0.8},
