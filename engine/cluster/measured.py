@@ -17,6 +17,7 @@ from typing import Any
 from engine.drafters.plan import Curve, Probe, best_dynamic, best_tree
 from engine.errors import UsageError
 from engine.files import cache_folder, parse_json, read_text, replacing
+from engine.pairs.forms import split_form
 
 LONGEST = 1 << 20
 """Bytes of a file."""
@@ -28,11 +29,12 @@ def measured_path(facts: Mapping[str, Any], models: Iterable[Path]) -> Path:
 
     Args:
         facts: JSON values that the measurement depends on: method, settings, machine, versions.
-        models: Directories of the models and of the head; sizes and times of their files count.
+        models: Directories of the models and of the head, with the forms of their weights; sizes
+            and times of their files count.
     """
     files = [
-        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
-        for folder in models
+        (str(file), bits, file.stat().st_size, file.stat().st_mtime_ns)
+        for folder, bits in map(split_form, models)
         for file in sorted(folder.resolve().glob("*"))
         if file.is_file()
     ]

@@ -22,7 +22,7 @@ _LENT = ("embed_tokens.weight", "lm_head.weight")
 
 def linear(take: Take, name: str, *, bias: bool = True) -> Linear:
     """Return the linear map whose tensors begin with a name."""
-    return Linear(take(f"{name}.weight"), take(f"{name}.bias") if bias else None, drafts=True)
+    return Linear(take(f"{name}.weight"), take(f"{name}.bias") if bias else None, bits=8)
 
 
 def residual(blocks: Sequence[Linear], x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def decoder_layer(
         head=lm_head,
         make_inputs=inputs,
         mask_tokens=masks,
-        drafts=True,
+        bits=8,
     )
 
 

@@ -51,16 +51,16 @@ def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linea
     if not config.draft_vocab:
         return lm_head, Columns()
     tokens = target_ids(take("d2t")).sort().values
-    return Linear(lm_head.rows(tokens), drafts=True), Columns(tokens)
+    return Linear(lm_head.rows(tokens), bits=8), Columns(tokens)
 
 
 def own_lm_heads(config: HeadConfig, take: Take, names: Iterable[str]) -> tuple[list[Linear], Columns]:
     """Return the LM heads of these names, rows in the order of the target's, and their columns."""
     weights = map(take, names)
     if not config.draft_vocab:
-        return [Linear(weight, drafts=True) for weight in weights], Columns()
+        return [Linear(weight, bits=8) for weight in weights], Columns()
     tokens, order = target_ids(take("d2t")).sort()
-    return [Linear(weight[order], drafts=True) for weight in weights], Columns(tokens)
+    return [Linear(weight[order], bits=8) for weight in weights], Columns(tokens)
 
 
 def check_ids(path: Path, weights: Checkpoint, head: Published) -> None:

@@ -58,7 +58,7 @@ class Decoder:
         head: LM head (T, D) -> (T, V) of a drafting head; default: the checkpoint's.
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
-        drafts: Whether the model serves drafts only, and may be rounded (see `Linear`).
+        bits: Of a model that serves drafts only (see `Linear`); an LM head has 8 at least.
         shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
         ranks: The ranks of such a model; all of them run every forward.
     """
@@ -74,7 +74,7 @@ class Decoder:
         head: Callable[[Tensor], Tensor] | None = None,
         make_inputs: MakeInputs | None = None,
         mask_tokens: int = 0,
-        drafts: bool = False,
+        bits: int = 0,
         shard: Shard | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class Decoder:
         self.context = shape.context
         self.make_inputs, self._lowest_id = make_inputs, -mask_tokens
         self._ranks = ranks
-        self.layers = [Layer.of(shape, i, take, drafts=drafts) for i in span]
+        self.layers = [Layer.of(shape, i, take, bits=bits) for i in span]
         self.norm = norm_of(shape, take, "model.norm") if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
@@ -99,7 +99,7 @@ class Decoder:
         self._activate = ACTIVATE[shape.activation]
         if shard is not None and ranks is not None:
             head = shard.head(self.embedding, take, ranks)
-        self.head = self._load_head(take) if head is None else head
+        self.head = self._load_head(take, bits) if head is None else head
         self._columns, self.vocabulary = self.head, Vocabulary(shape.vocab)
         if shard is not None and isinstance(self.head, SplitHead):
             self._columns, self.vocabulary = self.head.part, self.head.vocabulary
@@ -122,13 +122,13 @@ class Decoder:
             return take(EMBEDDING)
         return self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
 
-    def _load_head(self, take: Callable[[str], Tensor]) -> Linear:
+    def _load_head(self, take: Callable[[str], Tensor], bits: int) -> Linear:
         """Return the LM head; an empty one for all stages but the last."""
         if not self.is_last:
             weight = self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
         else:
             weight = self.embedding if self.shape.tied else take("lm_head.weight")
-        return Linear(weight, keep=True)
+        return Linear(weight, keep=not bits, bits=8 if bits else 0)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
         """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from engine.model.int8 import MULTIPLE, Int8Product
+from engine.model.int4 import int4_product
+from engine.model.int8 import int8_product
 from engine.model.packed import packed_product
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ class Linear:
         weight: W, (out, in).
         bias: b, (out,).
         keep: Whether W is kept beside a product's own copy of it, for `rows`.
-        drafts: Whether the matrix serves drafts only, and may be rounded to int8.
+        bits: 4 or 8 for a matrix that serves drafts only and is rounded; 0 for the weights as they
+            are.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, keep: bool = False, drafts: bool = False
+        self, weight: Tensor, bias: Tensor | None = None, *, keep: bool = False, bits: int = 0
     ) -> None:
-        self._product = _product(weight, drafts)
+        self._product = _product(weight, bits)
         self.bias = bias
         self.transposed = weight.t()
         """W', (in, out); empty if a product has its own copy, and W is not kept."""
@@ -55,13 +57,16 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W' + b, (T, out), for x of (T, in)."""
         if self._product is not None:
-            return self._product(x) if self.bias is None else self._product(x).add_(self.bias)
+            output = self._product(x).to(x.dtype)
+            return output if self.bias is None else output.add_(self.bias)
         return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
 
     def into(self, out: Tensor, x: Tensor) -> None:
         """Write x W' + b to `out`, (T, out)."""
         if self._product is not None:
-            out.copy_(self(x))
+            out.copy_(self._product(x))
+            if self.bias is not None:
+                out.add_(self.bias)
         elif self.bias is None:
             torch.mm(x, self.transposed, out=out)
         else:
@@ -70,20 +75,22 @@ class Linear:
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add x W' + b to `total`, (T, out), in place."""
         if self._product is not None:
-            total.add_(self(x))
+            total.add_(self._product(x))
         else:
             total.addmm_(x, self.transposed)
-            if self.bias is not None:
-                total.add_(self.bias)
+        if self.bias is not None:
+            total.add_(self.bias)
 
 
-def _product(weight: Tensor, drafts: bool) -> Callable[[Tensor], Tensor] | None:
+def _product(weight: Tensor, bits: int) -> Callable[[Tensor], Tensor] | None:
     """Return a product x -> x W' with its own copy of W; None if the plain one is best."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not large(weight):
+    if not large(weight):
         return None
-    if drafts and weight.shape[1] % MULTIPLE == 0:
-        return Int8Product(weight)
-    return packed_product(weight)
+    if bits == 4 and (product := int4_product(weight)) is not None:
+        return product
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    return (int8_product(weight) if bits else None) or packed_product(weight)
 
 
 def large(weight: Tensor) -> bool:
@@ -165,16 +172,14 @@ class Layer:
     """1 for the model's other rotation."""
 
     @classmethod
-    def of(
-        cls, shape: ModelShape, number: int, take: Callable[[str], Tensor], *, drafts: bool = False
-    ) -> Layer:
+    def of(cls, shape: ModelShape, number: int, take: Callable[[str], Tensor], *, bits: int = 0) -> Layer:
         """Collect the weights of layer `number`.
 
         Args:
             shape: The model's shape.
             number: Index of the layer, from 0.
             take: Returns a checkpoint tensor by name.
-            drafts: Whether the layer serves drafts only (see `Linear`).
+            bits: Of its matrices (see `Linear`).
         """
         prefix = f"model.layers.{number}."
 
@@ -204,19 +209,19 @@ class Layer:
             window=shape.windows[number],
             rotation=int(shape.others[number]) if shape.others else 0,
             norm=norm_of(shape, take, f"{prefix}input_layernorm") if shape.input_norm else identity,
-            qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None, drafts=drafts),
+            qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None, bits=bits),
             qk_norm=head_norm() if shape.qk_norm else None,
             out=Linear(
                 take(f"{prefix}self_attn.o_proj.weight"),
                 take(f"{prefix}self_attn.o_proj.bias") if shape.out_bias else None,
-                drafts=drafts,
+                bits=bits,
             ),
             mlp_norm=norm_of(shape, take, f"{prefix}post_attention_layernorm"),
-            gate_up=Linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None, drafts=drafts),
+            gate_up=Linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None, bits=bits),
             down=Linear(
                 take(f"{prefix}mlp.down_proj.weight"),
                 take(f"{prefix}mlp.down_proj.bias") if shape.mlp_bias else None,
-                drafts=drafts,
+                bits=bits,
             ),
             out_norm=post_norm("self_attn"),
             down_norm=post_norm("mlp"),

@@ -13,6 +13,7 @@ from engine.model.stage import layer_stages
 from engine.model.static import StaticSteps
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
+from engine.pairs.forms import split_form
 from engine.pairs.sources import resolve
 
 
@@ -31,7 +32,8 @@ def load(
     Weights are read tensor by tensor: at most one layer is in memory twice.
 
     Args:
-        model: Directory, GGUF file, short name of the catalog, or hub id.
+        model: Directory, GGUF file, short name of the catalog, or hub id; a directory's form
+            (`engine.pairs.forms`) has its matrices in fewer bits.
         device: Device of the weights.
         dtype: Dtype of the weights.
         name: The model's name in spans: target or drafter.
@@ -59,18 +61,25 @@ def _load(
     ranks: Ranks | None,
 ) -> Decoder:
     """Return the decoder of a directory's own weights."""
+    directory, bits = split_form(directory)
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     checkpoint, place = Checkpoint(directory, shape=shape), torch.device(device)
     checkpoint.check(shape.tensors())
     if ranks is not None:
-        return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name)
+        return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name, bits)
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
     checkpoint.check_memory(shape.tensors(span), place, dtype)
-    return Decoder(shape, lambda key: checkpoint.take(key, place, dtype), name, span)
+    return Decoder(shape, lambda key: checkpoint.take(key, place, dtype), name, span, bits=bits)
 
 
 def _load_shard(
-    checkpoint: Checkpoint, shard: Shard, ranks: Ranks, device: torch.device, dtype: torch.dtype, name: str
+    checkpoint: Checkpoint,
+    shard: Shard,
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str,
+    bits: int,
 ) -> Decoder:
     """Return one rank's decoder; only its part of each tensor is read."""
     shape = shard.shape
@@ -79,4 +88,4 @@ def _load_shard(
     def take(key: str) -> torch.Tensor:
         return shard.take(key, lambda key, part: checkpoint.take(key, device, dtype, part))
 
-    return Decoder(shape, take, name, shard=shard, ranks=ranks)
+    return Decoder(shape, take, name, bits=bits, shard=shard, ranks=ranks)

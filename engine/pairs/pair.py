@@ -13,6 +13,7 @@ from engine.model.rotary import context_of
 from engine.pairs import stored
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
+from engine.pairs.forms import is_form, split_form, usual_form
 from engine.pairs.sources import resolve
 from engine.pairs.templates import RENDERER
 from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
@@ -59,7 +60,7 @@ class Pair:
 
     @classmethod
     def find(cls, name: str = "bundled", resolve: Callable[[str | Path], Path] = resolve) -> Pair:
-        """Return a bundled pair, or a model of the catalog with its stored drafters if any.
+        """Return a bundled pair, or a model of the catalog that drafts with its own weights.
 
         Args:
             name: Name of the pair, or short name of the model.
@@ -76,8 +77,11 @@ class Pair:
         )
         if name not in (names := sorted({*bundled, *CATALOG})):
             raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
-        target = stored.PAIRS / name / "target" if name in bundled else resolve(name)
-        pair = cls._load(name, target, *stored.stored_drafters(name))
+        if name in bundled:
+            pair = cls._load(name, stored.PAIRS / name / "target", *stored.stored_drafters(name))
+        else:
+            target = resolve(name)
+            pair = cls._load(name, target, target / usual_form())
         return replace(pair, heads_path=stored.PAIRS / name / "heads")
 
     @classmethod
@@ -91,7 +95,8 @@ class Pair:
 
         Args:
             target: Directory, GGUF file, short name of the catalog, or hub id.
-            drafters: The drafters, named in the same ways; None is ignored.
+            drafters: The drafters, named in the same ways, or `int4` and `int8` for the target's own
+                weights in fewer bits; None is ignored.
             resolve: Returns the directory of a model.
 
         Raises:
@@ -103,11 +108,13 @@ class Pair:
         if len(models) > MOST_DRAFTERS:
             raise UsageError(f"{len(models)} drafters were given; it must be at most {MOST_DRAFTERS}")
         name = " + ".join(Path(model).name for model in (target, *models))
-        return cls._load(name, resolve(target), *map(resolve, models))
+        folder = resolve(target)
+        drafting = (folder / model if is_form(model) else resolve(model) for model in models)
+        return cls._load(name, folder, *drafting)
 
     @classmethod
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
-        paths = [target, *drafters]
+        paths = list(dict.fromkeys([target, *(split_form(path)[0] for path in drafters)]))
         configs = [read_config(path) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
         for tokenizer in tokenizers[1:]:

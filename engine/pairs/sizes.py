@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.model.shape import ModelShape
+from engine.model.int4 import GROUP, fits_int4
+from engine.model.shape import EMBEDDING, ModelShape
 from engine.model.shard import HEAD, Shard
 from engine.model.stage import layer_stages
 from engine.model.weights import PACKED_FROM
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
+from engine.pairs.forms import split_form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 
 class Size(NamedTuple):
@@ -46,6 +48,7 @@ def checked_shape(directory: Path) -> ModelShape:
     Raises:
         ModelError: A file is missing, broken or unsupported.
     """
+    directory, _ = split_form(directory)
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     Checkpoint(directory, shape=shape).check(shape.tensors())
     return shape
@@ -63,15 +66,16 @@ def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Spli
     Raises:
         ModelError: A file is missing, broken or unsupported.
     """
-    return _size(checked_shape(directory), dtype, on_cpu, split or Split())
+    bits = split_form(directory)[1]
+    return _size(checked_shape(directory), dtype, on_cpu, split or Split(), bits)
 
 
 def layer_sizes(shape: ModelShape, dtype: torch.dtype, *, on_cpu: bool) -> list[Size]:
     """Return the bytes of each layer; the first has the embeddings, the last the LM head."""
-    return [_size(shape, dtype, on_cpu, Split(range(i, i + 1))) for i in range(shape.layers)]
+    return [_size(shape, dtype, on_cpu, Split(range(i, i + 1)), 0) for i in range(shape.layers)]
 
 
-def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split) -> Size:
+def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bits: int) -> Size:
     """Return the size of a part; the last one may have a copy of the LM head (`Linear`)."""
     stage = (0, 1) if split.layers is None else split.layers
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
@@ -85,13 +89,20 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split) -> 
     else:
         copied = on_cpu and shape.tied and head[0] > head[1]
     padded = shape.tied and part.vocabulary.stop > shape.vocab
-    copies = int(span.stop == shape.layers and (copied or padded))
-    weights = (_numbers(tensors) + copies * math.prod(head)) * dtype.itemsize
+    if span.stop == shape.layers and (copied or padded or (bits and shape.tied)):
+        tensors["copy"] = head
+    weights = sum(_bytes_of(name, size, dtype, on_cpu, bits) for name, size in tensors.items())
     return Size(weights, part.shape.kv_numbers * len(span) // shape.layers * dtype.itemsize)
 
 
-def _numbers(tensors: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(map(math.prod, tensors.values()))
+def _bytes_of(name: str, size: tuple[int, ...], dtype: torch.dtype, on_cpu: bool, bits: int) -> int:
+    """Return the bytes of a tensor, which may be a matrix in fewer bits (`Linear`)."""
+    whole = _bytes(size, dtype.itemsize)
+    if not bits or len(size) < 2 or name == EMBEDDING or whole < PACKED_FROM:
+        return whole
+    if bits == 4 and name.startswith("model.layers.") and fits_int4(size):
+        return math.prod(size) // 2 + 4 * math.prod(size) // GROUP
+    return math.prod(size) + 4 * size[0] if on_cpu and dtype == torch.float32 else whole
 
 
 def _bytes(size: tuple[int, ...], itemsize: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import ModelError
 from engine.pairs import catalog, gguf, hub
+from engine.pairs.forms import split_form
 from engine.pairs.progress import Report
 
 
@@ -16,7 +17,7 @@ def resolve(model: str | Path, progress: Report | None = None, cancel: threading
 
     Args:
         model: Directory, GGUF file, short name of the catalog, or hub id. An existing path has
-            precedence over a name.
+            precedence over a name. A directory's form (`engine.pairs.forms`) is returned as it is.
         progress: Receives the state of a download or conversion.
         cancel: Stops both when set; no incomplete file remains.
 
@@ -59,6 +60,8 @@ def _local(model: str | Path) -> Path | None:
         return catalog.installed(str(model))
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        return path
+    if split_form(path)[1] and os.path.isdir(path.parent):
         return path
     if _is_gguf(model):
         return gguf.cached(path)
