@@ -23,6 +23,7 @@ from engine.model.checks import check_forward
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.language import Output, never
 from engine.model.padded_attention import attention_parts
+from engine.model.rotated import rotated
 from engine.model.shape import EMBEDDING, POSITIONS
 from engine.model.shard import SplitHead
 from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
@@ -59,6 +60,8 @@ class Decoder:
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
         bits: Of a model that serves drafts only (see `Linear`); an LM head has 8 at least.
+        rotate: Whether the tensors are those of a rotated model (`engine.model.rotated`), whose
+            embeddings are rotated here.
         shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
         ranks: The ranks of such a model; all of them run every forward.
     """
@@ -75,6 +78,7 @@ class Decoder:
         make_inputs: MakeInputs | None = None,
         mask_tokens: int = 0,
         bits: int = 0,
+        rotate: bool = False,
         shard: Shard | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -89,7 +93,8 @@ class Decoder:
         self.context = shape.context
         self.make_inputs, self._lowest_id = make_inputs, -mask_tokens
         self._ranks = ranks
-        self.layers = [Layer.of(shape, i, take, bits=bits) for i in span]
+        self.layers = [Layer.of(shape, i, take, bits=bits, rotated=rotate) for i in span]
+        self._rotate = rotate
         self.norm = norm_of(shape, take, "model.norm") if shape.final_norm else identity
         like = self.layers[0].mlp_norm.weight
         self.device, self.dtype = like.device, like.dtype
@@ -99,7 +104,7 @@ class Decoder:
         self._activate = ACTIVATE[shape.activation]
         if shard is not None and ranks is not None:
             head = shard.head(self.embedding, take, ranks)
-        self.head = self._load_head(take, bits) if head is None else head
+        self.head = self._load_head(take, bits, rotate) if head is None else head
         self._columns, self.vocabulary = self.head, Vocabulary(shape.vocab)
         if shard is not None and isinstance(self.head, SplitHead):
             self._columns, self.vocabulary = self.head.part, self.head.vocabulary
@@ -122,13 +127,13 @@ class Decoder:
             return take(EMBEDDING)
         return self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
 
-    def _load_head(self, take: Callable[[str], Tensor], bits: int) -> Linear:
+    def _load_head(self, take: Callable[[str], Tensor], bits: int, rotated: bool) -> Linear:
         """Return the LM head; an empty one for all stages but the last."""
         if not self.is_last:
             weight = self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
         else:
             weight = self.embedding if self.shape.tied else take("lm_head.weight")
-        return Linear(weight, keep=not bits, bits=8 if bits else 0)
+        return Linear(weight, keep=not bits, bits=8 if bits else 0, rotated=rotated)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
         """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
@@ -253,6 +258,7 @@ class Decoder:
         x = self.embedding.index_select(0, ids)
         if self.shape.embed_scale != 1.0:
             x.mul_(torch.tensor(self.shape.embed_scale, dtype=x.dtype))
+        x = rotated(x) if self._rotate else x
         return x if self.learned is None else x.add_(self.learned.index_select(0, positions))
 
     def inputs_of(self, rows: Rows) -> tuple[Tensor, Tensor | None]:

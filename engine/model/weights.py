@@ -34,12 +34,19 @@ class Linear:
         keep: Whether W is kept beside a product's own copy of it, for `rows`.
         bits: 4 or 8 for a matrix that serves drafts only and is rounded; 0 for the weights as they
             are.
+        rotated: Whether the inputs are rotated already (`engine.model.rotated`).
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, keep: bool = False, bits: int = 0
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        keep: bool = False,
+        bits: int = 0,
+        rotated: bool = False,
     ) -> None:
-        self._product = _product(weight, bits)
+        self._product = _product(weight, bits, rotated)
         self.bias = bias
         self.transposed = weight.t()
         """W', (in, out); empty if a product has its own copy, and W is not kept."""
@@ -82,7 +89,7 @@ class Linear:
             total.add_(self.bias)
 
 
-def _product(weight: Tensor, bits: int) -> Callable[[Tensor], Tensor] | None:
+def _product(weight: Tensor, bits: int, rotated: bool) -> Callable[[Tensor], Tensor] | None:
     """Return a product x -> x W' with its own copy of W; None if the plain one is best."""
     if not large(weight):
         return None
@@ -90,7 +97,7 @@ def _product(weight: Tensor, bits: int) -> Callable[[Tensor], Tensor] | None:
         return product
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
-    return (int8_product(weight) if bits else None) or packed_product(weight)
+    return (int8_product(weight, rotated_inputs=rotated) if bits else None) or packed_product(weight)
 
 
 def large(weight: Tensor) -> bool:
@@ -172,7 +179,15 @@ class Layer:
     """1 for the model's other rotation."""
 
     @classmethod
-    def of(cls, shape: ModelShape, number: int, take: Callable[[str], Tensor], *, bits: int = 0) -> Layer:
+    def of(
+        cls,
+        shape: ModelShape,
+        number: int,
+        take: Callable[[str], Tensor],
+        *,
+        bits: int = 0,
+        rotated: bool = False,
+    ) -> Layer:
         """Collect the weights of layer `number`.
 
         Args:
@@ -180,15 +195,16 @@ class Layer:
             number: Index of the layer, from 0.
             take: Returns a checkpoint tensor by name.
             bits: Of its matrices (see `Linear`).
+            rotated: Whether the hidden state is rotated (`engine.model.rotated`).
         """
-        prefix = f"model.layers.{number}."
+        prefix, linear = f"model.layers.{number}.", partial(Linear, bits=bits, rotated=rotated)
 
         def pairs(x: Tensor) -> Tensor:
             """Make elements i and i + r / 2 of the r rotated ones of each head neighbours."""
             heads = x.unflatten(0, (-1, shape.head_dim))
-            rotated, rest = heads[:, : shape.rotated], heads[:, shape.rotated :]
-            rotated = rotated.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-            return torch.cat([rotated, rest], 1).flatten(0, 1)
+            turned, rest = heads[:, : shape.rotated], heads[:, shape.rotated :]
+            turned = turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            return torch.cat([turned, rest], 1).flatten(0, 1)
 
         def attention(kind: str) -> Tensor:
             q, k, v = (take(f"{prefix}self_attn.{part}_proj.{kind}") for part in "qkv")
@@ -209,15 +225,14 @@ class Layer:
             window=shape.windows[number],
             rotation=int(shape.others[number]) if shape.others else 0,
             norm=norm_of(shape, take, f"{prefix}input_layernorm") if shape.input_norm else identity,
-            qkv=Linear(attention("weight"), attention("bias") if shape.qkv_bias else None, bits=bits),
+            qkv=linear(attention("weight"), attention("bias") if shape.qkv_bias else None),
             qk_norm=head_norm() if shape.qk_norm else None,
-            out=Linear(
+            out=linear(
                 take(f"{prefix}self_attn.o_proj.weight"),
                 take(f"{prefix}self_attn.o_proj.bias") if shape.out_bias else None,
-                bits=bits,
             ),
             mlp_norm=norm_of(shape, take, f"{prefix}post_attention_layernorm"),
-            gate_up=Linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None, bits=bits),
+            gate_up=linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None),
             down=Linear(
                 take(f"{prefix}mlp.down_proj.weight"),
                 take(f"{prefix}mlp.down_proj.bias") if shape.mlp_bias else None,

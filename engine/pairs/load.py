@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from engine.model.decoder import Decoder
+from engine.model.int8 import has_fbgemm
+from engine.model.rotated import can_rotate, rotated_model
 from engine.model.shape import ModelShape
 from engine.model.shard import Ranks, Shard
 from engine.model.stage import layer_stages
@@ -69,7 +73,13 @@ def _load(
         return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name, bits)
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
     checkpoint.check_memory(shape.tensors(span), place, dtype)
-    return Decoder(shape, lambda key: checkpoint.take(key, place, dtype), name, span, bits=bits)
+    rotate = (
+        bits == 8 and (place.type, dtype) == ("cpu", torch.float32) and has_fbgemm() and can_rotate(shape)
+    )
+    take: Callable[[str], torch.Tensor] = partial(checkpoint.take, device=place, dtype=dtype)
+    if rotate:
+        shape, take = rotated_model(shape, take)
+    return Decoder(shape, take, name, span, bits=bits, rotate=rotate)
 
 
 def _load_shard(

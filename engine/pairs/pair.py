@@ -95,8 +95,8 @@ class Pair:
 
         Args:
             target: Directory, GGUF file, short name of the catalog, or hub id.
-            drafters: The drafters, named in the same ways, or `int4` and `int8` for the target's own
-                weights in fewer bits; None is ignored.
+            drafters: The drafters, named in the same ways, or `int4` or `int8` for the target's
+                own weights in fewer bits; None is ignored.
             resolve: Returns the directory of a model.
 
         Raises:
