@@ -54,7 +54,7 @@ def able(name: str) -> list[str]:
 
 def lacks(name: str, layout: Layout) -> str:
     """Return what a layout needs and a pair has not, with its article; empty for nothing."""
-    if layout.needs_drafter and not stored_drafters(name):
+    if layout.needs_drafter and name not in CATALOG and not stored_drafters(name):
         return "a drafter"
     if layout.head and layout.head not in stored_heads(name):
         return f"a drafting head of kind {layout.head}"

@@ -20,8 +20,8 @@ GROUP = 32
 """Weights that share a scale and a zero."""
 ROWS = 16
 """The packed layouts take multiples of this many rows of W."""
-INNER_TILES = 8
-"""Layout of CUDA's packed matrix: tiles of 16 columns that a warp reads at once."""
+TILE = 16
+"""Columns of a tile of CUDA's packed matrix."""
 
 
 def fits_int4(size: Sequence[int]) -> bool:
@@ -96,20 +96,20 @@ class ArmProduct:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        groups = weight.unflatten(1, (-1, GROUP))
+        groups = weight.float().unflatten(1, (-1, GROUP))
         low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
         scale = torch.where(high > -low, high, low) / -8
         q = _on_grid(groups, scale, torch.zeros_like(scale)).flatten(1).to(torch.uint8)
         bytes_of_two = q[:, 1::2] << 4 | q[:, ::2]
         self._sizes = (weight.shape[1], weight.shape[0])
-        scales = scale.squeeze(2).float().contiguous()
+        scales = scale.squeeze(2).contiguous()
         self._packed = torch.ops.aten._dyn_quant_pack_4bit_weight(
             bytes_of_two, scales, None, GROUP, *self._sizes
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W', (T, out) float32, for x of (T, in)."""
-        return torch.ops.aten._dyn_quant_matmul_4bit(x, self._packed, GROUP, *self._sizes)
+        return torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self._packed, GROUP, *self._sizes)
 
 
 class CudaProduct:
@@ -122,7 +122,9 @@ class CudaProduct:
     def __init__(self, weight: Tensor) -> None:
         q, scale, zero = quantised(weight)
         bytes_of_two = (q[:, ::2] << 4 | q[:, 1::2]).to(torch.uint8)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack(bytes_of_two, INNER_TILES)
+        # A warp reads 8, 4 or 2 tiles at once, of which a row must have a whole number.
+        tiles = next(n for n in (8, 4, 2) if weight.shape[1] % (n * TILE) == 0)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack(bytes_of_two, tiles)
         self._scale_and_zero = torch.stack([scale.t(), zero.t()], 2).bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:

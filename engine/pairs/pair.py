@@ -100,7 +100,7 @@ class Pair:
             resolve: Returns the directory of a model.
 
         Raises:
-            UsageError: The number of drafters is too large.
+            UsageError: The number of drafters is too large, or the target is a drafter's form.
             ModelError: A directory, config or tokenizer is missing or broken.
             PairError: The tokenizers differ, or do not fit a model's vocabulary.
         """
@@ -109,7 +109,11 @@ class Pair:
             raise UsageError(f"{len(models)} drafters were given; it must be at most {MOST_DRAFTERS}")
         name = " + ".join(Path(model).name for model in (target, *models))
         folder = resolve(target)
-        drafting = (folder / model if is_form(model) else resolve(model) for model in models)
+        if split_form(folder)[1]:
+            raise UsageError(
+                f"{folder}: {folder.name} is for drafters; name the directory of the target's files"
+            )
+        drafting = (folder / model if is_form(model) else _named(resolve(model)) for model in models)
         return cls._load(name, folder, *drafting)
 
     @classmethod
@@ -244,6 +248,11 @@ class Pair:
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder
         return [token for token in ids if token in added and added[token].special]
+
+
+def _named(directory: Path) -> Path:
+    """Return a directory by a path that does not mean the target's own weights in fewer bits."""
+    return directory.absolute() if is_form(directory) else directory
 
 
 def _checked(text: str | None) -> str:

@@ -6,13 +6,14 @@ No weights are read. Embeddings that processes of one machine share count for ea
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from engine.model.int4 import GROUP, fits_int4
-from engine.model.shape import EMBEDDING, ModelShape
+from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
 from engine.model.shard import HEAD, Shard
 from engine.model.stage import layer_stages
 from engine.model.weights import PACKED_FROM
@@ -20,8 +21,8 @@ from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.forms import split_form
 
-if TYPE_CHECKING:
-    pass
+_JOINED = re.compile(r"\b(q|k|v|gate|up)_proj\.weight$")
+"""Matrices that a layer joins: queries, keys and values; gate and up."""
 
 
 class Size(NamedTuple):
@@ -80,27 +81,43 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bit
     stage = (0, 1) if split.layers is None else split.layers
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
     part = Shard(shape, split.rank, split.ways)
-    tensors = part.shape.tensors(span)
+    tensors = _joined(part.shape.tensors(span))
     head = (part.vocabulary.stop - part.vocabulary.start, shape.width)
+    head_bits = bits if split.ways == 1 else 0  # a rank's part of the LM head is not rounded
     if HEAD in tensors:
         tensors[HEAD] = head
-    if _bytes(head, dtype.itemsize) >= PACKED_FROM:
+    if head_bits:
+        copied = on_cpu and shape.tied
+    elif _bytes(head, dtype.itemsize) >= PACKED_FROM:
         copied = on_cpu and dtype == torch.float32 and torch.backends.mkl.is_available()
     else:
         copied = on_cpu and shape.tied and head[0] > head[1]
     padded = shape.tied and part.vocabulary.stop > shape.vocab
-    if span.stop == shape.layers and (copied or padded or (bits and shape.tied)):
+    if span.stop == shape.layers and (copied or padded):
         tensors["copy"] = head
-    weights = sum(_bytes_of(name, size, dtype, on_cpu, bits) for name, size in tensors.items())
+    weights = sum(
+        _bytes_of(name, size, dtype, on_cpu, head_bits if name in (HEAD, "copy") else bits)
+        for name, size in tensors.items()
+    )
     return Size(weights, part.shape.kv_numbers * len(span) // shape.layers * dtype.itemsize)
+
+
+def _joined(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors with a layer's matrices joined as `Layer` joins them."""
+    joined = dict[str, tuple[int, ...]]()
+    for name, size in tensors.items():
+        key = _JOINED.sub(lambda found: "qkv.weight" if found[1] in "qkv" else "gate_up.weight", name)
+        joined[key] = (joined[key][0] + size[0], size[1]) if key in joined else size
+    return joined
 
 
 def _bytes_of(name: str, size: tuple[int, ...], dtype: torch.dtype, on_cpu: bool, bits: int) -> int:
     """Return the bytes of a tensor, which may be a matrix in fewer bits (`Linear`)."""
     whole = _bytes(size, dtype.itemsize)
-    if not bits or len(size) < 2 or name == EMBEDDING or whole < PACKED_FROM:
+    if not bits or len(size) < 2 or name in (EMBEDDING, POSITIONS) or whole < PACKED_FROM:
         return whole
-    if bits == 4 and name.startswith("model.layers.") and fits_int4(size):
+    in_int4 = bits == 4 and (on_cpu or dtype == torch.bfloat16) and fits_int4(size)
+    if in_int4 and name.startswith("model.layers."):
         return math.prod(size) // 2 + 4 * math.prod(size) // GROUP
     return math.prod(size) + 4 * size[0] if on_cpu and dtype == torch.float32 else whole
 

@@ -41,20 +41,32 @@ def test_the_bundled_pair_is_called_a_toy_and_runs_every_method() -> None:
     assert "2,304 tokens" in pairs.about("bundled")
 
 
-def test_a_target_alone_runs_the_methods_that_copy(folder: Path) -> None:
-    assert pairs.able("smollm2") == ["autoregressive", "ems", "llma", "lookahead", "prompt_lookup"]
-    assert pairs.usual("smollm2") == ["autoregressive", "llma", "prompt_lookup"]
-    assert len(pairs.reasons("smollm2")) == len(METHODS) - 5
-    assert pairs.reasons("smollm2")["pearl"] == "needs a drafter"
+def test_a_model_of_the_catalog_drafts_with_its_own_weights_and_lacks_heads(folder: Path) -> None:
+    able = pairs.able("smollm2")
+    assert {"autoregressive", "speculative", "pearl", "dsi", "lookahead", "prompt_lookup"} <= set(able)
+    assert pairs.usual("smollm2") == ["autoregressive", "pearl", "speculative"]
+    heads = {key for key in METHODS if key not in able}
+    assert heads == {
+        "medusa",
+        "hydra",
+        "eagle",
+        "eagle2",
+        *(k for k in METHODS if k.startswith("parallel")),
+    }
     assert pairs.reasons("smollm2")["eagle"] == "needs a drafting head of kind eagle"
     assert "8,192 tokens" in pairs.about("smollm2")
 
 
-def test_a_stored_drafter_and_a_head_bring_their_methods(folder: Path) -> None:
-    (folder / "smollm2" / "drafter").mkdir(parents=True)
+def test_a_stored_pair_without_a_drafter_runs_the_methods_that_copy(folder: Path) -> None:
+    able = pairs.able("bundled")
+    assert able == ["autoregressive", "ems", "llma", "lookahead", "prompt_lookup"]
+    assert pairs.reasons("bundled")["pearl"] == "needs a drafter"
+
+
+def test_a_head_brings_its_methods(folder: Path) -> None:
     (folder / "smollm2" / "heads" / "eagle").mkdir(parents=True)
     able = pairs.able("smollm2")
-    assert {"speculative", "pearl", "eagle", "eagle2"} <= set(able)
+    assert {"eagle", "eagle2"} <= set(able)
     assert not {"medusa", "hydra"} & set(able)
     assert pairs.usual("smollm2") == ["autoregressive", "pearl", "eagle"]
     assert pairs.reasons("smollm2")["medusa"] == "needs a drafting head of kind medusa"

@@ -51,6 +51,16 @@ def test_the_bundled_pair_fits_and_all_methods_run(capsys):
     assert [key for key, method in found["methods"].items() if not method["runs"]] == []
 
 
+def test_a_drafter_in_fewer_bits_counts_its_own_bytes(capsys):
+    found = dict[str, int]()
+    target = str(PAIRS / "bundled" / "target")
+    for drafter in (target, "int8", "int4"):
+        _, document = plan(capsys, "--target", target, "--drafter", drafter)
+        assert document["methods"]["speculative"]["runs"]
+        found[drafter] = next(p["weights"] for p in document["parts"] if p["model"] == "drafter")
+    assert found["int4"] < found["int8"] < 0.4 * found[target]
+
+
 def test_the_table_names_devices_parts_and_reasons(capsys):
     code, out, _ = call(capsys, "plan", "--device", "cpu", "--memory", "0=75MB,1=60MB")
     assert code == 0

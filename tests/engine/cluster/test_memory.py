@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import FunctionType, ModuleType
+
 import pytest
 import torch
 
@@ -12,6 +18,7 @@ from engine.model.decoder import Decoder
 from engine.model.shard import SplitHead
 from engine.model.weights import LayerNorm, Linear, Norm
 from engine.pairs.load import load
+from engine.pairs.pair import Pair
 from engine.pairs.sizes import Split, checked_shape, layer_sizes, model_size
 from engine.trace.events import Device
 from engine.workers import free as free_memory
@@ -68,6 +75,69 @@ def test_sizes_of_ranks(path, ways):
         size = model_size(path, torch.float32, on_cpu=True, split=Split(rank=rank, ways=ways))
         assert size.weights == held(decoder)
         assert size.per_token == decoder.new_cache(1, 1).tensor[:, :, :, 0].nbytes
+
+
+def tensor_bytes(decoder: Decoder) -> int:
+    """Return the bytes of all tensors that a decoder reaches, packed ones included."""
+    seen, found, todo = set[int](), dict[int, int](), list[object]([decoder])
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, type | ModuleType):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(thing, torch.ScriptObject):
+            matrix, _ = torch.ops.quantized.linear_unpack(thing)
+            found[id(thing)] = matrix.numel() + 4 * len(matrix)
+        elif isinstance(thing, FunctionType):
+            todo += [cell.cell_contents for cell in thing.__closure__ or ()]
+        else:
+            todo += gc.get_referents(thing)
+    return sum(found.values())
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("untied")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 4096}
+    tiny.save(tiny.reference("llama", **sizes), folder)
+    return folder
+
+
+@pytest.mark.parametrize("form", ["int4", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sizes_of_forms_are_nearly_those_of_the_loaded_drafter(untied, form, dtype):
+    bundled = Pair.find("bundled").target_path
+    for folder, layers in ((bundled, None), (bundled, range(2)), (bundled, range(6, 8)), (untied, None)):
+        decoder = load(folder / form, dtype=dtype, stage=layers or (0, 1))
+        size = model_size(folder / form, dtype, on_cpu=True, split=Split(layers))
+        assert size.weights == pytest.approx(tensor_bytes(decoder), rel=0.03)
+
+
+@pytest.mark.parametrize(("form", "part"), [("int8", 1 / 4), ("int4", 5 / 32)])
+def test_large_matrices_of_a_form_take_their_part_of_float32(form, part):
+    folder = Pair.find("bundled").target_path
+    shape = checked_shape(folder / form)
+    layers = [size for name, size in shape.tensors().items() if "layers" in name and len(size) > 1]
+    # Of the 4 matrices of a layer, attention's output is too small to be packed.
+    small = shape.layers * shape.width**2
+    expected = 4 * (small + part * (sum(map(prod, layers)) - small) + 5 / 4 * shape.vocab * shape.width)
+    size = model_size(folder / form, torch.float32, on_cpu=True)
+    assert size.weights == pytest.approx(expected, rel=0.01), "embeddings whole, the LM head in int8"
+    assert size.per_token == model_size(folder, torch.float32, on_cpu=True).per_token
+
+
+def test_forms_on_a_gpu_pack_layers_of_bfloat16_in_int4_only(monkeypatch):
+    monkeypatch.setattr("engine.pairs.sizes.PACKED_FROM", 0)
+    folder, on_gpu = Pair.find("bundled").target_path, partial(model_size, on_cpu=False)
+    whole = on_gpu(folder, torch.bfloat16).weights
+    assert on_gpu(folder / "int8", torch.bfloat16).weights == whole
+    shape = checked_shape(folder)
+    kept = 2 * shape.width * (shape.vocab + 2 * shape.layers + 1)
+    assert on_gpu(folder / "int4", torch.bfloat16).weights == kept + (whole - kept) * 5 / 16
+    assert on_gpu(folder / "int4", torch.float32).weights == 2 * whole
 
 
 @pytest.mark.parametrize(

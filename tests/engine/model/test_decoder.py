@@ -329,19 +329,6 @@ def test_packed_and_plain_matrices_give_equal_products(rows, bias, monkeypatch):
             torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 40])
-def test_a_matrix_for_drafts_is_rounded_to_int8(rows):
-    weight, x, bias = torch.randn(4096, 128), torch.randn(rows, 128), torch.randn(4096)
-    exact = torch.nn.functional.linear(x, weight, bias)
-    rounded = weights.Linear(weight, bias, drafts=True)(x)
-    assert rounded.dtype == torch.float32
-    error = (rounded - exact).std() / exact.std()
-    assert 0.001 < error < 0.02, "int8 has 127 steps, bf16 256"
-    assert torch.equal(
-        weights.Linear(weight[:, :100], drafts=True)(x[:, :100]), weights.Linear(weight[:, :100])(x[:, :100])
-    )
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3-bias"])
 def test_bfloat16(family, tmp_path, models):
     both = models(family)

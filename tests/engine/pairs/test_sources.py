@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs import catalog, hub
+from engine.pairs.forms import usual_form
 from engine.pairs.pair import Pair
 from engine.pairs.progress import Progress
 from engine.pairs.sources import is_slow, resolve, resolve_local
@@ -60,7 +61,8 @@ def test_a_short_name_names_a_target_and_a_pair(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.pairs.stored.PAIRS", tmp_path)
     assert resolve("smollm2") == resolve_local("smollm2") == folder
     pair = Pair.find("smollm2")
-    assert (pair.name, pair.target_path, pair.drafter_paths) == ("smollm2", folder, ())
+    assert (pair.name, pair.target_path) == ("smollm2", folder)
+    assert pair.drafter_paths == (folder / usual_form(),), "its own weights in fewer bits"
 
 
 def test_an_unknown_pair_is_refused_with_the_known_names():

@@ -1,0 +1,93 @@
+"""Products of drafters with matrices in int8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.model import weights
+from engine.model.int8 import WeightOnlyProduct
+from engine.model.weights import Linear
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """Return the error of a product relative to its size."""
+    return float((got - exact).std() / exact.std())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small matrices, too, have the layouts of large ones."""
+    monkeypatch.setattr(weights, "PACKED_FROM", 0)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 40])
+@pytest.mark.parametrize("width", [128, 100, 97])
+def test_a_matrix_for_drafts_is_rounded_to_int8(rows: int, width: int) -> None:
+    weight, x, bias = torch.randn(512, width), torch.randn(rows, width), torch.randn(512)
+    exact = functional.linear(x, weight, bias)
+    rounded = Linear(weight, bias, bits=8)(x)
+    assert rounded.dtype == torch.float32
+    # With one scale for all rows of x, or with 7 bits, it is over 0.03.
+    assert 0.001 < error(rounded, exact) < 0.025
+    assert error(Linear(weight, bias)(x), exact) < 1e-5
+
+
+def test_a_few_large_activations_do_not_spoil_the_others() -> None:
+    weight, x = torch.randn(256, 256), torch.randn(4, 256)
+    x[:, 5] *= 50
+    assert error(Linear(weight, bits=8)(x), x @ weight.t()) < 0.03, "0.12 without a rotation"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_does_not_depend_on_the_other_rows(bias: bool) -> None:
+    linear = Linear(torch.randn(96, 64), torch.randn(96) if bias else None, bits=8)
+    x = torch.randn(8, 64) * torch.logspace(-3, 3, 8)[:, None]
+    together = linear(x)
+    for i in range(8):
+        alone = linear(x[i : i + 1])[0]
+        steps = (alone - together[i]).abs().max() / alone.abs().max()
+        # A tie of two int8 numbers may fall either way.
+        assert steps < 2e-2
+    assert torch.equal(linear(x.flip(0)), together.flip(0))
+    assert torch.equal(linear(x[:5]), together[:5])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_zeros_give_the_bias_and_leave_others_as_they_are(rows: int) -> None:
+    weight, bias = torch.randn(48, 64), torch.randn(48)
+    weight[7] = 0
+    linear, x = Linear(weight, bias, bits=8), torch.randn(rows, 64)
+    assert torch.equal(linear(torch.zeros(rows, 64)), bias.expand(rows, -1))
+    assert torch.equal(linear(x)[:, 7], bias[7].expand(rows)), "a row of W that is zero"
+    mixed = torch.cat([x, torch.zeros(1, 64)])
+    assert torch.equal(linear(mixed)[-1], bias)
+    torch.testing.assert_close(linear(mixed)[:-1], linear(x), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_rows_and_all_ways_to_write_give_the_same_product(bits: int) -> None:
+    linear = Linear(torch.randn(96, 64), torch.randn(96), bits=bits)
+    assert linear(torch.empty(0, 64)).shape == (0, 96)
+    for rows in (0, 1, 5):
+        x = torch.randn(rows, 64)
+        out, total, kept = torch.empty(rows, 96), torch.ones(rows, 96), x.clone()
+        linear.into(out, x)
+        linear.add_to(total, x)
+        torch.testing.assert_close(out, linear(x), rtol=0, atol=0.1)
+        torch.testing.assert_close(total - 1, out, rtol=0, atol=0.1)
+        assert torch.equal(x, kept), "the inputs are not changed"
+
+
+def test_the_matrix_is_packed_without_a_second_copy() -> None:
+    weight = torch.randn(96, 64)
+    assert not Linear(weight, bits=8).transposed.numel()
+    kept = Linear(weight, keep=True, bits=8)
+    assert torch.equal(kept.rows(torch.tensor([3, 90])), weight[[3, 90]])
+
+
+def test_processors_without_fbgemm_round_the_matrix_only() -> None:
+    weight, x = torch.randn(96, 128), torch.randn(5, 128)
+    assert error(WeightOnlyProduct(weight)(x), x @ weight.t()) < 0.02
