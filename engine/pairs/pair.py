@@ -105,12 +105,21 @@ class Pair:
             PairError: The tokenizers differ, or do not fit a model's vocabulary.
         """
         models = [drafter for drafter in drafters if drafter is not None]
-        if len(models) > MOST_DRAFTERS:
-            raise UsageError(f"{len(models)} drafters were given; it must be at most {MOST_DRAFTERS}")
+        _check_number(models)
         name = " + ".join(Path(model).name for model in (target, *models))
         folder = resolve(target)
         drafting = (folder / model if is_form(model) else resolve(model) for model in models)
         return cls._load(name, folder, *drafting)
+
+    def with_forms(self, *forms: str) -> Pair:
+        """Return this pair, drafting with the target's own weights in fewer bits.
+
+        Raises:
+            UsageError: The number of drafters is too large.
+        """
+        _check_number(forms)
+        first, *further = (self.target_path / form for form in forms)
+        return replace(self, drafter_path=first, further=tuple(further))
 
     @classmethod
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
@@ -244,6 +253,11 @@ class Pair:
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder
         return [token for token in ids if token in added and added[token].special]
+
+
+def _check_number(drafters: Sequence[object]) -> None:
+    if len(drafters) > MOST_DRAFTERS:
+        raise UsageError(f"{len(drafters)} drafters were given; it must be at most {MOST_DRAFTERS}")
 
 
 def _checked(text: str | None) -> str:
