@@ -8,8 +8,10 @@ from engine.pairs.forms import form_of
 from traces.imported import origin
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
-    from traces.metrics import Metrics
+    from collections.abc import Iterable
+
+    from engine.trace.events import Header
+    from traces.places import Level
 
 OFTEN = 0.25
 """Share of wrong first tokens from which on another drafter is named."""
@@ -17,8 +19,8 @@ FEWEST = 8
 """Rounds that must have judged a first token."""
 FORM = "int4"
 OTHER = (
-    f"The target's own weights in 4 bits ({FORM}) need no training. On SmolLM2, {FORM} agrees with the target on 98 % "
-    "of the tokens (its file has 4 bits already), int8 on 94 %."
+    f"The target's own weights in 4 bits ({FORM}) need no training. On SmolLM2 at temperature 0, {FORM} agrees with "
+    "the target on 98 % of the tokens (its file has 4 bits already), int8 on 94 %."
 )
 """Greedy agreement on SmolLM2; of other targets nothing was measured."""
 
@@ -32,16 +34,20 @@ class OtherDrafter(TypedDict):
     """`int4` or `int8`."""
 
 
-def wrong_drafter(trace: Trace, metrics: Metrics) -> str:
-    """Return that a run's drafter is often wrong, and which one is wrong less often; else nothing.
+def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[Level]) -> str:
+    """Return that a drafter is often wrong, and which one is wrong less often; else nothing.
 
     A virtual run has no such sentence: its profile has the times of one drafter.
+
+    Args:
+        header: Of a run with this drafter.
+        draft_forwards: Of its runs; 0 or None if no model drafted.
+        levels: Acceptance by level of its runs.
     """
-    header = trace.header
-    by_model = metrics.draft_forwards and header.drafter_path and "head" not in header.environment
+    by_model = draft_forwards and header.drafter_path and "head" not in header.environment
     if header.virtual or origin(header) or not by_model or form_of(header.drafter_path):
         return ""
-    first = next((level for level in metrics.per_level if level.level == 1), None)
+    first = next((level for level in levels if level.level == 1), None)
     if first is None or first.reached < FEWEST or 1 - first.rate < OFTEN:
         return ""
     return f"This drafter is wrong in {100 * (1 - first.rate):.0f} % of the first tokens. {OTHER}"

@@ -70,7 +70,7 @@ def verdict(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: M
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
     """Return a verdict on the drafter alone."""
-    header, text = trace.header, wrong_drafter(trace, metrics)
+    header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
     other = OtherDrafter(method=header.method, config=header.config, drafter=FORM) if text else None
     return {**NONE, "drafter": text, "other": other}
 

@@ -55,7 +55,7 @@ def lossy(header: Header) -> str:
 def drafter(header: Header) -> str:
     """Return the badge of a drafter that is the target in fewer bits; empty for another one."""
     name = drafter_text(header)
-    return badge(name, title="The drafter: the target's own weights in fewer bits.") if name else ""
+    return badge(f"drafter {name}", title="The target's own weights in fewer bits.") if name else ""
 
 
 def scrolling(label: str) -> str:

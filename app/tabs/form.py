@@ -193,7 +193,7 @@ def _build_models(form: Form, pair: str) -> None:
 
 def _build_drafter(form: Form) -> None:
     """Add the choice of the drafter, which every target has, and a field for another model."""
-    about = "Usual is the drafter stored with the models, else the faster of the next two here."
+    about = "Usual: the one stored with the models; without one, int4 or int8, as is faster on this machine."
     choices = [("Usual", USUAL), *((form_title(name), name) for name in FORMS), ("Another model", OTHER)]
     kind = gr.Radio(choices, value=USUAL, label="Drafter", info=about, elem_id="drafting")
     form.add("drafting", kind)

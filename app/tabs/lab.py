@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ABOUT = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
     "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
-    "decodes; otherwise the models decode your prompts. A cell opens its trace."
+    "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
 )
 HERE = "here"
 """Value of the cluster for measured runs on this machine."""

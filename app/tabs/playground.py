@@ -162,7 +162,7 @@ class Playground:
     async def follow_advice(
         self, event: gr.EventData, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer the last message with the advised run, the run it improves and the baseline."""
+        """Answer again with the baseline, the run and the advised one, or with the advised drafter."""
         del prompt, chosen
         values, chat = self.form.values(given), Chat.of(talk)
         try:
@@ -170,15 +170,15 @@ class Playground:
         except SpecScopeError as error:
             yield self._complaint(FormError("prompt", error))
             return
-        rows = [(BASELINE, {}), (used.method, used.config), (str(event.method), event.config)]
-        every = [{"method": method, "config": config} for method, config in rows]
-        picked = [row for i, row in enumerate(every) if row not in every[:i]]
-        values["methods"] = value_of(values["models"], picked)
+        rows = [(BASELINE, {}), (used.method, used.config)]
         if is_form(str(event.drafter)):
             values["drafting"] = str(event.drafter)
-        chosen = {self.form.controls[name]: values[name] for name in ("methods", "drafting")}
+        else:
+            rows.append((str(event.method), event.config))
+        values["methods"] = value_of(values["models"], rows)
+        advised = {self.form.controls[name]: values[name] for name in ("methods", "drafting")}
         async for update in self._answer(chat, system, values):
-            yield {**chosen, **update}
+            yield {**advised, **update}
 
     async def _answer(self, chat: Chat, system: str, values: dict[str, Any]) -> AsyncIterator[Update]:
         try:

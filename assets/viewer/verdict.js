@@ -16,7 +16,7 @@ function verdictNodes(used, start) {
 function marksOf(run, clocks) {
   const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
-  if (run.drafter) marks.push(el("span", { class: "ss-badge", title: "The drafter: the target's own weights in fewer bits." }, run.drafter));
+  if (run.drafter) marks.push(el("span", { class: "ss-badge", title: "The target's own weights in fewer bits." }, `drafter ${run.drafter}`));
   if (run.lossy) marks.push(lossyBadge(run));
   if (run.busy) marks.push(el("span", { class: "ss-badge ss-warn" }, run.busy));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
