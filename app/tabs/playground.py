@@ -162,7 +162,7 @@ class Playground:
     async def follow_advice(
         self, event: gr.EventData, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer again with the baseline, the run and the advised one, or with the advised drafter."""
+        """Answer again with the baseline, the run, and the advised one or the advised drafter."""
         del prompt, chosen
         values, chat = self.form.values(given), Chat.of(talk)
         try:
