@@ -6,7 +6,7 @@ from engine.layout import Layout
 from engine.methods import BASELINE, METHODS
 from engine.pairs.catalog import CATALOG, Entry, installed
 from engine.pairs.config import read_object
-from engine.pairs.stored import PAIRS, stored_drafters, stored_heads
+from engine.pairs.stored import PAIRS, stored_heads
 
 TOY = "bundled"
 """Name of the bundled pair."""
@@ -53,9 +53,10 @@ def able(name: str) -> list[str]:
 
 
 def lacks(name: str, layout: Layout) -> str:
-    """Return what a layout needs and a pair has not, with its article; empty for nothing."""
-    if layout.needs_drafter and name not in CATALOG and not stored_drafters(name):
-        return "a drafter"
+    """Return what a layout needs and a pair has not, with its article; empty for nothing.
+
+    Every pair has a drafter: a stored one, or the target's own weights in fewer bits.
+    """
     if layout.head and layout.head not in stored_heads(name):
         return f"a drafting head of kind {layout.head}"
     return ""

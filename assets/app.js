@@ -77,7 +77,7 @@ window.SpecScopeApp = (() => {
       root.replaceChildren();
     };
 
-    const advise = (used, { method, config }) => trigger(advised, { run: used.id, method, config });
+    const advise = (used, { method, config, drafter = "" }) => trigger(advised, { run: used.id, method, config, drafter });
 
     async function draw(wanted) {
       ran ||= wanted.live;

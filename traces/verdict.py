@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from traces import spans, waiting
 from traces.advice import Advice, advise, longest_drafter
+from traces.drafters import FORM, OtherDrafter, wrong_drafter
 from traces.metrics import speedup
 from traces.rates import rates_of
 from traces.view.branches import has_trees
@@ -32,9 +33,13 @@ class Verdict(TypedDict):
     """What would help; empty if nothing is predicted to."""
     run: Advice | None
     """The advised run; None if the advice is not a setting."""
+    drafter: str
+    """That the drafter is often wrong, and which one is wrong less often; empty if it is not."""
+    other: OtherDrafter | None
+    """The run with that drafter."""
 
 
-NONE: Verdict = {"summary": "", "reason": "", "advice": "", "run": None}
+NONE: Verdict = {"summary": "", "reason": "", "advice": "", "run": None, "drafter": "", "other": None}
 
 
 def verdict(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: Metrics | None) -> Verdict:
@@ -46,19 +51,28 @@ def verdict(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: M
         baseline: Its baseline, which `traces.comparable` chooses; None without one.
         reference: The baseline's metrics.
     """
-    if trace.status != "done" or baseline is None or reference is None:
+    if trace.status != "done":
         return NONE
-    faster = speedup(metrics, reference)
-    if faster is None:
-        return NONE
+    found = _of_drafter(trace, metrics)
+    faster = None if reference is None else speedup(metrics, reference)
+    if baseline is None or faster is None:
+        return found
     slow = round(faster, 2) <= 1
     text, advice = _advice(trace, metrics, baseline, faster)
     return {
+        **found,
         "summary": f"{trace.header.title} {_compared(faster)}: {_facts(trace, metrics, faster)}.",
         "reason": _reason(trace, metrics, faster) if slow else "",
         "advice": text,
         "run": advice,
     }
+
+
+def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
+    """Return a verdict on the drafter alone."""
+    header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
+    other = OtherDrafter(method=header.method, config=header.config, drafter=FORM) if text else None
+    return {**NONE, "drafter": text, "other": other}
 
 
 def _compared(faster: float) -> str:
@@ -71,7 +85,9 @@ def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
     """Return the work at the same time, or the tokens of a forward; and the lost drafts."""
     both, brings = metrics.waiting["both"] or 0.0, metrics.tokens_per_target_forward
     if both >= OVERLAP:
-        work = f"drafter and target worked at the same time for {100 * both:.0f} % of decoding"
+        right = metrics.acceptance_rate_tested
+        tested = "" if right is None else f", and {100 * right:.0f} % of the tested drafts were right"
+        work = f"drafter and target worked at the same time for {100 * both:.0f} % of decoding{tested}"
     elif brings is None:
         work = "no forward of the target was recorded"
     else:

@@ -32,7 +32,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         action="append",
         metavar="PATH",
-        help="the same for its drafter; repeat for several (dsi)",
+        help="the same for its drafter, or int4 or int8: the target's own weights in fewer bits; repeat for several (dsi)",
     )
     parser.add_argument(
         "--head",

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from app.cli import clusters, common
-from app.cli.compared import print_comparison
+from app.cli.compared import advice_on, print_comparison
 from app.cli.prompts import PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
@@ -214,7 +214,9 @@ def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
 def _summaries(traces: dict[str, dict[int, Trace]], rows: list[PromptRow]) -> dict[str, Any]:
     """Return the summary of each method: figures of all runs, facts, and figures by category."""
     figures = _compared({key: list(runs.values()) for key, runs in traces.items()})
-    summaries = {key: {**figures[key], **_facts(list(runs.values()))} for key, runs in traces.items()}
+    summaries = {
+        key: {**figures[key], **_facts(list(runs.values()), figures[key])} for key, runs in traces.items()
+    }
     for category in dict.fromkeys(r.category for r in rows if r.category):
         part = _compared(
             {
@@ -227,13 +229,14 @@ def _summaries(traces: dict[str, dict[int, Trace]], rows: list[PromptRow]) -> di
     return summaries
 
 
-def _facts(runs: list[Trace]) -> dict[str, Any]:
+def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
     header = runs[0].header
     return {
         "runs": [t.header.run_id for t in runs],
         "config": header.config,
         "planned": header.environment.get("planned"),
         "lossless": header.lossless,
+        "advice": advice_on(runs, figures["draft_forwards"]),
     }
 
 

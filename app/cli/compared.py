@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.trace import Trace
 
 
 def print_comparison(result: dict[str, Any]) -> None:
@@ -26,8 +31,20 @@ def print_comparison(result: dict[str, Any]) -> None:
     print(
         "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
     )
+    for key, m in result["methods"].items():
+        if m["advice"]:
+            print(f"{key:20}{m['advice']}")
     first = " ".join(m["runs"][0] for m in result["methods"].values())
     print(f"side by side: specscope report {first} -o report.html")
+
+
+def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
+    """Return that a method's drafter is often wrong, and which one is wrong less often."""
+    from traces.drafters import wrong_drafter
+    from traces.places import per_level_of
+
+    text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
+    return f"{text} The option is --drafter int4." if text else None
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:

@@ -3,7 +3,8 @@
 A cell is the speed-up over plain decoding under the same conditions. Over `acceptance_rate`, drafts
 are right at each rate and no model decodes: the samples of a cell are seeds. Otherwise the models
 decode the prompts, which are the samples; a method for batches decodes them in one run. Measured
-runs repeat in passes that alternate with plain decoding.
+runs repeat in passes that alternate with plain decoding. Over `drafter`, each drafter has plain
+decoding of its own, and the target stays the same.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FIELD=VALUES",
         dest="axes",
-        help="values of a numeric setting, as in gamma=1:8 or width=1,2,4, or acceptance_rate=0.5,0.9; once or twice",
+        help="values of a numeric setting, as in gamma=1:8 or width=1,2,4; acceptance_rate=0.5,0.9; or "
+        "drafter=usual,int4,int8 with paths, too; once or twice",
     )
     common.add_settings(parser, "a setting for all cells; repeatable")
     parser.add_argument(
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     cells: list[Cell] = []
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
-        runner = _scripted(args) if scripted else _decoder(args, method, prompts, store, stack)
+        runner = _scripted(args) if scripted else _decoder(args, plan, prompts, store, stack)
         before = read_load()
         for cell in sweep(plan, runner):
             cells.append(cell)
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
-    """Return the columns and the rows; acceptance rates are the rows of a field."""
+    """Return the columns and the rows; rates and drafters are the rows of a field."""
     from traces.lab.axes import axis
 
     if len(texts) > 2:
@@ -117,7 +119,7 @@ def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
         if not equals or not name:
             raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
         found.append(axis(method, name, values))
-    columns, *more = sorted(found, key=lambda one: one.scripted)
+    columns, *more = sorted(found, key=lambda one: one.scripted or one.drafters)
     return columns, more[0] if more else None
 
 
@@ -157,23 +159,46 @@ def _scripted(args: argparse.Namespace) -> Runner:
 
 
 def _decoder(
-    args: argparse.Namespace,
-    method: Method,
-    prompts: list[Any],
-    store: Store,
-    stack: contextlib.ExitStack,
+    args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
     """Return what decodes the prompts of a job and stores the run."""
     limits, sampling = common.limits_of(args), common.sampling_of(args, len(prompts))
-    cluster = stack.enter_context(clusters.open_cluster(args))
+    opened, batched = stack.enter_context(_Opened(args)), find(plan.method).batched
+    opened.cluster(plan.setup(*plan.places[0]).drafter)
 
     def decode(job: Job) -> Any:
-        mine = prompts if method.batched else [prompts[job.sample]]
+        mine = prompts if batched else [prompts[job.sample]]
         seeded = common.seeded(sampling, job.sample)
         options = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
-        return recorded(store, cluster, job.method, mine, options)
+        return recorded(store, opened.cluster(job.drafter), job.method, mine, options)
 
     return decode
+
+
+class _Opened(contextlib.AbstractContextManager["_Opened"]):
+    """The models of a sweep with one drafter at a time.
+
+    Args:
+        args: The options of the cluster; another drafter replaces theirs.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self._stack = args, contextlib.ExitStack()
+        self._open: tuple[str, Any] | None = None
+
+    def cluster(self, drafter: str) -> Any:
+        """Return the cluster that drafts with a drafter; the one before it is closed."""
+        from traces.lab.axes import USUAL
+
+        if self._open is None or self._open[0] != drafter:
+            self._stack.close()
+            named = {} if drafter == USUAL else {"drafter": [drafter]}
+            args = argparse.Namespace(**{**vars(self._args), **named})
+            self._open = drafter, self._stack.enter_context(clusters.open_cluster(args))
+        return self._open[1]
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
@@ -232,15 +257,17 @@ def _clock(cells: Sequence[Cell]) -> str | None:
 
 
 def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> None:
+    from traces.lab.axes import value_text
+
     rows = plan.rows.values if plan.rows else (None,)
     corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
     print(f"{plan.method} · {_clock(cells) or 'no run'} · samples {plan.samples} · passes {plan.passes}")
-    print(f"{corner:24}" + "".join(f"{column:>20g}" for column in plan.columns.values))
+    print(f"{corner:24}" + "".join(f"{value_text(column):>20}" for column in plan.columns.values))
     for row in rows:
         texts = [f"{c.mean:.2f}× {c.spread}" if c.speedups else "-" for c in cells if c.row == row]
-        print(f"{'speed-up' if row is None else format(row, 'g'):24}{''.join(f'{t:>20}' for t in texts)}")
+        print(f"{'speed-up' if row is None else value_text(row):24}{''.join(f'{t:>20}' for t in texts)}")
     for cell in (cell for cell in cells if cell.error):
-        at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {cell.row:g}"
-        print(f"{plan.columns.title} {cell.column:g}{at}: {cell.error}")
+        at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {value_text(cell.row)}"
+        print(f"{plan.columns.title} {value_text(cell.column)}{at}: {cell.error}")
     for point in points:
         print(f"paper: {point.label}")

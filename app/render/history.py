@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from app.render.html import badge, lossy, text
+from app.render.html import badge, drafter, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
 from traces.imported import origin
 from traces.view.settings import config_text
@@ -69,7 +69,7 @@ def _row(row: Summary, selected: bool) -> str:
     return (
         f'<tr data-run="{run_id}"><td><input type="checkbox" value="{run_id}" {"checked" if selected else ""} '
         f'aria-label="Select run {run_id}"></td><td class="app-when">{moment(header.created)}</td>'
-        f"<td>{text(name_of(header))} {lossy(header)}</td>"
+        f"<td>{text(name_of(header))} {drafter(header)}{lossy(header)}</td>"
         f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
         f'<td>{badge(header.clock)}</td><td class="app-n">{_tokens(row)}</td><td class="app-n">{speed}</td>'
         f'<td>{status}</td><td class="app-acts">'
@@ -110,7 +110,7 @@ def opened(headers: Sequence[Header], names: Sequence[str] = ()) -> str:
         for h in headers
     )
     title = name_of(headers[0]) if len(headers) == 1 else f"{len(headers)} runs compared"
-    mark = lossy(headers[0]) if len(headers) == 1 else ""
+    mark = drafter(headers[0]) + lossy(headers[0]) if len(headers) == 1 else ""
     return (
         f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>{text(title)}</h2>{mark}'
         f'<span class="app-note">{moment(headers[0].created)}</span>'

@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from traces.view.figures import LOSSY
+from traces.view.settings import drafter_text
 
 if TYPE_CHECKING:
     from engine.trace.events import Header
@@ -49,6 +50,12 @@ def clock(runtime: str, profile: str | None, pair: str | None = None) -> str:
 def lossy(header: Header) -> str:
     """Return the badge of a lossy run; empty for a lossless one."""
     return "" if header.lossless else badge("lossy", "warn", LOSSY)
+
+
+def drafter(header: Header) -> str:
+    """Return the badge of a drafter that is the target in fewer bits; empty for another one."""
+    name = drafter_text(header)
+    return badge(f"drafter {name}", title="The target's own weights in fewer bits.") if name else ""
 
 
 def scrolling(label: str) -> str:

@@ -9,11 +9,13 @@ from app.render.html import badge, scrolling, text
 from app.routes import run_address
 from engine.methods import METHODS
 from traces.export.assets import page_asset
+from traces.lab.axes import value_text
 from traces.lab.sweep import best
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from traces.lab.axes import Value
     from traces.lab.points import Point
     from traces.lab.sweep import Cell, Sweep
 
@@ -74,7 +76,7 @@ def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
 
 def heat_map(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point] = (), *, links: bool = True) -> str:
     """Return a table of speed-ups, a row per value of the second axis, with the papers' points."""
-    rows = sorted(plan.rows.values, reverse=True) if plan.rows else [None]
+    rows = _rows(plan)
     done = {(cell.row, cell.column): cell for cell in cells}
     framed = [best([c for c in cells if c.row == row], measured=plan.measured) for row in rows]
     top = max([FASTEST, *(cell.mean for cell in cells if cell.speedups)])
@@ -101,23 +103,32 @@ def heat_map(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point] = (), *
     )
 
 
+def _rows(plan: Sweep) -> list[Value | None]:
+    """Return the rows of the map: the largest number at the top, drafters as they were named."""
+    if plan.rows is None:
+        return [None]
+    return [*plan.rows.ordered[:: 1 if plan.rows.drafters else -1]]
+
+
 def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
     """Return a chart of the speed-ups with bars from the lowest to the highest one."""
     known = [cell for cell in cells if cell.speedups]
     if len({cell.column for cell in known}) < 2:
         return ""
-    lines = list[Any]()
+    lines, order = list[Any](), plan.columns.ordered
+    kind = "markers" if plan.columns.drafters else "lines+markers"
     for i, row in enumerate(plan.rows.values if plan.rows else [None]):
-        mine = sorted((c for c in known if c.row == row), key=lambda c: c.column)
+        mine = sorted((c for c in known if c.row == row), key=lambda c: order.index(c.column))
         bars = {
             "array": [c.high - c.mean for c in mine],
             "arrayminus": [c.mean - c.low for c in mine],
             "width": 3,
             "thickness": 1,
         }
-        title = f"{plan.rows.title} {row:g}" if plan.rows and row is not None else METHODS[plan.method].title
+        named = plan.rows is not None and row is not None
+        title = f"{plan.rows.title} {value_text(row)}" if named else METHODS[plan.method].title
         x, y = [c.column for c in mine], [c.mean for c in mine]
-        lines.append(charts.line(STYLES[i % len(STYLES)], title, x, y, mode="lines+markers", error_y=bars))
+        lines.append(charts.line(STYLES[i % len(STYLES)], title, x, y, mode=kind, error_y=bars))
     papers = [p for p in points if p.field == plan.columns.name and p.value is not None and p.speedup]
     if papers:
         x, y = [p.value or 0 for p in papers], [p.speedup or 0.0 for p in papers]
@@ -125,7 +136,7 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
         hints = {"text": [p.label for p in papers], "hovertemplate": "%{text}<extra></extra>"}
         lines.append(charts.line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
     axes = {
-        "xaxis": {"title": {"text": plan.columns.title}, "tickvals": plan.columns.values},
+        "xaxis": {"title": {"text": plan.columns.title}, "tickvals": [*plan.columns.values]},
         "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}],
     }
@@ -155,18 +166,18 @@ def progress(plan: Sweep, cells: Sequence[Cell]) -> str:
     )
 
 
-def _value(value: float | None) -> str:
-    return "speed-up" if value is None else f"{value:g}"
+def _value(value: Value | None) -> str:
+    return "speed-up" if value is None else text(value_text(value))
 
 
 def _marks(
-    plan: Sweep, rows: Sequence[float | None], points: Sequence[Point]
-) -> Mapping[tuple[float | None, float | None], str]:
+    plan: Sweep, rows: Sequence[Value | None], points: Sequence[Point]
+) -> Mapping[tuple[Value | None, Value | None], str]:
     """Return the marks of the points by (row, column) of the table; None is a heading.
 
     A point lies at its acceptance rate between two rows; one outside of the map has no mark.
     """
-    marks: dict[tuple[float | None, float | None], str] = {}
+    marks: dict[tuple[Value | None, Value | None], str] = {}
     for number, point in enumerate(points, 1):
         if point.field != plan.columns.name or point.value not in (None, *plan.columns.values):
             continue
@@ -182,9 +193,9 @@ def _marks(
     return marks
 
 
-def _between(rows: Sequence[float | None], rate: float) -> tuple[float | None, float]:
+def _between(rows: Sequence[Value | None], rate: float) -> tuple[float | None, float]:
     """Return the row nearest to a rate, and how many rows below it the rate lies, -0.5 to 0.5."""
-    known = [row for row in rows if row is not None]
+    known = [row for row in rows if isinstance(row, int | float)]
     if not known or not min(known) <= rate <= max(known):
         return None, 0.0
     for high, low in zip(known, [*known[1:], known[-1]], strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.render.html import badge, clock, lossy, text
+from app.render.html import badge, clock, drafter, lossy, text
 from engine.methods import METHODS
 from engine.trace.events import Commit, Header
 from traces.view.settings import config_text, planned_text
@@ -42,7 +42,7 @@ class LivePane:
         self._cursor = 0
         self._name = METHODS[run.request.method].title
         self._badge = clock(run.request.runtime, run.request.profile, run.request.profile_pair)
-        self._lossy = self._planned = ""
+        self._marks = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
 
@@ -66,7 +66,7 @@ class LivePane:
                 config = config_text(event.method, event.config)
                 self._name = f"{event.title} · {config}" if config else event.title
                 self._badge = event.clock
-                self._lossy = lossy(event)
+                self._marks = drafter(event) + lossy(event)
                 self._planned = planned_text(event)
 
     def _render(self, state: str, position: int) -> str:
@@ -87,7 +87,7 @@ class LivePane:
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
             f'<div class="ss-marks">{badge(self._badge, title="Source of the times")}'
-            f"{badge(shown, KINDS.get(state, ''))}{self._lossy}</div>{plan}{line}"
+            f"{badge(shown, KINDS.get(state, ''))}{self._marks}</div>{plan}{line}"
             f'<div class="ss-text">{self._sequences()}'
         )
 

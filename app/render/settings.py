@@ -21,6 +21,7 @@ def folded_line(values: Mapping[str, Any], lanes: Sequence[Lane]) -> str:
     models = request.target or pairs.label(values["models"])
     facts = [
         models.rstrip("/").rpartition("/")[2],
+        *(f"drafter {name.rstrip('/').rpartition('/')[2]}" for name in request.drafter),
         "greedy" if request.sampling.greedy else f"temperature {request.sampling.temperature:g}",
         f"{request.limits.max_new_tokens} new tokens",
         clock(request.runtime, request.profile, request.profile_pair),

@@ -13,9 +13,10 @@ from app import pairs
 from app.ray import RUNTIME, Ray
 from app.render.html import note
 from app.tabs.picker import build_picker
-from app.tabs.plan import MOST_PASSES, OWN, VIRTUAL, WHERE
+from app.tabs.plan import MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
 from app.tabs.wiring import QUIET
 from engine.errors import UsageError
+from engine.pairs.forms import FORMS, form_title
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 
@@ -181,15 +182,28 @@ def _build_models(form: Form, pair: str) -> None:
     with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
         where = "A name such as smollm2, a folder with safetensors files, a .gguf file, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
-        same = "Needs the target's tokenizer. DSI can use several, one per line (Shift+Enter)."
-        drafter = gr.Textbox("", label="Drafter", info=same, elem_id="drafter", lines=1, max_lines=8)
-        form.add("drafter", drafter)
         heads = "Folders of this target's heads, one per line, for Medusa, EAGLE and the like."
         head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
         form.add("head", head)
+    _build_drafter(form)
     form.alert("models")
     _show_when(models, OWN, own)
     models.change(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
+
+
+def _build_drafter(form: Form) -> None:
+    """Add the choice of the drafter, which every target has, and a field for another model."""
+    about = "Usual: the one stored with the models; without one, int4 or int8, as is faster on this machine."
+    choices = [("Usual", USUAL), *((form_title(name), name) for name in FORMS), ("Another model", OTHER)]
+    kind = gr.Radio(choices, value=USUAL, label="Drafter", info=about, elem_id="drafting")
+    form.add("drafting", kind)
+    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as named:
+        same = (
+            "For a target of your own, with its tokenizer. DSI can use several, one per line (Shift+Enter)."
+        )
+        drafter = gr.Textbox("", label="Another drafter", info=same, elem_id="drafter", lines=1, max_lines=8)
+        form.add("drafter", drafter)
+    _show_when(kind, OTHER, named)
 
 
 def offer_script() -> str:

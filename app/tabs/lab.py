@@ -20,8 +20,9 @@ from app.tabs.stops import Stops
 from app.tabs.wiring import QUIET
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS
+from engine.pairs.forms import FORMS
 from engine.simulate.profile import Profile, profiles
-from traces.lab.axes import ACCEPTANCE, can_be_scripted, numeric, sweepable
+from traces.lab.axes import ACCEPTANCE, DRAFTER, USUAL, can_be_scripted, has_drafter, numeric, sweepable
 from traces.lab.sweep import Cell, sweep
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _ABOUT = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
     "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
-    "decodes; otherwise the models decode your prompts. A cell opens its trace."
+    "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
 )
 HERE = "here"
 """Value of the cluster for measured runs on this machine."""
@@ -78,7 +79,7 @@ class Lab:
         self.field = gr.Dropdown(label="Sweep over", **_fields(key))
         self.values = gr.Textbox(_usual(numeric(METHODS[key])[0]), label="Values", max_lines=1)
         self.rows = gr.Dropdown(label="Against", **_rows(key))
-        self.row_values = gr.Textbox(RATES, label="Rates or values", max_lines=1)
+        self.row_values = gr.Textbox(RATES, label="Rates, drafters or values", max_lines=1)
 
     def _build_place(self) -> None:
         clusters = [(Profile.load(name).title, name) for name in profiles()]
@@ -177,12 +178,15 @@ def _fields(method: str) -> dict[str, Any]:
 def _rows(method: str) -> dict[str, Any]:
     names = [(s.name, s.name) for s in numeric(METHODS[method])]
     rates = [("acceptance rate, without models", ACCEPTANCE)] if can_be_scripted(METHODS[method]) else []
-    choices = [*rates, ("nothing: models decode", MODELS_ROW), *names]
+    drafters = [("drafter, measured", DRAFTER)] if has_drafter(METHODS[method]) else []
+    choices = [*rates, ("nothing: models decode", MODELS_ROW), *drafters, *names]
     return {"choices": choices, "value": choices[0][1]}
 
 
 def _values(method: str, field: str) -> dict[str, Any]:
-    """Return usual values of a field as the value of a text box; empty for an unknown field."""
+    """Return usual values of an axis as the value of a text box; empty for an unknown one."""
+    if field == DRAFTER:
+        return {"value": ", ".join((*FORMS, USUAL))}
     known = {s.name: s for s in numeric(METHODS[method])} if method in sweepable() else {}
     return {"value": _usual(known[field])} if field in known else {}
 

@@ -11,9 +11,10 @@ from app.tabs.plan import MOST_PASSES, VIRTUAL
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import METHODS
+from engine.pairs.forms import FORMS
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, check_range
-from traces.lab.axes import ACCEPTANCE, axis, sweepable
+from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
 from traces.lab.points import Point, points_of
 from traces.lab.scripted import MOST_TOKENS, Scripted
 from traces.lab.sweep import Sweep
@@ -40,7 +41,7 @@ class Settings(NamedTuple):
     field: str
     values: str
     rows: str
-    """Second axis: a field, `ACCEPTANCE` or `MODELS_ROW`."""
+    """Second axis: a field, `ACCEPTANCE`, `DRAFTER` or `MODELS_ROW`."""
     row_values: str
     profile: str
     """A profile's name, or the value for this machine."""
@@ -91,6 +92,7 @@ def work_of(given: Settings, here: str, service: Service, stop: threading.Event)
         passes=passes if measured else 1,
         measured=measured,
     )
+    _check_drafters(plan)
     plan.check()
     profile = None if measured else given.profile
     points = points_of(plan, profile, given.pair)
@@ -102,6 +104,13 @@ def work_of(given: Settings, here: str, service: Service, stop: threading.Event)
     runs = 2 * len(plan.places) * plan.samples * plan.passes
     check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
     return Work(plan, _decoder(given, method, prompts, tokens, profile, service, stop), points)
+
+
+def _check_drafters(plan: Sweep) -> None:
+    """Refuse a drafter that is a path: it would name a folder of the server."""
+    known, asked = (USUAL, *FORMS), plan.rows.values if plan.rows and plan.rows.drafters else ()
+    if unknown := [value for value in asked if value not in known]:
+        raise UsageError(f"there is no drafter {shown(unknown[0])}; choose among {', '.join(known)}")
 
 
 def _decoder(
@@ -158,7 +167,8 @@ class Decoder:
             SpecScopeError: The run failed.
         """
         mine = self.prompts if self.batched else [self.prompts[job.sample]]
-        asked = {"method": job.method, "config": job.config, "group": job.group}
+        drafter = () if job.drafter == USUAL else (job.drafter,)
+        asked = {"method": job.method, "config": job.config, "group": job.group, "drafter": drafter}
         run = self.service.start(replace(self.request, prompt=mine[0], further=tuple(mine[1:]), **asked))
         while not run.wait(0.05):
             if self.stop.is_set():

@@ -7,6 +7,7 @@ models), and the `chosen` methods, each with `method`, `config` and `prompts` (s
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ONE_LINE = 900
 def build_picker(pair: str) -> gr.HTML:
     """Return the picker with the usual methods of a pair."""
     return gr.HTML(
-        value=value_of(pair, [{"method": key, "config": {}} for key in pairs.usual(pair)]),
+        value=value_of(pair, [(key, {}) for key in pairs.usual(pair)]),
         label="Methods",
         html_template=TEMPLATE,
         js_on_load=f"SpecScopePicker.mount(element, props, watch, {json.dumps(contents())});",
@@ -41,9 +42,11 @@ def build_picker(pair: str) -> gr.HTML:
     )
 
 
-def value_of(pair: str, chosen: list[dict[str, Any]]) -> str:
-    """Return a value of the picker."""
-    return json.dumps({"pair": pair, "chosen": chosen})
+def value_of(pair: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Return a value of the picker; a row is a method and its settings."""
+    return json.dumps(
+        {"pair": pair, "chosen": [{"method": method, "config": config} for method, config in rows]}
+    )
 
 
 def contents() -> dict[str, Any]:

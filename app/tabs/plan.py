@@ -13,11 +13,14 @@ from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_promp
 from engine.errors import UsageError
 from engine.layout import Layout
 from engine.methods import METHODS
+from engine.pairs.forms import FORMS, usual_form
 from engine.simulate.profile import Profile
 from engine.types import Limits, Sampling
 
 OWN = "own"
 """Value of `models` for models that the user names."""
+USUAL, OTHER = "usual", "other"
+"""Values of `drafting`, beside the forms of the target's own weights."""
 VIRTUAL = "virtual"
 MOST_PASSES = 3
 """Most times that a measured comparison repeats."""
@@ -41,7 +44,7 @@ def make_requests(
     Args:
         values: By control: methods (see `read_choices`), temperature, top_k, top_p, seed,
             max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`),
-            target, drafter, head.
+            target, drafting (a form of the target's weights, `usual` or `other`), drafter, head.
         messages: The conversation to answer.
         group: Id of the comparison.
         ray: The Ray cluster that the page offers; None for none.
@@ -168,18 +171,18 @@ def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, A
     """Return the pair, or the user's target, drafters and heads."""
     if values["models"] != OWN:
         return _pair(values, choices)
-    target, drafters, heads = (
-        str(values["target"] or "").strip(),
-        _lines(values["drafter"]),
-        _lines(values["head"]),
-    )
+    target, heads = str(values["target"] or "").strip(), _lines(values["head"])
     if not target:
         raise FormError(
             "models",
             "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list",
         )
-    if not drafters and any(_layout(choice).needs_drafter for choice in choices):
-        raise FormError("models", "the drafter is empty; a chosen method needs one")
+    needed = any(_layout(choice).needs_drafter for choice in choices)
+    drafters = _drafters(values) or ((usual_form(),) if needed and values["drafting"] == USUAL else ())
+    if needed and not drafters:
+        raise FormError(
+            "models", "the drafter is empty; name a model, or choose the target's own weights in 4 or 8 bits"
+        )
     if not heads and (users := [choice.title for choice in choices if _layout(choice).head]):
         raise FormError("models", f"the drafting head is empty; {users[0]} needs one")
     return {"target": target, "drafter": drafters, "head": heads}
@@ -197,7 +200,17 @@ def _pair(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any
                 "choose another method or other models"
             )
             raise FormError("methods", message)
-    return {"pair": name}
+    if values["drafting"] == OTHER:
+        raise FormError("models", "another drafter needs a target of your own; choose My own and name both")
+    return {"pair": name, "drafter": _drafters(values)}
+
+
+def _drafters(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the chosen form of the target, or the named drafters; empty for the usual one."""
+    chosen = values["drafting"]
+    if chosen in FORMS:
+        return (chosen,)
+    return _lines(values["drafter"]) if chosen == OTHER else ()
 
 
 def _lines(typed: str | None) -> tuple[str, ...]:

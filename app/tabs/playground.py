@@ -30,6 +30,7 @@ from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import ModelError, PairError, SpecScopeError, UsageError
 from engine.methods import BASELINE
+from engine.pairs.forms import is_form
 
 if TYPE_CHECKING:
     from app.ray import Ray
@@ -77,7 +78,8 @@ class Playground:
         changed = [
             *(self.chat, self.composer.prompt, self.composer.follow, self.turn, self.talk, self.viewer),
             *self.composer.buttons,
-            *(self.form.controls["seed"], self.form.controls["methods"], self.folded),
+            *(self.form.controls[name] for name in ("seed", "methods", "drafting")),
+            self.folded,
             *self.panes,
             *self.form.alerts.values(),
         ]
@@ -160,7 +162,7 @@ class Playground:
     async def follow_advice(
         self, event: gr.EventData, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer the last message with the advised run, the run it improves and the baseline."""
+        """Answer again with the baseline, the run, and the advised one or the advised drafter."""
         del prompt, chosen
         values, chat = self.form.values(given), Chat.of(talk)
         try:
@@ -168,11 +170,15 @@ class Playground:
         except SpecScopeError as error:
             yield self._complaint(FormError("prompt", error))
             return
-        rows = [(BASELINE, {}), (used.method, used.config), (str(event.method), event.config)]
-        picked = [{"method": method, "config": config} for method, config in rows]
-        values["methods"] = value_of(values["models"], picked)
+        rows = [(BASELINE, {}), (used.method, used.config)]
+        if is_form(str(event.drafter)):
+            values["drafting"] = str(event.drafter)
+        else:
+            rows.append((str(event.method), event.config))
+        values["methods"] = value_of(values["models"], rows)
+        advised = {self.form.controls[name]: values[name] for name in ("methods", "drafting")}
         async for update in self._answer(chat, system, values):
-            yield {self.form.controls["methods"]: values["methods"], **update}
+            yield {**advised, **update}
 
     async def _answer(self, chat: Chat, system: str, values: dict[str, Any]) -> AsyncIterator[Update]:
         try:

@@ -2,18 +2,21 @@
 
 /** Make the sentences, and a button that starts the advised run where the page can start runs. */
 function verdictNodes(used, start) {
-  const { summary, reason, advice, run } = used.verdict;
+  const { summary, reason, advice, run, drafter, other } = used.verdict;
   return [
     summary && el("p", { class: "ss-verdict-main" }, summary),
     reason && el("p", {}, reason),
     advice && el("p", {}, advice),
     run && start && el("button", { type: "button", class: "ss-button ss-wide-button", title: `Predicted by ${run.source}`, onclick: () => start(used, run) }, `Run ${run.title} with ${run.setting}`),
+    drafter && el("p", {}, drafter, start ? "" : " The option is --drafter int4."),
+    other && start && el("button", { type: "button", class: "ss-button ss-wide-button", title: "Chooses this drafter and runs again", onclick: () => start(used, other) }, `Run again with the drafter ${other.drafter}`),
   ].filter(Boolean);
 }
 
 function marksOf(run, clocks) {
   const marks = clocks > 1 ? [el("span", { class: "ss-badge" }, run.badge)] : [];
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
+  if (run.drafter) marks.push(el("span", { class: "ss-badge", title: "The target's own weights in fewer bits." }, `drafter ${run.drafter}`));
   if (run.lossy) marks.push(lossyBadge(run));
   if (run.busy) marks.push(el("span", { class: "ss-badge ss-warn" }, run.busy));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));

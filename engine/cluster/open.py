@@ -18,6 +18,7 @@ from engine.cluster.probing import is_toy
 from engine.cluster.runtimes import place
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
+from engine.pairs.forms import is_form
 from engine.pairs.pair import Pair
 from engine.pairs.progress import Report
 from engine.pairs.sources import resolve, resolve_local
@@ -58,7 +59,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair.
         target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
         drafter: The same for its drafter, which most methods need; several for methods that let
-            drafters race.
+            drafters race. `int4` and `int8` are the target's own weights in fewer bits; they can
+            also replace the drafter of a pair.
         runtime: `local-process`, `local-thread`, `ray` or `virtual`.
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
@@ -134,9 +136,10 @@ def find_pair(
     find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
     if target is not None:
         return Pair.of(str(target), *drafters, resolve=find_model)
-    if drafters:
-        raise UsageError(f"a drafter ({drafters[0]}) without a target; name the target too")
-    return pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
+    if others := [name for name in drafters if not is_form(name)]:
+        raise UsageError(f"a drafter ({others[0]}) without a target; name the target too")
+    found = pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
+    return found.with_forms(*drafters) if drafters else found
 
 
 def _several(places: Places) -> list[str]:

@@ -7,7 +7,7 @@ loaded. `int4` alone means the target's own weights.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 FORMS = {"int4": 4, "int8": 8}
 """Form -> bits of a weight of the layers; an LM head has 8."""
@@ -22,6 +22,32 @@ def split_form(model: Path) -> tuple[Path, int]:
     """Return the directory of a model's files, and the bits of its matrices; 0 for all of them."""
     bits = FORMS.get(model.name, 0) if not os.path.isdir(model) else 0
     return (model.parent if bits else model), bits
+
+
+def model_name(path: str) -> str:
+    """Return a model's path as a name: `int4 of smollm2`; of other folders the last two parts."""
+    folder = PurePath(path).parent
+    if (form := form_of(path)) and folder.name:
+        return f"{form} of {_name_of(folder)}"
+    return "/".join(PurePath(path).parts[-2:]) if PurePath(path).is_absolute() else path
+
+
+def _name_of(folder: PurePath) -> str:
+    """Return the name of a target's folder, also in a bundled pair and in the hub's cache."""
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return folder.parent.name if folder.name == "target" else folder.name
+
+
+def form_title(form: str) -> str:
+    """Return what a form is, for people."""
+    return f"The target's own weights in {FORMS[form]} bits ({form}), no training"
+
+
+def form_of(path: str) -> str:
+    """Return the form in which a path names a model, `int4` or `int8`; empty for all its bits."""
+    name = PurePath(path).name
+    return name if name in FORMS else ""
 
 
 def usual_form() -> str:

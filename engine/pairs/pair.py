@@ -105,8 +105,7 @@ class Pair:
             PairError: The tokenizers differ, or do not fit a model's vocabulary.
         """
         models = [drafter for drafter in drafters if drafter is not None]
-        if len(models) > MOST_DRAFTERS:
-            raise UsageError(f"{len(models)} drafters were given; it must be at most {MOST_DRAFTERS}")
+        _check_number(models)
         name = " + ".join(Path(model).name for model in (target, *models))
         folder = resolve(target)
         if split_form(folder)[1]:
@@ -115,6 +114,16 @@ class Pair:
             )
         drafting = (folder / model if is_form(model) else _named(resolve(model)) for model in models)
         return cls._load(name, folder, *drafting)
+
+    def with_forms(self, *forms: str) -> Pair:
+        """Return this pair, drafting with the target's own weights in fewer bits.
+
+        Raises:
+            UsageError: The number of drafters is too large.
+        """
+        _check_number(forms)
+        first, *further = (self.target_path / form for form in forms)
+        return replace(self, drafter_path=first, further=tuple(further))
 
     @classmethod
     def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
@@ -253,6 +262,11 @@ class Pair:
 def _named(directory: Path) -> Path:
     """Return a directory by a path that does not mean the target's own weights in fewer bits."""
     return directory.absolute() if is_form(directory) else directory
+
+
+def _check_number(drafters: Sequence[object]) -> None:
+    if len(drafters) > MOST_DRAFTERS:
+        raise UsageError(f"{len(drafters)} drafters were given; it must be at most {MOST_DRAFTERS}")
 
 
 def _checked(text: str | None) -> str:

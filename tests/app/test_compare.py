@@ -42,6 +42,21 @@ def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
         assert (code, message in err) == (2, True), err
 
 
+def test_a_drafter_that_is_often_wrong_has_the_option_of_a_better_one(capsys, db):
+    words = ["compare", "--methods", "speculative", "--prompt", "Tell me a story.", "--temperature", "2"]
+    measured = ["--max-new-tokens", "64", "--runtime", "local-thread", *db]
+    code, out, _ = call(capsys, *words, *measured, "--json")
+    methods = json.loads(out)["methods"]
+    assert (code, methods["autoregressive"]["advice"]) == (0, None)
+    assert re.match(r"This drafter is wrong in \d\d % of the first tokens", methods["speculative"]["advice"])
+    _, out, _ = call(capsys, *words, *measured)
+    assert re.search(
+        r"^speculative +This drafter is wrong .* The option is --drafter int4\.$", out, re.MULTILINE
+    )
+    _, out, _ = call(capsys, *words, *measured, "--drafter", "int8", "--json")
+    assert json.loads(out)["methods"]["speculative"]["advice"] is None
+
+
 def test_the_baseline_is_added_and_texts_are_compared_with_it(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]

@@ -16,7 +16,7 @@ from app.tabs.lab_runs import MODELS_ROW
 from engine.errors import WorkerDied
 from engine.methods import METHODS
 from tests.app.fakes import FakeCluster
-from traces.lab.axes import ACCEPTANCE, Axis, axis, names_of, sweepable
+from traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, names_of, sweepable
 from traces.lab.points import Point, points_of
 from traces.lab.sweep import Cell, Sweep
 
@@ -83,6 +83,33 @@ def test_a_measured_sweep_has_alternating_passes_of_every_prompt(page, service, 
     assert service.store.runs()[1] == 16
 
 
+def against_drafters(drafters: str, profile=HERE):
+    return ("pearl", "gamma", "2, 4", DRAFTER, drafters, profile, "", 8, 1, "bundled", "One", 1)
+
+
+def test_every_drafter_is_a_row_of_the_map_and_opens_its_own_cluster(page, opener):
+    last = list(page.run(*against_drafters("int4, usual")))[-1]
+    assert "4 cells." in last.message
+    assert re.findall(r'<th scope="row">(\w+)', last.map) == ["int4", "usual"]
+    assert [cluster.place["drafter"] for cluster in opener.opened] == [("int4",), ()]
+    assert [len(cluster.ran) for cluster in opener.opened] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            against_drafters("int4, /etc"),
+            "there is no drafter &#x27;/etc&#x27;; choose among usual, int4, int8",
+        ),
+        (against_drafters("int4", PROFILE), "the same for every drafter; measure on this machine"),
+    ],
+)
+def test_a_drafter_that_the_lab_cannot_measure_is_refused(page, given, message):
+    (state,) = page.run(*given)
+    assert message in state.message
+
+
 def test_a_measured_sweep_warns_of_a_busy_machine_and_a_virtual_one_does_not(page, monkeypatch):
     monkeypatch.setattr(lab, "busy_since", lambda *_: "Other programs used 1.9 of 2 cores meanwhile")
     assert "Other programs used" in list(page.run(*decoded("2", passes=1, prompts="One")))[-1].message
@@ -139,8 +166,9 @@ class FakeBatch(FakeCluster):
 def test_every_method_offers_its_numeric_fields_with_values_that_it_allows(page, key):
     fields, values, rows, *_ = page.offer(key)
     method = METHODS[key]
-    assert fields["choices"] == [name for name in names_of(method) if name != ACCEPTANCE]
+    assert fields["choices"] == [n for n in names_of(method) if n not in (ACCEPTANCE, DRAFTER)]
     assert (rows["choices"][0][1] == ACCEPTANCE) == (ACCEPTANCE in names_of(method))
+    assert (DRAFTER in dict(map(reversed, rows["choices"]))) == (DRAFTER in names_of(method))
     for field in fields["choices"]:
         assert axis(method, field, page.offer_values(key, field)["value"]).values
     assert values == page.offer_values(key, fields["value"])["value"]

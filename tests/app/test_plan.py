@@ -9,6 +9,7 @@ import pytest
 from app.pairs import TOY, usual
 from app.tabs.choice import further_prompts
 from app.tabs.plan import FormError, make_requests, passes_of
+from engine.pairs.forms import usual_form
 from engine.simulate.profile import Profile, profiles
 
 CHOSEN = usual(TOY)
@@ -38,6 +39,7 @@ def values(**changed):
         "profile_pair": None,
         "models": "bundled",
         "target": "",
+        "drafting": "usual",
         "drafter": "",
         "head": "",
     } | changed
@@ -113,7 +115,8 @@ def test_passes_repeat_a_measured_comparison_only() -> None:
         ({"runtime": "virtual"}, "place", "no cluster is chosen"),
         ({"runtime": "virtual", "profile": "moon"}, "place", "there is no profile 'moon'; choose one of"),
         ({"models": "own"}, "models", "the target is empty"),
-        ({"models": "own", "target": "/t"}, "models", "the drafter is empty"),
+        ({"models": "own", "target": "/t", "drafting": "other"}, "models", "the drafter is empty"),
+        ({"drafting": "other", "drafter": "/d"}, "models", "needs a target of your own"),
     ],
 )
 def test_the_error_of_a_bad_value_names_its_part_of_the_form(changed, where, message) -> None:
@@ -136,11 +139,27 @@ def test_the_value_of_a_hidden_control_is_ignored() -> None:
 
 
 def test_own_models() -> None:
-    request = make_requests(values(models="own", target=" /t ", drafter="/d"), MESSAGES, "g")[0]
+    own = {"models": "own", "drafting": "other"}
+    request = make_requests(values(**own, target=" /t ", drafter="/d"), MESSAGES, "g")[0]
     assert (request.target, request.drafter) == ("/t", ("/d",))
     assert dict(request.place)["target"] == "/t"
-    several = make_requests(values(models="own", target="/t", drafter=" /d\n\n/e "), MESSAGES, "g")[0]
+    several = make_requests(values(**own, target="/t", drafter=" /d\n\n/e "), MESSAGES, "g")[0]
     assert several.drafter == ("/d", "/e")
+
+
+def test_a_target_without_a_named_drafter_drafts_with_its_own_weights() -> None:
+    own = {"models": "own", "target": "/t", "drafter": "/hidden"}
+    usual_one = make_requests(values(**own), MESSAGES, "g")[0]
+    assert usual_one.drafter == (usual_form(),)
+    plain = make_requests(values(**own, methods=picked("autoregressive")), MESSAGES, "g")[0]
+    assert plain.drafter == ()
+    assert make_requests(values(**own, drafting="int8"), MESSAGES, "g")[0].drafter == ("int8",)
+
+
+def test_a_form_of_the_target_can_replace_the_drafter_of_a_pair() -> None:
+    assert make_requests(values(), MESSAGES, "g")[0].drafter == ()
+    request = make_requests(values(drafting="int4"), MESSAGES, "g")[0]
+    assert (request.pair, request.target, request.drafter) == ("bundled", None, ("int4",))
 
 
 def test_heads_of_an_own_target() -> None:

@@ -153,7 +153,7 @@ def test_a_prompt_that_is_too_long_shows_an_error_beside_the_prompt(page, opener
 
 def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener) -> None:
     opener.waiting = [ModelError("/x: there is no such directory")] * 3
-    own = {"models": "own", "target": "/x", "drafter": "/y"}
+    own = {"models": "own", "target": "/x", "drafting": "other", "drafter": "/y"}
     state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
     assert "no such directory" in message(page, state, "models")
     assert state[page.composer.prompt] == "Hi"
@@ -244,16 +244,32 @@ def test_passes_alternate_and_the_median_run_is_shown(page, opener) -> None:
 def test_an_advised_run_is_compared_with_the_run_it_improves_and_the_baseline(page, opener) -> None:
     first = merged(play(page.ask("Hi", "", None, None, *given(page))))
     run = json.loads(first[page.viewer])["runs"][1]
-    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 3}})
+    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 3}, "drafter": ""})
     state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
     ran = [(r[0], r[2]["config"].get("gamma")) for r in opener.opened[0].ran[3:]]
     assert [method for method, _ in ran] == ["autoregressive", "speculative", "pearl"]
     assert ran[2] == ("pearl", 3)
     assert 'data-state="done"' in state[page.turn]
     assert "pearl" in state[page.form.controls["methods"]]
-    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 99}})
+    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 99}, "drafter": ""})
     state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
     assert "gamma is 99" in message(page, state, "methods")
+
+
+def test_an_advised_drafter_is_chosen_and_runs_the_same_method_again(page, opener) -> None:
+    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    run, drafting = json.loads(first[page.viewer])["runs"][1], page.form.controls["drafting"]
+    used = opener.opened[0].ran[1]
+    facts = {"run": run, "method": used[0], "config": dict(used[2]["config"])}
+    event = gr.EventData(None, {**facts, "drafter": "int4"})
+    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    assert state[drafting] == "int4"
+    assert opener.opened[1].place["drafter"] == ("int4",)
+    assert [ran[0] for ran in opener.opened[1].ran] == ["autoregressive", used[0]]
+    assert "drafter int4" in state[page.folded]
+    event = gr.EventData(None, {**facts, "drafter": "<script>"})
+    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    assert state[drafting] == "usual"
 
 
 def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) -> None:

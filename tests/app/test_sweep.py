@@ -65,6 +65,19 @@ def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsy
         assert store.runs()[1] == 2 * 2 + 2 * 2, "each depth has its own comparison"
 
 
+@pytest.mark.usefixtures("shared_clusters")
+def test_drafters_are_rows_with_runs_of_their_own(capsys, db, tmp_path):
+    words = ["sweep", "--method", "speculative", "--over", "drafter=int8,usual", "--over", "gamma=2"]
+    more = ["--prompt", "Hi", "--passes", "1", "--max-new-tokens", "4", "--runtime", "local-thread"]
+    code, out, _ = call(capsys, *words, *more, "--json", *db)
+    assert code == 0
+    result = json.loads(out)
+    assert result["rows"] == {"field": "drafter", "values": ["int8", "usual"]}
+    with Store(Path(db[1])) as store:
+        runs = [store.load(name) for cell in result["cells"] for (name,) in cell["runs"]]
+    assert [Path(run.header.drafter_path).name for run in runs] == ["int8"] * 2 + ["drafter"] * 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -75,11 +88,13 @@ def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsy
         (["--over", "gamma", *CLUSTER], "--over 'gamma' is not FIELD=VALUES"),
         (
             ["--over", "width=1", *CLUSTER],
-            "speculative has no sweep over 'width'; it has gamma, acceptance_rate",
+            "speculative has no sweep over 'width'; it has gamma, acceptance_rate, drafter",
         ),
         (["--over", "gamma=1", "--over", "gamma=2", *CLUSTER, "--prompt", "Hi"], "gamma is on both axes"),
         (["--over", "gamma=1"], "the sweep has no prompt"),
         (["--over", "acceptance_rate=0.5"], "have no models to measure; name a cluster"),
+        (["--over", "drafter=int4", *CLUSTER, "--prompt", "Hi"], "the same for every drafter; measure"),
+        (["--over", "drafter=/small", "--prompt", "Hi"], "a drafter (/small) without a target"),
         (["--over", "acceptance_rate=1.5", *CLUSTER], "acceptance rate is 1.5"),
         (["--over", "acceptance_rate=0.5", *CLUSTER, "--prompt", "Hi"], "--prompt: drafts of a given"),
         (["--over", "acceptance_rate=0.5", *CLUSTER, "--seeds", "9"], "seeds is 9"),

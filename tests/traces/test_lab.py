@@ -14,7 +14,7 @@ from engine.simulate.profile import Profile
 from tests.traces.samples import sample_trace
 from traces.closed_forms import rate_of_share, speculative_speedup
 from traces.comparable import comparisons
-from traces.lab.axes import ACCEPTANCE, Axis, axis, can_be_scripted, names_of, shares, sweepable
+from traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, can_be_scripted, names_of, shares, sweepable
 from traces.lab.points import FILE, points_of
 from traces.lab.scripted import Scripted
 from traces.lab.sweep import Cell, Job, Sweep, best, sweep
@@ -75,8 +75,35 @@ def test_a_value_that_the_method_refuses_is_a_cell_with_the_reason():
     assert cell.speedups == ()
 
 
-def measured(**more) -> Sweep:
-    return plan(rows=None, measured=True, samples=1, **more)
+def test_every_drafter_is_a_row_with_plain_decoding_of_its_own():
+    asked = list[Job]()
+
+    def run(job: Job):
+        asked.append(job)
+        return sample_trace("autoregressive")
+
+    drafters = axis(METHODS["speculative"], DRAFTER, "int4, usual,int4, /models/small")
+    assert drafters.values == ("int4", "usual", "/models/small")
+    cells = list(sweep(measured(drafters=drafters), run))
+    assert [(cell.row, cell.column) for cell in cells] == [(d, g) for d in drafters.values for g in (1, 4)]
+    assert [job.drafter for job in asked] == [d for d in drafters.values for _ in range(4)]
+    assert [job.method for job in asked[:2]] == ["autoregressive", "speculative"]
+    assert len({job.group for job in asked}) == 3
+    assert all("drafter" not in job.config for job in asked)
+
+
+def test_drafters_are_measured_only_and_need_a_method_that_drafts_with_a_model():
+    drafters = Axis(DRAFTER, ("int4",))
+    with pytest.raises(UsageError, match="the same for every drafter; measure"):
+        plan(rows=drafters).check()
+    with pytest.raises(UsageError, match="llma has no sweep over 'drafter'"):
+        plan("copy", (4,), method="llma", rows=drafters, measured=True).check()
+    with pytest.raises(UsageError, match="no values; write for example int4, int8"):
+        axis(METHODS["pearl"], DRAFTER, " , ")
+
+
+def measured(drafters: Axis | None = None, **more) -> Sweep:
+    return plan(rows=drafters, measured=True, samples=1, **more)
 
 
 def test_passes_of_a_measured_sweep_alternate_and_every_cell_has_its_own_baseline():
@@ -199,7 +226,8 @@ def test_wrong_scripts_are_refused(runner, seeds, message):
 def test_every_numeric_field_is_an_axis_and_only_chains_are_scripted():
     for method in METHODS.values():
         fields = {s.name for s in method.settings() if s.type in (int, float)}
-        assert set(names_of(method)) - {ACCEPTANCE} == fields
+        assert set(names_of(method)) - {ACCEPTANCE, DRAFTER} == fields
+        assert (DRAFTER in names_of(method)) == method.layout(method.Config()).needs_drafter
         assert (method.key in sweepable()) == bool(fields)
     assert all(can_be_scripted(METHODS[key]) for key in ("speculative", "pearl", "dsi"))
     assert not can_be_scripted(METHODS["eagle"])

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import UsageError
+from engine.pairs.forms import model_name
 from traces.acceptance import acceptance
 from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.load import other_load
@@ -178,8 +178,8 @@ def _section(trace: Trace, run: RunView) -> str:
         "sampling": _settings(header.sampling),
         "limits": _settings(header.limits),
         "devices": ", ".join(f"{d.name} ({d.label})" for d in header.devices),
-        "target": _name_of_path(header.target_path),
-        "drafter": _name_of_path(header.drafter_path),
+        "target": model_name(header.target_path),
+        "drafter": model_name(header.drafter_path),
         "run": f"{header.run_id}, {header.created}, {header.runtime}, schema {header.schema}",
         "environment": _settings(_without_folders(header.environment)),
     }
@@ -191,15 +191,10 @@ def _section(trace: Trace, run: RunView) -> str:
     )
 
 
-def _name_of_path(path: str) -> str:
-    """Return the last two parts of an absolute path, which name the model; others unchanged."""
-    return "/".join(Path(path).parts[-2:]) if Path(path).is_absolute() else path
-
-
 def _without_folders(value: Any) -> Any:
     """Return a value whose absolute paths are shortened: they name folders of one machine."""
     if isinstance(value, str):
-        return _name_of_path(value)
+        return model_name(value)
     if isinstance(value, dict):
         return {key: _without_folders(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, list | tuple):

@@ -1,11 +1,12 @@
-"""Axes of a sweep: a numeric field of a method's Config, or the acceptance rate of its drafts."""
+"""Axes of a sweep: a numeric field of a method's Config, its drafter, or the rate of its drafts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from engine.errors import UsageError, shown
 from engine.methods import METHODS
+from engine.pairs.forms import model_name
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
 ACCEPTANCE = "acceptance_rate"
 """Name of the axis whose values are acceptance rates: drafts are scripted, no model decodes."""
+DRAFTER = "drafter"
+"""Name of the axis whose values are drafters: `int4`, `int8`, `USUAL`, or a model's path."""
+USUAL = "usual"
+"""The drafter of the models that decode: the pair's own, or the one that was named."""
+Value: TypeAlias = float | str
+"""A number, or the name of a drafter."""
 MOST_CELLS = 60
 _CHAINS = frozenset({"gamma", "lookahead"})
 """Fields that are the length of a chain of drafts."""
@@ -22,8 +29,8 @@ class Axis(NamedTuple):
     """One axis of a sweep."""
 
     name: str
-    """A numeric field of the method's Config, or `ACCEPTANCE`."""
-    values: tuple[float, ...]
+    """A numeric field of the method's Config, `ACCEPTANCE` or `DRAFTER`."""
+    values: tuple[Value, ...]
 
     @property
     def title(self) -> str:
@@ -34,6 +41,22 @@ class Axis(NamedTuple):
     def scripted(self) -> bool:
         """Whether the values are acceptance rates."""
         return self.name == ACCEPTANCE
+
+    @property
+    def drafters(self) -> bool:
+        """Whether the values are drafters."""
+        return self.name == DRAFTER
+
+    @property
+    def ordered(self) -> list[Value]:
+        """The values: numbers from the smallest on, drafters as they were named."""
+        numbers = [value for value in self.values if not isinstance(value, str)]
+        return [*sorted(numbers)] or [*self.values]
+
+
+def value_text(value: Value) -> str:
+    """Return a value of an axis as people read it."""
+    return model_name(value) if isinstance(value, str) else f"{value:g}"
 
 
 def numeric(method: Method) -> list[Setting]:
@@ -56,9 +79,16 @@ def can_be_scripted(method: Method) -> bool:
     return chain and layout.needs_drafter and not layout.head and not method.batched
 
 
+def has_drafter(method: Method) -> bool:
+    """Return whether a model drafts for a method, so that another one can take its place."""
+    return method.layout(method.configure({})).needs_drafter
+
+
 def names_of(method: Method) -> list[str]:
     """Return the names of the axes that a method has."""
-    return [s.name for s in numeric(method)] + ([ACCEPTANCE] if can_be_scripted(method) else [])
+    names = [s.name for s in numeric(method)]
+    names += [ACCEPTANCE] if can_be_scripted(method) else []
+    return names + ([DRAFTER] if has_drafter(method) else [])
 
 
 def axis(method: Method, name: str, text: str) -> Axis:
@@ -70,6 +100,8 @@ def axis(method: Method, name: str, text: str) -> Axis:
     found = Axis(name, ())
     if name == ACCEPTANCE:
         found = found._replace(values=shares(text))
+    elif name == DRAFTER:
+        found = found._replace(values=tuple(dict.fromkeys(filter(None, map(str.strip, text.split(","))))))
     else:
         field = next((s for s in numeric(method) if s.name == name), None)
         if field is not None:
@@ -89,11 +121,13 @@ def check_axis(method: Method, given: Axis) -> None:
         known = f"it has {', '.join(names)}" if names else f"choose one of {', '.join(sweepable())}"
         raise UsageError(f"{method.key} has no sweep over {shown(given.name)}; {known}")
     if not given.values:
-        raise UsageError(f"the sweep over {given.name} has no values; write for example 1-4, 8")
+        example = "int4, int8" if given.drafters else "1-4, 8"
+        raise UsageError(f"the sweep over {given.name} has no values; write for example {example}")
     for value in given.values:
         if given.scripted:
+            assert not isinstance(value, str)
             check_range("acceptance rate", value, 0, 1)
-        else:
+        elif not given.drafters:
             method.configure({given.name: value})
 
 

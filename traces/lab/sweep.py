@@ -19,7 +19,7 @@ from engine.errors import RunCancelled, UsageError
 from engine.methods import BASELINE, find
 from engine.types import check_range
 from traces.comparable import conditions, differences
-from traces.lab.axes import MOST_CELLS, Axis, check_axis
+from traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
 from traces.metrics import measure, speedup
 
 if TYPE_CHECKING:
@@ -40,6 +40,16 @@ class Job(NamedTuple):
     """Acceptance rate of scripted drafts; None if models draft."""
     group: str
     """Shared by the runs of one comparison."""
+    drafter: str = USUAL
+    """What drafts instead of the usual drafter."""
+
+
+class Setup(NamedTuple):
+    """What a cell runs with."""
+
+    config: dict[str, Any]
+    rate: float | None
+    drafter: str
 
 
 Runner: TypeAlias = Callable[[Job], "Trace"]
@@ -61,7 +71,7 @@ class Sweep:
     """Whether times are measured; virtual times never vary."""
 
     @property
-    def places(self) -> list[tuple[float | None, float]]:
+    def places(self) -> list[tuple[Value | None, Value]]:
         """The (row, column) of every cell, row by row."""
         rows = self.rows.values if self.rows else (None,)
         return [(row, column) for row in rows for column in self.columns.values]
@@ -90,27 +100,35 @@ class Sweep:
             raise UsageError(
                 "drafts at a given acceptance rate have no models to measure; choose a virtual cluster"
             )
+        if not self.measured and any(one.drafters for one in axes):
+            raise UsageError(
+                "the times of a virtual cluster are the same for every drafter; measure on this machine"
+            )
         check_range("the number of cells", len(self.places), 1, MOST_CELLS)
         check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
         return method
 
-    def point(self, row: float | None, column: float) -> tuple[dict[str, Any], float | None]:
-        """Return the settings and the acceptance rate of a cell."""
-        config, rate = dict(self.config), None
+    def setup(self, row: Value | None, column: Value) -> Setup:
+        """Return the settings, the acceptance rate and the drafter of a cell."""
+        config, rate, drafter = dict(self.config), None, USUAL
         for one, value in ((self.columns, column), (self.rows, row)):
-            if one is not None and one.scripted:
+            if one is None:
+                continue
+            if isinstance(value, str):
+                drafter = value
+            elif one.scripted:
                 rate = value
-            elif one is not None:
+            else:
                 config[one.name] = value
-        return config, rate
+        return Setup(config, rate, drafter)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One value of each axis."""
 
-    row: float | None
-    column: float
+    row: Value | None
+    column: Value
     speedups: tuple[tuple[float, ...], ...]
     """Over plain decoding, by sample and pass; empty if the cell has no number."""
     traces: tuple[tuple[Trace, Trace], ...]
@@ -197,27 +215,26 @@ class _Work:
         self._plan, self._method, self._run, self._cancel = plan, method, run, cancel
         self._plain: dict[str, Trace] = {}
         """Plain decoding in virtual time, which is the same for all cells of a row."""
-        self._groups: dict[tuple[float | None, float | None, int], str] = {}
+        self._groups: dict[tuple[Value | None, float | None, str, int], str] = {}
 
-    def cell(self, row: float | None, column: float) -> Cell:
+    def cell(self, row: Value | None, column: Value) -> Cell:
         """Execute the runs of a cell.
 
         Raises:
             RunCancelled: The sweep was cancelled.
             UsageError: The method refuses the values.
         """
-        config, rate = self._plan.point(row, column)
-        self._method.configure(config)  # two values may not go together
-        samples = [self._sample(config, rate, row, i) for i in range(self._plan.samples)]
+        setup = self._plan.setup(row, column)
+        self._method.configure(setup.config)  # two values may not go together
+        samples = [self._sample(setup, row, i) for i in range(self._plan.samples)]
         speedups = tuple(tuple(_ratio(run, plain) for run, plain in passes) for passes in samples)
         return Cell(row, column, speedups, samples[0])
 
-    def _sample(
-        self, config: dict[str, Any], rate: float | None, row: float | None, sample: int
-    ) -> tuple[tuple[Trace, Trace], ...]:
+    def _sample(self, setup: Setup, row: Value | None, sample: int) -> tuple[tuple[Trace, Trace], ...]:
         """Return a sample's run and plain decoding, by pass."""
-        group = self._groups.setdefault((row, rate, sample), uuid.uuid4().hex[:12])
-        job = Job(self._method.key, config, sample, rate, group)
+        place = (row, setup.rate, setup.drafter, sample)
+        group = self._groups.setdefault(place, uuid.uuid4().hex[:12])
+        job = Job(self._method.key, setup.config, sample, setup.rate, group, setup.drafter)
         passes: list[tuple[Trace, Trace]] = []
         for number in range(self._plan.passes):
             first = self._decode_plainly(job) if number % 2 == 0 else None

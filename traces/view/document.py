@@ -28,7 +28,7 @@ from traces.view.packings import packings
 from traces.view.queue import queue
 from traces.view.rounds import rounds
 from traces.view.servers import server_pool
-from traces.view.settings import config_text, planned_text, shown_config
+from traces.view.settings import config_text, drafter_text, planned_text, shown_config
 from traces.view.sources import CopyView, copies, sources
 from traces.view.tokens import TokenView, committed
 from traces.view.tracks import tracks
@@ -89,6 +89,7 @@ def heading(trace: Trace, redact_prompt: bool) -> Heading:
         "id": header.run_id,
         "title": header.title,
         "config": config_text(header.method, shown_config(header, redact_prompt)),
+        "drafter": drafter_text(header),
         "planned": planned_text(header),
         "badge": header.clock,
         "virtual": header.virtual,
@@ -218,7 +219,7 @@ def _compared(
             metrics, faster, labels, unknown, trees=has_trees(trace.decisions), passes=passes
         ),
         "passes": passes,
-        "verdict": {**found, "run": None} if redact_prompt else found,
+        "verdict": {**found, "run": None, "other": None} if redact_prompt else found,
         "identity": None if other is None else _identity(trace, traces[other]),
     }
 

@@ -44,6 +44,8 @@ class Heading(TypedDict):
     title: str
     config: str
     """See `config_text`."""
+    drafter: str
+    """See `drafter_text`."""
     planned: str
     """See `planned_text`."""
     badge: str

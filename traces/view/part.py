@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from traces.verdict import NONE
 from traces.view.clock import decoding_clock
 from traces.view.document import heading, sections
 from traces.view.figures import figure_rows
@@ -76,7 +77,7 @@ def part_run(part: Part, size: Extent) -> dict[str, Any]:
         "metrics": {"occupancy": {}},
         "figures": {},
         "passes": None,
-        "verdict": {"summary": "", "reason": "", "advice": "", "run": None},
+        "verdict": NONE,
         "identity": None,
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.drafters.static import tree
 from engine.errors import UsageError
 from engine.methods import METHODS
+from engine.pairs.forms import form_of, model_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +41,12 @@ def config_text(method: str, config: Mapping[str, Any]) -> str:
     trees = {s.name for s in known if s.paper is not None}
     texts = {k: _tree_text(v) if k in trees else _text(v) for k, v in shown.items()}
     return " · ".join(f"{'γ' if k == 'gamma' else k} {text}" for k, text in texts.items())
+
+
+def drafter_text(header: Header) -> str:
+    """Return the name of a drafter that is a target in fewer bits; empty for another one."""
+    named = form_of(header.drafter_path) and _uses_drafter(header.method, header.config)
+    return model_name(header.drafter_path) if named else ""
 
 
 def planned_text(header: Header) -> str:

@@ -331,10 +331,14 @@ def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
         expect(
             page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
         ).to_be_checked()
-    if "pearl" not in able("smollm2"):
-        page.locator("#unlisted summary").click()
-        expect(page.locator("#unlisted")).to_contain_text("PEARL needs a drafter")
+    expect(pearl).to_be_checked()
     expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
+    expect(page.locator("#drafter")).to_be_hidden()
+    page.get_by_role("radio", name="Another model").check()
+    expect(page.locator("#drafter")).to_be_visible()
+    page.get_by_role("radio", name="weights in 4 bits (int4), no training").check()
+    expect(page.locator("#drafter")).to_be_hidden()
+    page.get_by_role("radio", name="Usual", exact=True).check()
     page.get_by_role("radio", name="The bundled pair (a toy)").check()
     expect(pearl).to_be_checked()
     expect(page.locator("#about-models")).to_contain_text("A toy for tests")

@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
+from engine.cluster.open import find_pair
 from engine.errors import ModelError, PairError, UsageError
 from engine.pairs import stored
+from engine.pairs.forms import model_name
 from engine.pairs.pair import Pair
 
 BUNDLED = Pair.find("bundled")
@@ -49,6 +51,32 @@ def test_bundled_pair():
     assert BUNDLED.drafter_path.name == "drafter"
     assert (BUNDLED.vocab_size, BUNDLED.context) == (4096, 2304)
     assert BUNDLED.eos == (EOS, USER)
+
+
+def test_forms_of_the_target_replace_the_drafter_of_a_pair():
+    found = find_pair("bundled", drafter=["int4", "int8"])
+    assert found.drafter_paths == (found.target_path / "int4", found.target_path / "int8")
+    assert (found.name, found.heads_path) == (BUNDLED.name, BUNDLED.heads_path)
+    with pytest.raises(UsageError, match=r"a drafter \(/small\) without a target"):
+        find_pair("bundled", drafter=["int4", "/small"])
+    with pytest.raises(UsageError, match="9 drafters were given"):
+        find_pair("bundled", drafter=["int4"] * 9)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/cache/models/smollm2/int4", "int4 of smollm2"),
+        ("/assets/pairs/bundled/target/int8", "int8 of bundled"),
+        ("/hub/models--owner--big/snapshots/0a1b/int4", "int4 of owner/big"),
+        ("/models/owner/small", "owner/small"),
+        ("small", "small"),
+        ("int4", "int4"),
+        ("", ""),
+    ],
+)
+def test_a_model_has_a_name_that_people_can_read(path, name):
+    assert model_name(path) == name
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "../pairs/bundled", "bundled/target", "", "/"])
