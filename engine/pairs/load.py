@@ -72,7 +72,7 @@ def _load(
     if ranks is not None:
         return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name, bits)
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
-    checkpoint.check_memory(shape.tensors(span), place, dtype)
+    checkpoint.check_memory(shape.tensors(span), place, torch.int8 if bits else dtype)
     rotate = (
         bits == 8 and (place.type, dtype) == ("cpu", torch.float32) and has_fbgemm() and can_rotate(shape)
     )
@@ -93,7 +93,7 @@ def _load_shard(
 ) -> Decoder:
     """Return one rank's decoder; only its part of each tensor is read."""
     shape = shard.shape
-    checkpoint.check_memory(shape.tensors(), device, dtype)
+    checkpoint.check_memory(shape.tensors(), device, torch.int8 if bits else dtype)
 
     def take(key: str) -> torch.Tensor:
         return shard.take(key, lambda key, part: checkpoint.take(key, device, dtype, part))
