@@ -198,7 +198,7 @@ def _row(
     times = [[forward() for forward in forwards] for _ in range(size.repeats + 5)][5:]
     target_times, drafter_times = (Times.of(column) for column in zip(*times, strict=True))
     found = agreement(target, drafter, pair, written)
-    plans = _plans(verify, drafter_times, found)
+    plans = _plans(verify, target_times, drafter_times, found)
     return Row(name, False, _bytes(path), drafter_times, target_times, found, *plans)
 
 
@@ -218,8 +218,9 @@ def _noisy(
     for form, bits in reversed(FORMS.items()):
         note(f"{form}, noise")
         found = agreement(target, load_noisy(pair.target_path, bits), pair, written)
-        speculative, pearl = _plans(verify, timed[form].times, found)
-        noisy.append(replace(timed[form], noisy=True, agreement=found, speculative=speculative, pearl=pearl))
+        row = timed[form]
+        speculative, pearl = _plans(verify, row.target_times, row.times, found)
+        noisy.append(replace(row, noisy=True, agreement=found, speculative=speculative, pearl=pearl))
         note("")
     return noisy
 
@@ -231,10 +232,14 @@ def _verify(target: Decoder, repeats: int) -> Curve:
     return tuple((rows, median(column)) for rows, column in zip(ROWS, zip(*times, strict=True), strict=True))
 
 
-def _plans(verify: Curve, times: Times, found: Agreement) -> tuple[Plan, Plan]:
-    """Return the best drafts of speculative decoding and of PEARL, predicted from the medians."""
-    draft = ((1, times.median / 1e3),)
-    probe = Probe(verify, draft, draft, 0.0, ((found.agreement,),) * LONGEST, (), 0)
+def _plans(verify: Curve, target: Times, drafter: Times, found: Agreement) -> tuple[Plan, Plan]:
+    """Return the best drafts of speculative decoding and of PEARL, predicted from the medians.
+
+    The target's times by rows are scaled to the minutes of the drafter's.
+    """
+    scale = target.median / 1e3 / verify[0][1]
+    scaled, draft = tuple((rows, scale * seconds) for rows, seconds in verify), ((1, drafter.median / 1e3),)
+    probe = Probe(scaled, draft, draft, 0.0, ((found.agreement,),) * LONGEST, (), 0)
     return best_tree(probe), best_parallel(probe)
 
 

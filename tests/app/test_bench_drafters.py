@@ -82,8 +82,8 @@ def test_a_noisy_model_differs_in_its_layers_only(loaded):
 @pytest.mark.parametrize(("rate", "c"), [(0.5, 3.0), (0.8, 5.0), (0.95, 2.0)])
 def test_with_free_rows_the_predictions_are_the_closed_forms(rate, c):
     """Forwards of one to sixteen rows take the same time, as the closed forms assume."""
-    verify = ((1, 0.1), (32, 0.1))
-    speculative, pearl = drafters._plans(verify, Times(100 / c, 100 / c), Agreement(rate, rate, 1))
+    verify, target, drafter = ((1, 0.2), (32, 0.2)), Times(90, 100), Times(1, 100 / c)
+    speculative, pearl = drafters._plans(verify, target, drafter, Agreement(rate, rate, 1))
     gammas = range(1, LONGEST + 1)
     assert speculative.speedup == pytest.approx(max(speculative_speedup(rate, g, c) for g in gammas))
     assert pearl.speedup == pytest.approx(max(pearl_speedup(rate, g, c) for g in gammas))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
 
-from app.bench import peers, speed
+import engine
+from app.bench import peers, plan, speed
 from app.bench.plan import Plan
 from engine.errors import ModelError, UsageError
 from tests.app.test_bench_cuda import run_bench
@@ -110,6 +112,22 @@ def test_a_race_counts_texts_that_are_equal(server, module, monkeypatch, tmp_pat
     assert rows[2].endswith("0% of the texts are equal (another text than the target's: not comparable)")
     assert rows[3].endswith("0% of the texts are equal")
     assert "activations of 8 bits: another distribution" in note
+
+
+def test_the_command_races_the_methods_of_a_pair(server, module, monkeypatch, capsys):
+    """On threads, which start faster."""
+    monkeypatch.setattr(engine, "open", partial(engine.open, runtime="local-thread"), raising=False)
+    monkeypatch.setattr(peers, "gguf_of", lambda model, folder, progress: folder / f"{model}.gguf")
+    monkeypatch.setattr(plan, "METHODS_QUICK", PLAN)
+    assert run_bench("--peers", "--pair", "bundled", "--quick", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert server.servers[0][0].model.path.endswith("bundled.gguf")
+    assert result["lines"][-1] == peers.NOTE
+    assert (result["bars"], result["left_out"], result["runtime"]) == ({}, {}, "local-process")
+    for name in ("autoregressive", "speculative", "pearl"):
+        assert result[name]["equal_texts"] == 1
+        assert result[name]["median"] > 0
+    assert result["llama.cpp_1_thread"]["equal_texts"] == 0
 
 
 def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
