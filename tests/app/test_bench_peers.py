@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -61,7 +62,7 @@ def module(server, monkeypatch):
         return SimpleNamespace(listening_address=server.address)
 
     stand_in = SimpleNamespace(CommonParams=params, Server=start)
-    monkeypatch.setattr(peers.importlib, "import_module", {"xllamacpp": stand_in}.__getitem__)
+    monkeypatch.setitem(sys.modules, "xllamacpp", stand_in)
 
 
 def test_llama_cpp_decodes_greedily_with_nothing_kept(server, module, tmp_path):
@@ -131,10 +132,7 @@ def test_the_command_races_the_methods_of_a_pair(server, module, monkeypatch, ca
 
 
 def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
-    def absent(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(peers.importlib, "import_module", absent)
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(UsageError, match=r"--peers needs llama.cpp: pip install 'specscope\[peers\]'"):
         run_bench("--peers", "--pair", "smollm2")
 
