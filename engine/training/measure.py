@@ -120,7 +120,7 @@ class Cost(NamedTuple):
 def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> Cost:
     """Time one row of both models and `ROWS` rows of the target; torch must use one thread."""
     jobs = [(loaded.target, 1), (loaded.drafter, 1), (loaded.target, ROWS)]
-    ready = [_timed(model, rows, context) for model, rows in jobs]
+    ready = [timed_forward(model, rows, context) for model, rows in jobs]
     times = [[1000 * forward() for forward in ready] for _ in range(repeats + 10)][10:]
     target, drafter, rows = (
         Timing(statistics.median(column), statistics.quantiles(column, n=10)[0])
@@ -129,7 +129,11 @@ def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> 
     return Cost(target, drafter, rows, context, repeats, os.getloadavg()[0])
 
 
-def _timed(model: Decoder, rows: int, context: int) -> Callable[[], float]:
+def timed_forward(model: Decoder, rows: int, context: int) -> Callable[[], float]:
+    """Return a function that forwards `rows` rows after `context` cached ones.
+
+    It returns the seconds of this thread's processor time; torch must use one thread.
+    """
     cache = model.new_cache(1, context + rows)
     model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
     job, want = Rows.chain(0, np.ones(rows, dtype=np.int64), context), np.arange(rows)

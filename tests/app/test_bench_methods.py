@@ -79,6 +79,19 @@ def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
         (("--pair", "bundled", "--address", "auto"), "the runtime is local-process; use the runtime ray"),
         (("--head", "x"), "--head needs --pair or --target"),
         (("--pair", "bundled", "--placements"), "--placements needs no other models; leave out --pair"),
+        (
+            ("--pair", "bundled", "--drafters", "--methods", "llma"),
+            "--methods llma does not go with --drafters",
+        ),
+        (
+            ("--pair", "bundled", "--drafters", "--head", "x"),
+            "--head does not go with --drafters; leave it out",
+        ),
+        (("--drafters", "--drafter", "x"), "--drafter needs --pair or --target"),
+        (("--pair", "bundled", "--noise"), "--noise needs --drafters"),
+        (("--peers",), "--peers needs --pair or --target, a model with a GGUF file"),
+        (("--pair", "bundled", "--peers", "--runtime", "ray"), "--runtime does not go with --peers"),
+        (("--drafters", "--peers"), "--drafters and --peers exclude each other"),
         (("--pair", "bundled", "--methods", "nothing"), "there is no method 'nothing'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import threading
 import zipfile
 from pathlib import Path
@@ -70,6 +71,27 @@ def test_a_model_is_downloaded_once_loaded_and_removed(cache, monkeypatch):
     assert installed("smollm2") is None
     with pytest.raises(UsageError, match="smollm2 is not downloaded; `specscope models get smollm2`"):
         remove("smollm2")
+
+
+def test_the_gguf_file_of_a_model_is_downloaded_again(cache, tmp_path):
+    with pytest.raises(UsageError, match="smollm2 is not downloaded"):
+        catalog.gguf_file("smollm2", tmp_path)
+    folder = get("smollm2")
+    (tmp_path / "again").mkdir()
+    file = catalog.gguf_file("smollm2", tmp_path / "again")
+    assert file.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    manifest = folder / "conversion.json"
+    content = json.loads(manifest.read_text())
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == content["source_sha256"]
+    manifest.write_text(json.dumps(content | {"source_sha256": "0"}))
+    (tmp_path / "third").mkdir()
+    with pytest.raises(
+        ModelError, match=r"Q4_1.gguf has the SHA-256 .* converted from '0': get smollm2 again"
+    ):
+        catalog.gguf_file("smollm2", tmp_path / "third")
+    manifest.unlink()
+    with pytest.raises(UsageError, match="smollm2 comes from the hub, not from a GGUF file"):
+        catalog.gguf_file("smollm2", tmp_path)
 
 
 def test_a_wheel_with_another_hash_is_not_used(cache, monkeypatch):

@@ -90,9 +90,9 @@ def test_the_manifest_names_the_source_and_the_hashes_of_all_files(tmp_path):
     file = write(tmp_path / "a.gguf", "Q4_0")
     folder = converted(file)
     manifest = json.loads((folder / gguf.MANIFEST).read_text())
-    assert manifest["source_sha256"] == gguf._sha256(file)
+    assert manifest["source_sha256"] == gguf.sha256_of(file)
     assert manifest["files"].keys() == {path.name for path in folder.iterdir()} - {gguf.MANIFEST}
-    assert manifest["files"]["config.json"] == gguf._sha256(folder / "config.json")
+    assert manifest["files"]["config.json"] == gguf.sha256_of(folder / "config.json")
 
 
 def test_large_weights_are_split_into_shards(tmp_path, monkeypatch):

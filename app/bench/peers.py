@@ -1,0 +1,168 @@
+"""Our decoding beside llama.cpp's, with the same model file, prompts and cores, in the same rounds.
+
+llama.cpp is optional: the package xllamacpp, which holds it, is imported when this bench begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+from app.bench import speed
+from app.bench.figures import Figure
+from app.bench.plan import Note, Plan
+from app.bench.race import Race
+from engine.errors import ModelError, UsageError, one_line
+from engine.methods import BASELINE
+from engine.pairs import catalog
+
+if TYPE_CHECKING:
+    from engine import Cluster
+
+METHODS = (BASELINE, "speculative", "pearl")
+THREADS = (1, 2)
+"""Threads of llama.cpp, each on a core of its own."""
+NOTE = (
+    "llama.cpp computes with the weights as the file stores them (4 bits in SmolLM2's) and activations of 8 bits: "
+    "another distribution than that of the fp32 target, so its texts may differ. All of ours have the target's."
+)
+
+
+def llama_cpp() -> Any:
+    """Return the module xllamacpp.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        return importlib.import_module("xllamacpp")
+    except ImportError:
+        raise UsageError("--peers needs llama.cpp: pip install 'specscope[peers]'") from None
+
+
+def gguf_of(model: str, folder: Path, progress: Any = None) -> Path:
+    """Return the GGUF file of a model.
+
+    Args:
+        model: A GGUF file, or the short name of a downloaded model, whose file is downloaded again.
+        folder: Empty folder for a download.
+        progress: Receives the state of the download.
+
+    Raises:
+        UsageError: The model has no GGUF file.
+        ModelError: The file cannot be downloaded.
+    """
+    if model.lower().endswith(".gguf"):
+        return Path(model).expanduser()
+    if model in catalog.CATALOG:
+        return catalog.gguf_file(model, folder, progress)
+    raise UsageError(
+        f"{model} has no GGUF file; give --pair {' or '.join(catalog.CATALOG)}, or --target X.gguf"
+    )
+
+
+class Llama:
+    """A GGUF file in llama.cpp, which decodes greedily.
+
+    Its server keeps no prompt for the next call. Threads keep the cores of the thread that starts
+    them, so they are set while the server starts.
+
+    Args:
+        file: The GGUF file.
+        threads: Number of threads, each with a core.
+        context: Most tokens of a prompt and its output.
+        new_tokens: Most tokens of an output.
+
+    Raises:
+        ModelError: llama.cpp cannot load the file.
+    """
+
+    def __init__(self, file: Path, threads: int, context: int, new_tokens: int) -> None:
+        module = llama_cpp()
+        params, self._new_tokens = module.CommonParams(), new_tokens
+        params.model.path, params.n_ctx, params.n_parallel = str(file), context, 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.cache_prompt, params.cache_ram_mib, params.n_ctx_checkpoints = False, 0, 0
+        params.n_gpu_layers, params.verbosity, params.ui = 0, -1, False
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        try:
+            if cores:
+                os.sched_setaffinity(0, set(sorted(cores)[:threads]))
+            self._server = module.Server(params)
+        except RuntimeError as error:
+            raise ModelError(f"llama.cpp cannot load {file.name}: {one_line(error)}") from None
+        finally:
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+    def generate(self, ids: Sequence[int]) -> list[int]:
+        """Return the output ids of greedy decoding, with the end of text.
+
+        Raises:
+            ModelError: The answer has no ids.
+        """
+        greedy = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
+        wanted = {"n_predict": self._new_tokens, "return_tokens": True, "cache_prompt": False}
+        content = json.dumps({"prompt": list(ids), **greedy, **wanted}).encode()
+        request = Request(
+            f"{self._server.listening_address}/completion", content, {"Content-Type": "application/json"}
+        )
+        try:
+            with build_opener(ProxyHandler({})).open(request) as answer:
+                return json.load(answer)["tokens"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"llama.cpp does not answer: {one_line(error)}") from None
+
+
+def measure(
+    cluster: Cluster,
+    file: Path,
+    prompts: Sequence[Sequence[int]],
+    keys: Sequence[str],
+    plan: Plan,
+    note: Note,
+) -> dict[str, Figure]:
+    """Race methods of ours against llama.cpp; return the tokens per second of each.
+
+    Args:
+        cluster: The model of the GGUF file on worker processes.
+        file: The GGUF file.
+        prompts: Ids of each prompt.
+        keys: Methods that the cluster can run, with the baseline.
+        plan: Tokens per prompt and rounds.
+        note: See `app.bench.plan.Note`.
+    """
+    context = max(map(len, prompts)) + plan.new_tokens
+    contestants = {key: speed.decode(cluster, plan, key) for key in keys}
+    for threads in THREADS[: os.cpu_count() or 1]:
+        name = f"llama.cpp_{threads}_thread{'s' * (threads > 1)}"
+        contestants[name] = Llama(file, threads, context, plan.new_tokens).generate
+    note("race")
+    race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
+    return {name: _figure(race, name, ours=name in keys) for name in contestants}
+
+
+def _figure(race: Race, name: str, *, ours: bool) -> Figure:
+    """Return a contestant's tokens per second in each round."""
+    texts = zip(race.written(name), race.written(BASELINE), strict=True)
+    equal = [one == other for one, other in texts]
+    detail: Mapping[str, Any] = {
+        f"over_{BASELINE}": race.speed(name) / race.speed(BASELINE),
+        "equal_texts": sum(equal) / len(equal),
+    }
+    return Figure(tuple(race.speeds[name]), "tokens/s", all(equal) or not ours, detail)
+
+
+def lines(figures: Mapping[str, Figure]) -> list[str]:
+    """Return the ratios and what they do not compare, as lines of text."""
+    text = list[str]()
+    for name, figure in figures.items():
+        ratio, share = (figure.detail[key] for key in (f"over_{BASELINE}", "equal_texts"))
+        invalid = "" if figure.valid else " (another text than the target's: not comparable)"
+        text.append(f"{name}: {ratio:.2f} times {BASELINE}; {share:.0%} of the texts are equal{invalid}")
+    return [*text, NOTE]
