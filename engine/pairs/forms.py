@@ -7,6 +7,7 @@ loaded. `int4` alone means the target's own weights.
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path, PurePath
 
 FORMS = {"int4": 4, "int8": 8}
@@ -51,12 +52,11 @@ def form_of(path: str) -> str:
 
 
 def usual_form() -> str:
-    """Return the form that drafts faster on this machine.
+    """Return the form that drafts faster on this machine: int4, but not on an x86 without AVX2.
 
-    torch's product with int4 is faster than FBGEMM's with int8 if it has AVX-512 or a GPU; with
-    AVX2 it is slower (docs/models.md has both).
+    There torch multiplies with int4 one weight at a time.
     """
     import torch
 
-    slow = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2") and not torch.cuda.is_available()
-    return "int8" if slow else "int4"
+    slow = torch.backends.cpu.get_cpu_capability() == "DEFAULT" and platform.machine() in ("x86_64", "AMD64")
+    return "int8" if slow and not torch.cuda.is_available() else "int4"
