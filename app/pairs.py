@@ -14,8 +14,6 @@ NAMES = (*CATALOG, TOY)
 """Names of all pairs."""
 USUAL = (BASELINE, "speculative", "pearl", "llma", "prompt_lookup")
 """Methods in the order of preference; a pair opens with the first `OPENING` that it can run."""
-REAL = tuple(dict.fromkeys((BASELINE, "pearl", "eagle", "hydra", *USUAL)))
-"""The same for models of the catalog: a drafter that works beside the target, and a fast head."""
 OPENING = 3
 
 
@@ -65,7 +63,7 @@ def lacks(name: str, layout: Layout) -> str:
 def usual(name: str) -> list[str]:
     """Return the methods that are selected when a pair is chosen."""
     can = able(name)
-    return [key for key in (REAL if name in CATALOG else USUAL) if key in can][:OPENING]
+    return [key for key in USUAL if key in can][:OPENING]
 
 
 def reasons(name: str) -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_a_target_alone_drafts_with_its_own_weights(folder: Path) -> None:
     heads = [key for key, method in METHODS.items() if method.layout(method.Config()).head]
     assert {"pearl", "speculative", "dsi", "llma"} <= set(pairs.able("smollm2"))
     assert list(pairs.reasons("smollm2")) == heads
-    assert pairs.usual("smollm2") == ["autoregressive", "pearl", "speculative"]
+    assert pairs.usual("smollm2") == ["autoregressive", "speculative", "pearl"]
     assert pairs.reasons("smollm2")["eagle"] == "needs a drafting head of kind eagle"
     assert "8,192 tokens" in pairs.about("smollm2")
 
@@ -55,5 +55,5 @@ def test_a_stored_head_brings_its_methods(folder: Path) -> None:
     able = pairs.able("smollm2")
     assert {"eagle", "eagle2"} <= set(able)
     assert not {"medusa", "hydra"} & set(able)
-    assert pairs.usual("smollm2") == ["autoregressive", "pearl", "eagle"]
+    assert pairs.usual("smollm2") == ["autoregressive", "speculative", "pearl"]
     assert pairs.reasons("smollm2")["medusa"] == "needs a drafting head of kind medusa"
