@@ -1,7 +1,7 @@
 """Take the pictures of the documents from real runs: `python -m tests.docs.screenshots [NAME ...]`.
 
 Without names, all pictures are taken. A playground with a temporary database runs meanwhile, and
-Chromium visits it. `playground` measures SmolLM2, so it needs that model and a quiet machine. The
+Chromium visits it. `playground` is the race that `python -m app.demo` recorded. The
 other pictures show the runs of docs/tutorial.md, whose virtual times are always the same; `cluster`
 measures the bundled pair on two nodes of Ray.
 """
@@ -15,16 +15,15 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from app.pairs import TOY, label
-from engine.pairs.catalog import installed
+from app.pairs import TOY
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
 from tests.browser.playground.steps import answer, choose, viewer, wait_for
 from tests.engine.workers.ray_nodes import two_nodes
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-REAL, QUESTION, TOKENS, PASSES = "smollm2", "Why is the sky blue?", 64, 3
-"""Model, prompt, new tokens and passes of the README's picture."""
+TOKENS = 32
+"""New tokens on the Ray cluster."""
 CLUSTER = "3 × A100 80GB"
 SAMPLE, PROMPT = (
     "A lighthouse keeper",
@@ -60,12 +59,11 @@ def shrink(file: Path) -> None:
 
 
 def playground(page: Page) -> None:
-    """The README's picture: the default methods on the real model, in both themes."""
-    page.get_by_role("radio", name=label(REAL)).check()
-    page.locator("#passes").get_by_label(str(PASSES), exact=True).check()
-    answer(page, QUESTION, TOKENS)
+    """The README's picture: the finished race of the first page, in both themes."""
+    race = page.locator("#demo")
+    race.locator(".ss-gantt canvas").first.wait_for()
     for theme in ("light", "dark"):
-        save(f"playground-{theme}", page, page.locator("#results"))
+        save(f"playground-{theme}", page, race)
         page.get_by_role("button", name="Light or dark").click()
 
 
@@ -74,7 +72,7 @@ def cluster(page: Page) -> None:
     page.get_by_role("radio", name="Ray cluster").check()
     for method in ("Autoregressive", "Speculative decoding"):
         choose(page, method, on=False)
-    answer(page, PROMPT, TOKENS // 2)
+    answer(page, PROMPT, TOKENS)
     live = page.locator("#live-viewer")
     save(
         "cluster",
@@ -229,9 +227,6 @@ def main(names: list[str]) -> int:
     if unknown := sorted(set(names) - set(NAMES)):
         print(f"there is no picture {', '.join(unknown)}; choose from {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    if playground.__name__ in names and installed(REAL) is None:
-        print(f"{REAL} is not on this machine; `specscope models get {REAL}` gets it", file=sys.stderr)
-        return 1
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         toy, browser = ("--pair", TOY, "--db", f"{folder}/traces.db"), launched(playwright)
         if names != [cluster.__name__]:
