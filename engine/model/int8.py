@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.model.rotated import rotated_blocks
+from engine.model.rotated import can_rotate, rotated_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from engine.model.shape import ModelShape
 
 LARGEST = 127
 STEPS = 90
@@ -48,6 +50,11 @@ def dequantised(matrix: Tensor, scale: Tensor) -> Tensor:
 def has_fbgemm() -> bool:
     """Return whether torch has FBGEMM, as on x86."""
     return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def is_rotated(shape: ModelShape, dtype: torch.dtype, bits: int, *, on_cpu: bool) -> bool:
+    """Return whether a model on one device, with matrices of these bits, is rotated."""
+    return bits == 8 and on_cpu and dtype == torch.float32 and has_fbgemm() and can_rotate(shape)
 
 
 def int8_product(weight: Tensor, *, rotated_inputs: bool = False) -> Callable[[Tensor], Tensor] | None:

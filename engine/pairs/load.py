@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from engine.model.decoder import Decoder
-from engine.model.int8 import has_fbgemm
-from engine.model.rotated import can_rotate, rotated_model
+from engine.model.int8 import is_rotated
+from engine.model.rotated import rotated_model
 from engine.model.shape import ModelShape
 from engine.model.shard import Ranks, Shard
 from engine.model.stage import layer_stages
@@ -73,13 +71,13 @@ def _load(
         return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name, bits)
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
     checkpoint.check_memory(shape.tensors(span), place, torch.int8 if bits else dtype)
-    rotate = (
-        bits == 8 and (place.type, dtype) == ("cpu", torch.float32) and has_fbgemm() and can_rotate(shape)
-    )
-    take: Callable[[str], torch.Tensor] = partial(checkpoint.take, device=place, dtype=dtype)
-    if rotate:
-        shape, take = rotated_model(shape, take)
-    return Decoder(shape, take, name, span, bits=bits, rotate=rotate)
+
+    def take(key: str) -> torch.Tensor:
+        return checkpoint.take(key, place, dtype)
+
+    if is_rotated(shape, dtype, bits, on_cpu=place.type == "cpu"):
+        return Decoder(*rotated_model(shape, take), name, span, bits=bits, rotate=True)
+    return Decoder(shape, take, name, span, bits=bits)
 
 
 def _load_shard(

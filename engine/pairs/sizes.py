@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from engine.model.int4 import GROUP, fits_int4
+from engine.model.int8 import is_rotated
 from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
 from engine.model.shard import HEAD, Shard
 from engine.model.stage import layer_stages
@@ -80,6 +82,8 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bit
     """Return the size of a part; the last one may have a copy of the LM head (`Linear`)."""
     stage = (0, 1) if split.layers is None else split.layers
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
+    if split.ways == 1 and is_rotated(shape, dtype, bits, on_cpu=on_cpu):
+        shape = replace(shape, tied=False)
     part = Shard(shape, split.rank, split.ways)
     tensors = _joined(part.shape.tensors(span))
     head = (part.vocabulary.stop - part.vocabulary.start, shape.width)

@@ -178,7 +178,7 @@ def lab(page: Page) -> None:
     ):
         card.get_by_role("combobox", name=name).click()
         page.get_by_role("option", name=choice).click()
-    card.get_by_role("textbox", name="Rates or values").fill("0.6, 0.7, 0.8, 0.9, 1")
+    card.get_by_role("textbox", name="Rates, drafters or values").fill("0.6, 0.7, 0.8, 0.9, 1")
     page.locator("#lab-start").click()
     expect(page.locator("#lab-message")).to_contain_text("40 cells.")
     card.locator(".app-figure .main-svg").first.wait_for()

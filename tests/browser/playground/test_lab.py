@@ -25,7 +25,7 @@ def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(p
     choose_by_keys(
         page, card.get_by_role("combobox", name="Modelled pair"), "Llama 3 8B / 70B, target at TP = 8"
     )
-    fill(card.get_by_role("textbox", name="Rates or values"), "0.6, 0.7, 0.8, 0.9, 1")
+    fill(card.get_by_role("textbox", name="Rates, drafters or values"), "0.6, 0.7, 0.8, 0.9, 1")
     fill(card.get_by_role("textbox", name="Values", exact=True), "1-12")
     fill(card.get_by_role("spinbutton", name="Tokens"), "512")
     fill(card.get_by_role("spinbutton", name="Seeds"), "1")
@@ -66,7 +66,7 @@ def sweep_by_keyboard(page: Page) -> None:
     card = page.locator("#lab")
     for box, text in (
         (card.get_by_role("textbox", name="Values", exact=True), "5, 6"),
-        (card.get_by_role("textbox", name="Rates or values"), "0.9"),
+        (card.get_by_role("textbox", name="Rates, drafters or values"), "0.9"),
         (card.get_by_role("spinbutton", name="Tokens"), "8"),
     ):
         reach(page, box)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import engine
 from engine.cluster.measured import measured_path
+from engine.cluster.open import find_pair
 from engine.errors import ModelError, UsageError
 from engine.model import weights
 from engine.model.decoder import Decoder
@@ -158,10 +158,10 @@ def test_what_is_no_form_is_refused_in_one_line(here: Path, drafter: str, messag
     assert "\n" not in str(error.value)
 
 
-def test_a_form_needs_a_target_of_its_own(here: Path) -> None:
+def test_a_form_alone_is_of_the_pairs_target_and_cannot_be_a_target(here: Path) -> None:
     for form in FORMS:
-        with pytest.raises(UsageError, match=rf"a drafter \({form}\) without a target; name the target too"):
-            engine.open(drafter=form)
+        pair = find_pair("bundled", drafter=form)
+        assert pair.drafter_path == pair.target_path / form
         with pytest.raises(
             UsageError, match=f"{form} is for drafters; name the directory of the target's files"
         ):
