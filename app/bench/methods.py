@@ -28,6 +28,9 @@ PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "categori
 COPYING = "summary"
 """The category of prompts whose answers repeat much of the prompt."""
 
+QUICK = ("speculative", "pearl", "dsi", "assisted", "eagle", "llma")
+"""The methods of the quick form: those that the bars name, a head and a method that copies."""
+
 Prompts = Mapping[str, Sequence[Sequence[int]]]
 """Category -> ids of each prompt."""
 
@@ -37,8 +40,8 @@ class Comparison:
     """The races of several methods, by category of prompts."""
 
     races: Mapping[str, Race]
-    traces: Mapping[str, Sequence[Trace]]
-    """Of each method."""
+    traces: Mapping[str, Mapping[str, Sequence[Trace]]]
+    """Of each method, by category, in the order in which they ran."""
     expected: Mapping[str, Sequence[Sequence[int]]]
     """Greedy ids of transformers, by category."""
 
@@ -52,19 +55,30 @@ class Comparison:
         """Return a method's speed-up on all prompts, for each round of the shortest race."""
         from traces.metrics import measure as metrics
 
-        rows = [metrics(trace) for trace in self.traces[key]]
+        traces = [trace for each in self.traces[key].values() for trace in each]
+        rows = [metrics(trace) for trace in traces]
         rates = [m.acceptance_rate for m in rows if m.acceptance_rate is not None]
-        rounds = range(min(len(race.seconds[key]) for race in self.races.values()))
-        ratios = tuple(self._speed(key, i) / self._speed(BASELINE, i) for i in rounds)
-        same = all(self._same(key, category) for category in self.races)
+        ratios = tuple(self._speed(key, i) / self._speed(BASELINE, i) for i in self._rounds(key))
+        same = self._all_same(key)
         detail = {
             "same_tokens": same,
             "tokens_per_target_forward": sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows),
             "acceptance_rate": fmean(rates) if rates else None,
-            "config": self.traces[key][-1].header.config,
+            "config": traces[-1].header.config,
             "categories": {category: self.on(key, category).to_dict() for category in self.races},
         }
         return Figure(ratios, "ratio", same, detail)
+
+    def after_prefill(self, key: str) -> Figure:
+        """Return a method's speed-up without prefill, for each round of the shortest race."""
+        ratios = (self._decoding_speed(key, i) / self._decoding_speed(BASELINE, i) for i in self._rounds(key))
+        return Figure(tuple(ratios), "ratio", self._all_same(key))
+
+    def _rounds(self, key: str) -> range:
+        return range(min(len(race.seconds[key]) for race in self.races.values()))
+
+    def _all_same(self, key: str) -> bool:
+        return all(self._same(key, category) for category in self.races)
 
     def _same(self, key: str, category: str) -> bool:
         return self.races[category].written(key) == list(self.expected[category])
@@ -75,6 +89,14 @@ class Comparison:
         return sum(race.tokens[key][number] for race in races) / sum(
             race.seconds[key][number] for race in races
         )
+
+    def _decoding_speed(self, key: str, number: int) -> float:
+        """Return the tokens per second after prefill of one round over all categories."""
+        from traces.metrics import measure as metrics
+
+        parts = [(self.traces[key][category], len(self.expected[category])) for category in self.races]
+        rows = [metrics(trace) for each, prompts in parts for trace in each[number * prompts :][:prompts]]
+        return sum(row.tokens for row in rows) / sum(row.decode_seconds or 0.0 for row in rows)
 
 
 def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan, note: Note) -> Comparison:
@@ -90,13 +112,16 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
         note: See `app.bench.plan.Note`.
     """
     keys = list(dict.fromkeys([BASELINE, *keys]))
-    traces: dict[str, list[Trace]] = {key: [] for key in keys}
+    traces: dict[str, dict[str, list[Trace]]] = {key: {} for key in keys}
     races = dict[str, Race]()
     for category, ids in prompts.items():
         note(category)
-        contestants = {key: speed.decode(cluster, plan, key, traces[key]) for key in keys}
-        race = Race(contestants, ids)
-        races[category] = race.run(plan.rounds, plan.seconds, lambda: note(""), warm_up=not races)
+        kept = {key: traces[key].setdefault(category, []) for key in keys}
+        race = Race({key: speed.decode(cluster, plan, key, kept[key]) for key in keys}, ids)
+        warm_up = not races
+        races[category] = race.run(plan.rounds, plan.seconds, lambda: note(""), warm_up=warm_up)
+        for each in kept.values() if warm_up else ():
+            del each[0]
     note("transformers")
     with quiet(), speed.one_core():
         theirs = Transformers(cluster.pair, plan.new_tokens)
@@ -108,12 +133,14 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
     """Return the figures of a comparison.
 
     Returns:
-        `METHOD_over_autoregressive` of each method; `best_head_over_autoregressive`, the best
+        `METHOD_over_autoregressive` of each method, and `METHOD_over_autoregressive_after_prefill`,
+        which leaves the time to the first tokens out; `best_head_over_autoregressive`, the best
         method with a drafting head; `copying_over_autoregressive`, the best method without a
         drafter or head on the prompts of the category `COPYING`.
     """
     keys = [key for key in comparison.traces if key != BASELINE]
     rows = {f"{key}_over_{BASELINE}": comparison.overall(key) for key in keys}
+    rows |= {f"{key}_over_{BASELINE}_after_prefill": comparison.after_prefill(key) for key in keys}
     heads = [key for key in keys if find(key).layout(find(key).configure({})).head]
     if heads:
         best = max(heads, key=lambda key: comparison.overall(key).median)

@@ -60,4 +60,4 @@ FULL = Plan(
 )
 METHODS = replace(FULL, prompts=8, rounds=5, seconds=120)
 """Sizes for a real pair, whose forwards take longer."""
-METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=40)
+METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=64)

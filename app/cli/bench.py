@@ -91,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head", action="append", metavar="PATH", help="with --pair or --target: a drafting head; repeatable"
     )
     parser.add_argument(
-        "--methods", metavar="A,B|all", default="all", help="with --pair or --target: methods (all)"
+        "--methods",
+        metavar="A,B|all",
+        help="with --pair or --target: methods (all; with --quick those that have bars)",
     )
     parser.add_argument(
         "--prompt-file",
@@ -204,9 +206,9 @@ def _check_models(args: argparse.Namespace, part: str) -> None:
             raise UsageError(f"{option} needs --pair or --target; give one of them")
         if given and part and name in fixed:
             raise UsageError(f"{option} does not go with {part}; leave it out")
-    if args.methods != "all" and not models:
+    if args.methods and not models:
         raise UsageError(f"--methods {args.methods} needs --pair or --target; give one of them")
-    if args.methods != "all" and part:
+    if args.methods and part:
         raise UsageError(f"--methods {args.methods} does not go with {part}; leave it out")
 
 
@@ -216,7 +218,8 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     from app.bench import methods
     from app.cli.compare import able, method_keys
 
-    keys, left_out = method_keys(args.methods), dict[str, str]()
+    usual = ",".join(methods.QUICK) if args.quick else "all"
+    keys, left_out = method_keys(args.methods or usual), dict[str, str]()
     args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
     args.prompt_file = args.prompt_file or methods.PROMPTS
     rows = prompts_of(args)
@@ -226,7 +229,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
         models = {"target": args.target, "drafter": args.drafter, "head": args.head}
         place = {"runtime": runtime, "address": args.address, "device": "cpu"}
         with engine.open(args.pair or "bundled", **models, **place) as cluster:
-            if args.methods == "all":
+            if args.methods in (None, "all"):
                 keys, left_out = able(keys, cluster)
             prompts: dict[str, list[list[int]]] = {}
             for row in rows:

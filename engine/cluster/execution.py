@@ -156,8 +156,20 @@ class Execution:
             clock=recording.clock,
             encode=self.pair.encode_text,
             gathering=gathering,
+            readers=() if isinstance(loop, VirtualLoop) else self._readers(),
         )
         return run, dispatcher
+
+    def _readers(self) -> list[str]:
+        """Return the names of the drafters that get the target's KV rows of a prompt.
+
+        Both models must be whole on one device each.
+        """
+        by_model, names = self.workers.by_model, self.workers.drafters
+        if any(worker.lanes("target") > 1 for worker in by_model["target"]):
+            return []
+        drafting = zip(names, by_model.get("drafter", ()), strict=True)
+        return [name for name, worker in drafting if worker.lanes(name) == 1 and self.pair.reads_rows(name)]
 
     async def _decode(self, run: Run, gathering: Gathering | None, dispatcher: Dispatcher) -> None:
         request, method = self.request, self.request.method

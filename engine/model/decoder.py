@@ -133,7 +133,7 @@ class Decoder:
             weight = self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
         else:
             weight = self.embedding if self.shape.tied else take("lm_head.weight")
-        return Linear(weight, keep=not bits, bits=8 if bits else 0, rotated=rotated)
+        return Linear(weight, keep=self.shape.tied or not bits, bits=8 if bits else 0, rotated=rotated)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
         """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from engine.model.shape import ModelShape
 
 LARGEST = 127
-STEPS = 90
-"""Largest number in the matrices and activations of a product."""
+PAIRED_STEPS = 90
+"""Largest number in a product's matrices and activations if FBGEMM adds pairs of products in 16
+bits, which 2 x 180 x 90 fits."""
 MULTIPLE = 64
 """The product without FBGEMM is for matrices whose inner width is a multiple of this."""
+REFINED = 16
+"""Outputs of a row that are computed again."""
 SMALLEST = 1e-30
 """Replaces the scale of a row of zeros."""
 
@@ -69,11 +73,22 @@ def int8_product(weight: Tensor, *, rotated_inputs: bool = False) -> Callable[[T
     return WeightOnlyProduct(weight) if weight.shape[1] % MULTIPLE == 0 else None
 
 
+@cache
+def fbgemm_steps() -> int:
+    """Return the largest number that FBGEMM multiplies exactly: 127 with AVX-512 VNNI, else 90."""
+    ones, scale = torch.ones((1, MULTIPLE)), torch.tensor([1 / LARGEST], dtype=torch.double)
+    with _fbgemm():
+        row = torch.quantize_per_channel(ones, scale, torch.zeros(1, dtype=torch.long), 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(row, None)
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    exact = abs(float(product(ones, 1 / LARGEST, LARGEST, packed)) - MULTIPLE) < 0.5
+    return LARGEST if exact else PAIRED_STEPS
+
+
 class FbgemmProduct:
     """x W' with W and x in int8, for x86.
 
-    A row's result does not depend on the other rows. FBGEMM adds pairs of products in 16 bits,
-    which 2 x 180 x 90 fits.
+    A row's result does not depend on the other rows.
 
     Args:
         weight: W, (out, in), in fp32 on a CPU.
@@ -83,7 +98,8 @@ class FbgemmProduct:
     def __init__(self, weight: Tensor, *, rotates: bool) -> None:
         self._outputs, self._rotates = len(weight), rotates
         weight = rotated_blocks(weight) if rotates else weight
-        scale = (weight.abs().amax(1).clamp_(min=SMALLEST) / STEPS).double()
+        self._steps = steps = fbgemm_steps()
+        scale = (weight.abs().amax(1).clamp_(min=SMALLEST) / steps).double()
         zero = torch.zeros(len(weight), dtype=torch.long)
         with _fbgemm():
             rows = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
@@ -97,9 +113,29 @@ class FbgemmProduct:
         x = rotated_blocks(x) if self._rotates else x
         if len(x) == 1:
             largest = max(float(x.abs().max()), SMALLEST)
-            return self._product(x, largest / STEPS, STEPS, self._packed)
+            return self._product(x, largest / self._steps, self._steps, self._packed)
         rows = x.abs().amax(1, keepdim=True).clamp_(min=SMALLEST)
-        return self._product(x / rows, 1 / STEPS, STEPS, self._packed).mul_(rows)
+        return self._product(x / rows, 1 / self._steps, self._steps, self._packed).mul_(rows)
+
+
+class RefinedProduct:
+    """x W' by a product that rounds; each row's largest outputs are computed again from W.
+
+    Args:
+        product: x -> x W', (T, out) float32.
+        weight: W, (out, in), in fp32.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], weight: Tensor) -> None:
+        self._product, self._weight = product, weight
+        self._count = min(REFINED, len(weight))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x W', (T, out), for x of (T, in)."""
+        output = self._product(x)
+        largest = output.topk(self._count).indices
+        rows = self._weight[largest]
+        return output.scatter_(1, largest, torch.bmm(rows, x.unsqueeze(2)).squeeze(2))
 
 
 class WeightOnlyProduct:

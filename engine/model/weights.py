@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from engine.model.int4 import int4_product
-from engine.model.int8 import int8_product
+from engine.model.int8 import RefinedProduct, int8_product
 from engine.model.packed import packed_product
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Linear:
     Args:
         weight: W, (out, in).
         bias: b, (out,).
-        keep: Whether W is kept beside a product's own copy of it, for `rows`.
+        keep: Whether W is kept beside a product's own copy of it, for `rows`; the largest outputs
+            of a rounded W are then exact.
         bits: 4 or 8 for a matrix that serves drafts only and is rounded; 0 for the weights as they
             are.
         rotated: Whether the inputs are rotated already (`engine.model.rotated`).
@@ -47,6 +48,8 @@ class Linear:
         rotated: bool = False,
     ) -> None:
         self._product = _product(weight, bits, rotated)
+        if self._product is not None and bits and keep:
+            self._product = RefinedProduct(self._product, weight)
         self.bias = bias
         self.transposed = weight.t()
         """W', (in, out); empty if a product has its own copy, and W is not kept."""

@@ -51,6 +51,14 @@ def form_of(path: str) -> str:
     return name if name in FORMS else ""
 
 
+def reads_rows_of(target: Path, drafter: Path) -> bool:
+    """Return whether a drafter can draft from the target's KV rows: its own ones only round them.
+
+    A rotated int8 model has other values, see `engine.model.rotated`.
+    """
+    return drafter == target / "int4"
+
+
 def usual_form() -> str:
     """Return the form that drafts faster on this machine: int4, but not on an x86 without AVX2.
 

@@ -13,7 +13,7 @@ from engine.model.rotary import context_of
 from engine.pairs import stored
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
-from engine.pairs.forms import is_form, split_form, usual_form
+from engine.pairs.forms import is_form, reads_rows_of, split_form, usual_form
 from engine.pairs.sources import resolve
 from engine.pairs.templates import RENDERER
 from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
@@ -154,6 +154,11 @@ class Pair:
             context=min(map(context_of, configs)),
             eos=end_ids(settings["eos_token_id"], target / file, configs[0].vocab_size),
         )
+
+    def reads_rows(self, model: str) -> bool:
+        """Return whether a drafter, by its worker's name, can draft from the target's KV rows."""
+        path = self.models.get(model)
+        return path is not None and reads_rows_of(self.target_path, path)
 
     def encode(self, text: str) -> list[int]:
         """Return the prompt ids of a text: as one user message with a chat template, else plain.

@@ -90,10 +90,9 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bit
     head_bits = bits if split.ways == 1 else 0  # a rank's part of the LM head is not rounded
     if HEAD in tensors:
         tensors[HEAD] = head
-    if head_bits:
-        copied = on_cpu and shape.tied
-    elif _bytes(head, dtype.itemsize) >= PACKED_FROM:
-        copied = on_cpu and dtype == torch.float32 and torch.backends.mkl.is_available()
+    if _bytes(head, dtype.itemsize) >= PACKED_FROM:
+        has_product = shape.tied if head_bits else torch.backends.mkl.is_available()
+        copied = on_cpu and dtype == torch.float32 and has_product
     else:
         copied = on_cpu and shape.tied and head[0] > head[1]
     padded = shape.tied and part.vocabulary.stop > shape.vocab

@@ -256,15 +256,16 @@ class Model:
         return int(different[0]) if len(different) else n
 
     async def move(self, prefix: Prefix, to: Model) -> None:
-        """Copy the KV rows of a prefix to another device with the same model.
+        """Copy the KV rows of a prefix to another worker with the model or its form in fewer bits.
 
         The last token has no row, and rows that the other device has are not copied.
         """
-        start, ids = to.held(prefix), self._dispatcher.span_ids
-        if start < len(prefix) - 1:
-            exported = await self._call(Export(self.name, (prefix,), start), ids(1))
-            await to._call(Import(self.name, (prefix,), start, exported.value), ids(1))
-            to._cached[prefix.sequence] = prefix.tokens[:-1]
+        ids, last = self._dispatcher.span_ids, len(prefix) - 1
+        for start in range(to.held(prefix), last, PREFILL_ROWS):
+            part = Prefix(prefix.sequence, prefix.tokens[: min(start + PREFILL_ROWS, last) + 1])
+            exported = await self._call(Export(self.name, (part,), start), ids(1))
+            await to._call(Import(to.name, (part,), start, exported.value), ids(1))
+            to._cached[prefix.sequence] = part.tokens[:-1]
 
     async def prefill(self, prefixes: Sequence[Prefix]) -> None:
         """Cache the prefixes without their last tokens."""

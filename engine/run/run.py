@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ class Run:
         clock: Returns nanoseconds since the run's start.
         encode: Text -> token ids, without special ones.
         gathering: See `Model`.
+        readers: Names of the drafters that get the target's KV rows of a prompt.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Run:
         clock: Callable[[], int],
         encode: Callable[[str], tuple[int, ...]],
         gathering: Gathering | None = None,
+        readers: Collection[str] = (),
     ) -> None:
         self.sequences = sequences
         self.targets = [
@@ -58,6 +60,7 @@ class Run:
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         """Most methods use the first."""
+        self._readers = [drafter for drafter in self.drafters if drafter.name in readers]
         self._dispatcher = dispatcher
         self._clock = clock
         self._encode = encode
@@ -126,13 +129,20 @@ class Run:
         self._dispatcher.step = 1
 
     async def prefill(self, numbers: Sequence[int]) -> None:
-        """Cache sequences on all models at once, without their last tokens."""
+        """Cache sequences on all models, without their last tokens.
+
+        All models compute at once; the drafters that read the target's KV rows get them afterwards.
+        """
         prefixes = [self.sequence(number).x for number in numbers]
         # heads are last: they read the hidden states that the target leaves on their worker
         heads_last = sorted((*self.drafters, *self.targets), key=lambda model: model.name != model.role)
         async with asyncio.TaskGroup() as prefills:
             for model in heads_last:
-                prefills.create_task(model.prefill(prefixes))
+                if model not in self._readers:
+                    prefills.create_task(model.prefill(prefixes))
+        for drafter in self._readers:
+            for prefix in prefixes:
+                await self.target.move(prefix, to=drafter)
 
     async def retire(self, numbers: Sequence[int]) -> None:
         """Free the KV slots of sequences that ended, on every worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from app.bench.methods import COPYING, Comparison, figures
 from app.bench.race import Race
 from app.cli import bench
 from engine.errors import UsageError
+from engine.trace.trace import Trace
 from tests.traces.samples import sample_trace
+from traces.waiting import decode_window
 
 BASE = "autoregressive"
 
@@ -32,9 +35,8 @@ def _race(seconds: dict[str, float], ids=(5, 6)) -> Race:
 
 def _comparison(races: dict[str, Race], expected=(5, 6)) -> Comparison:
     keys = next(iter(races.values())).seconds
-    return Comparison(
-        races, {key: [sample_trace()] for key in keys}, {category: [list(expected)] for category in races}
-    )
+    traces = {key: {category: [sample_trace()] for category in races} for key in keys}
+    return Comparison(races, traces, {category: [list(expected)] for category in races})
 
 
 def test_the_overall_ratio_is_all_tokens_over_all_seconds():
@@ -47,6 +49,28 @@ def test_the_overall_ratio_is_all_tokens_over_all_seconds():
     assert comparison.on("speculative", "chat").values == (2.0,)
     assert comparison.overall("speculative").detail["categories"]["chat"]["median"] == 2.0
     assert comparison.overall("speculative").valid
+
+
+def test_prefill_can_be_left_out():
+    decode_seconds = {BASE: (8.0, 6.0), "pearl": (2.0, 3.0)}
+    race = _race({BASE: 20.0, "pearl": 19.0})
+    for rounds in (*race.seconds.values(), *race.tokens.values()):
+        rounds.append(rounds[0])
+    traces = {key: {"chat": [_decoded(seconds) for seconds in each]} for key, each in decode_seconds.items()}
+    comparison = Comparison({"chat": race}, traces, {"chat": [[5, 6]]})
+    assert comparison.after_prefill("pearl").values == pytest.approx((4, 2))
+    result = figures(comparison)
+    assert result["pearl_over_autoregressive_after_prefill"].median == pytest.approx(3)
+    assert result["pearl_over_autoregressive"].median == pytest.approx(20 / 19)
+    assert not replace(comparison, expected={"chat": [[5, 7]]}).after_prefill("pearl").valid
+
+
+def _decoded(seconds: float) -> Trace:
+    """Return a trace of four tokens; the last one is written `seconds` after prefill."""
+    trace = sample_trace(tokens=4)
+    start, _ = decode_window(trace)
+    commits = [replace(c, time=start + int(seconds * 1e9)) for c in trace.commits]
+    return replace(trace, commits=commits)
 
 
 def test_a_method_whose_text_differs_from_transformers_is_not_valid():

@@ -66,6 +66,32 @@ def test_most_drafts_are_accepted(threads: Cluster) -> None:
     assert 0.6 < sum(r.accepted for r in rounds) / sum(r.drafted for r in rounds) <= 1
 
 
+def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads: Cluster) -> None:
+    trace = threads.run("speculative", PROMPT, limits=Limits(4))
+    spans = [s for s in trace.spans if s.step == 0]
+    prefills = {s.model for s in spans if s.kind == "prefill"}
+    moved = [(s.model, s.rows, s.context) for s in spans if s.kind == "communicate"]
+    rows = len(threads.pair.encode(PROMPT)) - 1
+    if threads.pair.drafter_path == TARGET / "int4":
+        assert prefills == {"target"}
+        assert moved == [("target", rows, 0), ("drafter", rows, 0)]
+    else:  # its values are rotated
+        assert (prefills, moved) == ({"target", "drafter"}, [])
+
+
+def test_a_long_prompts_rows_move_in_parts(
+    threads: Cluster, expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.run.models.PREFILL_ROWS", 5)
+    trace = threads.run("speculative", PROMPT, limits=NEW)
+    assert tuple(trace.token_ids()) == expected[True]
+    parts = [(s.context, s.rows) for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
+    rows = len(threads.pair.encode(PROMPT)) - 1
+    expected_parts = [(start, min(5, rows - start)) for start in range(0, rows, 5)]
+    assert parts == (expected_parts if threads.pair.drafter_path == TARGET / "int4" else [])
+    assert sum(r.accepted for r in trace.rounds) > 8, "the rows are the prompt's"
+
+
 @pytest.mark.parametrize(
     ("method", "config"),
     [

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.model import weights
-from engine.model.int8 import WeightOnlyProduct
+from engine.model import int8, weights
+from engine.model.int8 import PAIRED_STEPS, REFINED, FbgemmProduct, WeightOnlyProduct, has_fbgemm
 from engine.model.weights import Linear
 
 
@@ -86,6 +86,28 @@ def test_the_matrix_is_packed_without_a_second_copy() -> None:
     assert not Linear(weight, bits=8).transposed.numel()
     kept = Linear(weight, keep=True, bits=8)
     assert torch.equal(kept.rows(torch.tensor([3, 90])), weight[[3, 90]])
+
+
+def test_the_largest_outputs_of_a_kept_matrix_are_exact() -> None:
+    weight, x = torch.randn(300, 64), torch.randn(3, 64)
+    exact = x @ weight.t()
+    rounded, refined = Linear(weight, bits=8)(x), Linear(weight, keep=True, bits=8)(x)
+    largest = rounded.topk(REFINED).indices
+    torch.testing.assert_close(refined.gather(1, largest), exact.gather(1, largest))
+    assert not torch.equal(rounded.gather(1, largest), exact.gather(1, largest))
+    assert torch.equal(refined.scatter(1, largest, 0), rounded.scatter(1, largest, 0)), "the other outputs"
+    few = torch.randn(REFINED - 1, 64)
+    torch.testing.assert_close(Linear(few, keep=True, bits=8)(x), x @ few.t())
+
+
+@pytest.mark.skipif(not has_fbgemm(), reason="torch has no FBGEMM here")
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_largest_sums_do_not_overflow(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exact:  # a processor whose instructions add pairs in 16 bits
+        monkeypatch.setattr(int8, "fbgemm_steps", lambda: PAIRED_STEPS)
+    weight, x = torch.ones(8, 64), torch.ones(2, 64)
+    got = FbgemmProduct(weight, rotates=False)(x)
+    torch.testing.assert_close(got, torch.full((2, 8), 64.0), rtol=0.01, atol=0)
 
 
 def test_processors_without_fbgemm_round_the_matrix_only() -> None:
