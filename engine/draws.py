@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.largest import largest
 from engine.types import Sampling
 
 Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
@@ -104,7 +105,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     # subtract the maximum first: a tiny temperature then overflows to -inf, never to nan
     x = (x - x.amax(-1, keepdim=True)) / max(sampling.temperature, torch.finfo(x.dtype).tiny)
     if 0 < sampling.top_k < x.shape[-1]:
-        least = x.topk(sampling.top_k).values[:, -1:]
+        least = largest(x, sampling.top_k)[0][:, -1:]
         x = x.masked_fill(x < least, -torch.inf)
     p = x.softmax(-1)
     if sampling.top_p < 1:
@@ -182,7 +183,7 @@ def argmax(logits: Tensor) -> list[int]:
 
 def most_probable(p: Tensor, k: int) -> tuple[Top, ...]:
     """Return the k most probable tokens of each row, (R, V), without tokens of probability 0."""
-    values, ids = p.topk(min(k, p.shape[-1]))
+    values, ids = largest(p, min(k, p.shape[-1]))
     return most_probable_of(ids, values)
 
 

@@ -118,9 +118,9 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
         note(category)
         kept = {key: traces[key].setdefault(category, []) for key in keys}
         race = Race({key: speed.decode(cluster, plan, key, kept[key]) for key in keys}, ids)
-        warm_up = not races
-        races[category] = race.run(plan.rounds, plan.seconds, lambda: note(""), warm_up=warm_up)
-        for each in kept.values() if warm_up else ():
+        limits = {"least": plan.least_rounds, "warm_up": not races}
+        races[category] = race.run(plan.rounds, plan.seconds, lambda: note(""), **limits)
+        for each in kept.values() if limits["warm_up"] else ():
             del each[0]
     note("transformers")
     with quiet(), speed.one_core():

@@ -20,7 +20,7 @@ class Plan:
     rounds: int
     """Most rounds of a race; in a round every contestant decodes every prompt."""
     seconds: float
-    """Time limit of a race, after `race.MIN_ROUNDS` rounds."""
+    """Time after which no round of a race begins, once there were enough."""
     sweep_rounds: int
     new_tokens: int
     repeats: int
@@ -29,6 +29,8 @@ class Plan:
     memory_runs: int
     speculative_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
+    least_rounds: int = 3
+    """Rounds of a race that are run even beyond its time."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Batch sizes of EMS-SD, in ascending order."""
     batch_bases: tuple[str, ...] = ("llma", "speculative")
@@ -60,4 +62,4 @@ FULL = Plan(
 )
 METHODS = replace(FULL, prompts=8, rounds=5, seconds=120)
 """Sizes for a real pair, whose forwards take longer."""
-METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=64)
+METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=64, least_rounds=2)

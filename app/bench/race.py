@@ -10,9 +10,6 @@ from typing import TypeAlias
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""
 
-MIN_ROUNDS = 3
-"""Rounds that are run even beyond the time limit."""
-
 
 class Race:
     """Tokens per second of several contestants, round by round.
@@ -47,13 +44,15 @@ class Race:
         seconds: float,
         after_round: Callable[[], None] = lambda: None,
         *,
+        least: int = 3,
         warm_up: bool = True,
     ) -> Race:
-        """Run up to `rounds` rounds, at least MIN_ROUNDS, for `seconds` at most.
+        """Run up to `rounds` rounds, at least `least`, for `seconds` at most.
 
         Args:
             rounds: Most rounds.
             seconds: Time after which no round begins.
+            least: Rounds that are run even beyond that time.
             after_round: Called after every round.
             warm_up: Whether each contestant decodes the first prompt before the first round.
         """
@@ -61,7 +60,7 @@ class Race:
             generate(self._prompts[0])
         begun = self._clock()
         for done in range(rounds):
-            if done >= min(MIN_ROUNDS, rounds) and self._clock() - begun > seconds:
+            if done >= min(least, rounds) and self._clock() - begun > seconds:
                 break
             self._round()
             after_round()

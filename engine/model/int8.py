@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.largest import largest
 from engine.model.rotated import can_rotate, rotated_blocks
 
 if TYPE_CHECKING:
@@ -133,9 +134,9 @@ class RefinedProduct:
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W', (T, out), for x of (T, in)."""
         output = self._product(x)
-        largest = output.topk(self._count).indices
-        rows = self._weight[largest]
-        return output.scatter_(1, largest, torch.bmm(rows, x.unsqueeze(2)).squeeze(2))
+        _, columns = largest(output, self._count)
+        rows = self._weight[columns]
+        return output.scatter_(1, columns, torch.bmm(rows, x.unsqueeze(2)).squeeze(2))
 
 
 class WeightOnlyProduct:

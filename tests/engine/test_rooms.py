@@ -14,7 +14,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GROUND = (
-    *("errors", "environment", "files", "bounds", "types", "layout", "draws", "vocabulary", "rows", "accept"),
+    *(
+        "errors",
+        "environment",
+        "files",
+        "bounds",
+        "types",
+        "layout",
+        "largest",
+        "draws",
+        "vocabulary",
+        "rows",
+        "accept",
+    ),
     *("device_rows", "packed_rows"),
 )
 ROOMS = (
