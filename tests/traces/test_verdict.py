@@ -182,7 +182,7 @@ def test_a_drafter_that_is_often_wrong_has_a_better_one_with_its_measured_figure
     found, first = of_drafter(trace), measure(trace).per_level[0]
     assert found["drafter"].startswith(
         f"This drafter is wrong in {100 * (1 - first.rate):.0f} % of the first tokens. The target's own weights in "
-        "4 bits (int4) need no training. On SmolLM2 at temperature 0, int4 agrees with the target on 98 %"
+        "4 bits (int4) need no training. On SmolLM2 at temperature 0, int4 agrees with the target on 99 %"
     )
     assert found["other"] == {"method": kind, "config": trace.header.config, "drafter": "int4"}
     assert found["summary"] == "", "it needs no baseline"
