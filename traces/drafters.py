@@ -17,11 +17,14 @@ OFTEN = 0.25
 """Share of wrong first tokens from which on another drafter is named."""
 FEWEST = 8
 """Rounds that must have judged a first token."""
-FORM = "int4"
-OTHER = (
-    f"The target's own weights in 4 bits ({FORM}) need no training. On SmolLM2 at temperature 0, {FORM} agrees with "
-    "the target on 99 % of the tokens (its file has 4 bits already), int8 on 93 to 95 %."
-)
+_FORMS = {"": "int4", "int4": "int8", "int8": ""}
+"""Form of a drafter -> the form that is right more often; none for int8."""
+_REASONS = {
+    "int4": "The target's own weights in 4 bits (int4) need no training. On SmolLM2 at temperature 0, int4 agrees with "
+    "the target on 99 % of the tokens (its file has 4 bits already), int8 on 93 to 95 %.",
+    "int8": "These weights seem to lie on no 4-bit grid; int8 loses less. On SmolLM2 with noise on its weights int8 "
+    "agrees with the target on 96 % of the tokens, int4 on 79 %.",
+}
 """Greedy agreement on SmolLM2; of other targets nothing was measured."""
 
 
@@ -32,6 +35,11 @@ class OtherDrafter(TypedDict):
     config: dict[str, Any]
     drafter: str
     """`int4` or `int8`."""
+
+
+def better_form(drafter_path: str) -> str:
+    """Return the target's form that is right more often than a drafter; empty if none is known."""
+    return _FORMS[form_of(drafter_path)]
 
 
 def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[Level]) -> str:
@@ -45,9 +53,9 @@ def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[L
         levels: Acceptance by level of its runs.
     """
     by_model = draft_forwards and header.drafter_path and "head" not in header.environment
-    if header.virtual or origin(header) or not by_model or form_of(header.drafter_path):
+    if header.virtual or origin(header) or not by_model:
         return ""
-    first = next((level for level in levels if level.level == 1), None)
-    if first is None or first.reached < FEWEST or 1 - first.rate < OFTEN:
+    form, first = better_form(header.drafter_path), next((one for one in levels if one.level == 1), None)
+    if not form or first is None or first.reached < FEWEST or 1 - first.rate < OFTEN:
         return ""
-    return f"This drafter is wrong in {100 * (1 - first.rate):.0f} % of the first tokens. {OTHER}"
+    return f"This drafter is wrong in {100 * (1 - first.rate):.0f} % of the first tokens. {_REASONS[form]}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from traces import spans, waiting
 from traces.advice import Advice, advise, longest_drafter
-from traces.drafters import FORM, OtherDrafter, wrong_drafter
+from traces.drafters import OtherDrafter, better_form, wrong_drafter
 from traces.metrics import speedup
 from traces.rates import rates_of
 from traces.view.branches import has_trees
@@ -71,7 +71,10 @@ def verdict(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: M
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
     """Return a verdict on the drafter alone."""
     header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
-    other = OtherDrafter(method=header.method, config=header.config, drafter=FORM) if text else None
+    if not text:
+        return NONE
+    form = better_form(header.drafter_path)
+    other = OtherDrafter(method=header.method, config=header.config, drafter=form)
     return {**NONE, "drafter": text, "other": other}
 
 

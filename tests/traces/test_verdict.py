@@ -189,10 +189,17 @@ def test_a_drafter_that_is_often_wrong_has_a_better_one_with_its_measured_figure
     assert of_drafter(trace, redact_prompt=True)["other"] is None
 
 
+def test_int4_that_is_often_wrong_has_int8() -> None:
+    found = of_drafter(drafted(0.4, drafter_path="/models/large/int4"))
+    assert "These weights seem to lie on no 4-bit grid; int8 loses less." in found["drafter"]
+    assert found["other"]["drafter"] == "int8"
+
+
 @pytest.mark.parametrize(
     "trace",
     [
         drafted(0.95),
+        drafted(0.95, drafter_path="/models/smollm2/int4"),
         drafted(0.4, drafter_path="/models/smollm2/int8"),
         drafted(0.4, profile="sample-2xGPU"),
         drafted(0.4, drafter_path=""),
@@ -200,7 +207,7 @@ def test_a_drafter_that_is_often_wrong_has_a_better_one_with_its_measured_figure
         drafted(0.4, kind="llma"),
         sample_trace("autoregressive"),
     ],
-    ids=["right", "a form", "virtual", "no drafter", "a head", "copies", "plain"],
+    ids=["right", "a right form", "int8", "virtual", "no drafter", "a head", "copies", "plain"],
 )
 def test_no_other_drafter_is_named_where_it_would_not_help_or_is_unknown(trace) -> None:
     assert (of_drafter(trace)["drafter"], of_drafter(trace)["other"]) == ("", None)
