@@ -8,6 +8,7 @@ import engine
 from engine.trace.events import Part, Round, Span
 from engine.types import Limits
 from tests.traces.samples import sample_trace
+from traces.around import Around
 from traces.view.caches import caches
 from traces.view.document import view_model
 
@@ -91,6 +92,38 @@ def test_rows_of_unknown_origin_are_not_invented():
     assert rows_of(traced(moved))[1:] == [(1, {"valid": 5, "new": 1}), (2, {"valid": 6, "unknown": 4})]
     stopped = [*moved[:1], span(1, "draft", 1, 5, 2, outcome="cancelled"), span(2, "draft", 2, 6, 1)]
     assert rows_of(traced(stopped))[1] == (1, {"valid": 5, "lost": 1, "unknown": 1})
+
+
+def test_rows_that_another_device_sent_are_known_and_sent_ones_change_nothing():
+    spans = [
+        span(0, "prefill", 0, 0, 6, "target"),
+        span(1, "communicate", 0, 0, 6, "target"),
+        span(2, "communicate", 0, 0, 4),
+        span(3, "communicate", 0, 4, 2),
+        span(4, "draft", 1, 6, 1),
+        span(5, "verify", 1, 6, 2, "target"),
+        span(6, "communicate", 1, 6, 2, "target"),
+        span(7, "draft", 2, 7, 1),
+    ]
+    assert rows_of(traced(spans), 0) == [(0, {"new": 6}), (1, {"valid": 6, "unknown": 2})]
+    assert rows_of(traced(spans), 1) == [
+        (0, {"new": 6}),
+        (1, {"valid": 6, "new": 1}),
+        (2, {"valid": 7, "unknown": 1}),
+    ]
+
+
+def test_a_part_with_one_step_or_one_forward_of_a_batch_has_no_caches():
+    part = Around(since=5, until=90)
+    for spans in ([span(1, "draft", 1, 5, 1)], [span(1, "communicate", 1, 0, 0)]):
+        assert caches(traced(spans), part) == []
+    trace = sample_trace("speculative")
+    header = replace(trace.header, prompts=("a", "b"), prompt_ids=((1,), (2,)))
+    spans = [replace(span(1, "verify", 1, 8, 8, "target"), sequence=-1)]
+    rounds = [Round(1, i, "verify", 3, 3, 4, 20, 1) for i in range(2)]
+    batch = replace(trace, header=header, spans=spans, rounds=rounds)
+    assert len(caches(batch)) == 2
+    assert caches(batch, Around(until=90)) == []
 
 
 def test_numbers_below_zero_in_a_file_count_as_none():

@@ -55,6 +55,18 @@ def windows(size):
 
 
 @pytest.mark.parametrize("key", KEYS)
+def test_a_window_of_a_single_forward_or_of_none_has_a_part(store, key):
+    size = store.extent(key)
+    starts = sorted({span.start for span in store.load(key).spans})
+    windows = [*pairwise(starts), *zip(starts, starts[2:], strict=False), (starts[0], starts[0] + 1)]
+    for low, high in windows:
+        found = part_sections(store.part(key, size, low, high, 10_000), size)
+        for view in found["caches"]:
+            assert view["step"], "a cache without a step is left out"
+            assert len(view["step"]) == len(view["t"])
+
+
+@pytest.mark.parametrize("key", KEYS)
 def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes, key):
     whole, size = wholes[key], store.extent(key)
     for low, high in windows(size):

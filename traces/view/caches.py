@@ -9,7 +9,7 @@ in the order written: of a tree, the count of kept nodes is exact, not their pla
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
 from traces.around import WHOLE, Around
@@ -80,16 +80,16 @@ def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
     slots: dict[tuple[str, str], list[Span]] = {}
     for span in trace.spans:
         known = around.since is None or span.start >= around.since
-        if known and span.kind in _FORWARDS and span.rank == 0:
+        if known and span.kind in (*_FORWARDS, "communicate") and span.rank == 0:
             slots.setdefault((span.model, span.device), []).append(span)
     labels, clock = {d.name: d.label for d in trace.header.devices}, decoding_clock(trace)
     found: list[CacheView] = []
     for (model, device), spans in sorted(slots.items(), key=lambda slot: slot[0][0] != "target"):
         if any(span.context for span in spans):
             spans.sort(key=lambda s: (s.start, s.id))
-            groups = _groups(spans)
+            groups = _groups(_writing(spans))
             if around.since is not None:
-                del groups[0]  # some of its spans may be missing
+                del groups[:1]  # some of its spans may be missing
             rows = list(_steps(groups, fuzzy, "unknown" if around.since is None else "earlier"))
             if around.until is not None:
                 del rows[-1:]
@@ -97,6 +97,19 @@ def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
             if rows:
                 found.append(_view(labels[device], model, 0, times, rows))
     return found
+
+
+def _writing(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield the spans that write rows: forwards, and copies of rows that end after the cached ones.
+
+    The other copies are those of rows that another device gets, and exchanges between ranks.
+    """
+    length = 0
+    for span in spans:
+        end = span.context + span.rows
+        if span.kind != "communicate" or end > length:
+            length = end
+            yield span
 
 
 def _groups(spans: Iterable[Span]) -> list[list[Span]]:
@@ -114,7 +127,7 @@ def _steps(groups: list[list[Span]], fuzzy: set[int], first: str) -> Iterator[tu
     base = _Rows()
     if groups:
         base.add(first, groups[0][0].context)
-    for group, following in zip(groups, [*groups[1:], None], strict=True):
+    for group, following in zip_longest(groups, groups[1:]):
         base.cut(group[0].context)
         base.fill(group[0].context)
         written, lost = _Rows(), Counter[str]()
@@ -189,10 +202,10 @@ def _batch(trace: Trace, around: Around) -> list[CacheView]:
     found: list[CacheView] = []
     for sequence in range(len(trace.header.prompts)):
         own = [p for p in shared if any(share["sequence"] == sequence for share in p["shares"])]
+        rows = list(_shares(own, sequence))
+        if around.until is not None:
+            del own[-1:], rows[-1:]
         if own:
-            rows = list(_shares(own, sequence))
-            if around.until is not None:
-                del own[-1], rows[-1]
             label = labels[device[own[0]["span"]]]
             found.append(_view(label, "target", sequence, [p["t"] for p in own], rows))
     return found
@@ -201,7 +214,7 @@ def _batch(trace: Trace, around: Around) -> list[CacheView]:
 def _shares(own: list[PackingView], sequence: int) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield (step, rows by state) of one sequence of a batch."""
     shares = [next(s for s in p["shares"] if s["sequence"] == sequence) for p in own]
-    for packing, share, later in zip(own, shares, [*shares[1:], None], strict=True):
+    for (packing, share), later in zip_longest(zip(own, shares, strict=True), shares[1:]):
         counts = dict.fromkeys(STATES, 0)
         kept = min(share["rows"], later["cached"] - share["cached"]) if later else 0
         counts["valid"], counts["new"] = share["cached"], kept
