@@ -15,6 +15,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 
 from app.demo import demo_document
+from app.guard import report_failure
 from app.limits import CLOSE
 from app.papers import papers_page
 from app.windows import Windows
@@ -309,6 +310,10 @@ def _answer(document: Callable[[], Mapping[str, Any]]) -> Response:
         text = json.dumps(document(), allow_nan=False, separators=(",", ":"))
     except SpecScopeError as error:
         return _refusal(error)
+    except Exception as error:  # noqa: BLE001 - the page shows one line, and stays
+        report_failure("a document", error)
+        what = f"the server could not make this document ({type(error).__name__}); please report it"
+        return _refusal(SpecScopeError(what), 500)
     return Response(text, media_type="application/json", headers=FRESH)
 
 

@@ -265,3 +265,34 @@ def test_no_file_of_the_disk_is_served(client, tmp_path) -> None:
     secret.write_text("secret")
     for path in (f"/gradio_api/file={secret}", "/gradio_api/file=/etc/passwd", "/specscope/files/../app.py"):
         assert client.get(path).status_code in (403, 404)
+
+
+def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> None:
+    def failing(*_: object) -> None:
+        raise IndexError
+
+    name = run("speculative").run_id
+    whole = client.get("/specscope/model", params={"runs": name}).json()["runs"][0]
+    for view in ("caches", "trees"):
+        monkeypatch.setattr(f"traces.view.document.{view}", failing)
+    answer = client.get("/specscope/model", params={"runs": name})
+    (found,) = answer.json()["runs"]
+    assert found["note"] == (
+        "Not shown, because of a fault of SpecScope: KV caches (IndexError), trees (IndexError). Please report it."
+    )
+    assert (found["caches"], found["trees"]) == ([], [])
+    assert (found["tokens"], found["band"]) == (whole["tokens"], whole["band"])
+
+
+def test_a_document_that_cannot_be_made_is_an_error_in_json(client, run, monkeypatch, capsys) -> None:
+    def failing(*_: object) -> None:
+        raise IndexError("4 of 3")
+
+    name = run("speculative").run_id
+    monkeypatch.setattr("traces.view.document.committed", failing)
+    answer = client.get("/specscope/model", params={"runs": name})
+    assert answer.status_code == 500
+    assert answer.json() == {
+        "error": "the server could not make this document (IndexError); please report it"
+    }
+    assert capsys.readouterr().err == "specscope: a document failed: IndexError: 4 of 3\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from engine.errors import SpecScopeError
 from engine.methods import METHODS
 from traces.around import WHOLE, Around
 from traces.comparable import Comparison, batch_size, comparisons, drafts
@@ -38,6 +39,9 @@ from traces.waiting import Timeline, timeline
 if TYPE_CHECKING:
     from engine.trace.events import Device
     from engine.trace.trace import Trace
+
+
+Made = TypeVar("Made")
 
 
 def view_model(
@@ -122,8 +126,10 @@ def sections(
         devices: The devices that get a track; `working_devices(trace)` unless given.
         around: What the run has around the rows of the trace.
     """
-    tokens, lost, judged, copied = list(committed(trace)), list(ghosts(trace)), rounds(trace), copies(trace)
-    grams = [] if redact_prompt else ngrams(trace)
+    tokens, lost, judged = list(committed(trace)), list(ghosts(trace)), rounds(trace)
+    views = _Views()
+    copied = views.of("copies", lambda: copies(trace), [])
+    grams = [] if redact_prompt else views.of("n-grams", lambda: ngrams(trace), [])
     if redact_prompt:
         lost = _without_copies(lost, copied)
     clock = decoding_clock(trace)
@@ -135,7 +141,6 @@ def sections(
         "tracks": [*tracks(trace, known.waits, devices), *(queue(trace) if devices is None else ())],
         "band": band(trace, known.band),
         "headline": headline(trace, known.band),
-        "note": _note(trace),
         "sequences": list(range(len(trace.header.prompts))),
         "tokens": tokens,
         "ghosts": lost,
@@ -143,13 +148,36 @@ def sections(
         "rounds": judged,
         "copies": copied,
         "ngrams": grams,
-        "caches": caches(trace, around),
-        "layers": layers(trace),
-        "packings": packings(trace, around),
-        "pool": server_pool(trace, around),
-        "trees": trees(trace),
-        "sources": [] if redact_prompt else sources(trace),
+        "caches": views.of("KV caches", lambda: caches(trace, around), []),
+        "layers": views.of("layers", lambda: layers(trace), None),
+        "packings": views.of("batches", lambda: packings(trace, around), []),
+        "pool": views.of("target servers", lambda: server_pool(trace, around), None),
+        "trees": views.of("trees", lambda: trees(trace), []),
+        "sources": [] if redact_prompt else views.of("sources", lambda: sources(trace), []),
+        "note": " ".join(filter(None, (_note(trace), views.note()))),
     }
+
+
+class _Views:
+    """Makes views of a run; one that fails is left out, so that the others can be read."""
+
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+
+    def of(self, name: str, make: Callable[[], Made], empty: Made) -> Made:
+        """Return what `make` returns, or `empty` if it fails."""
+        try:
+            return make()
+        except SpecScopeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of one view
+            self._failed.append(f"{name} ({type(error).__name__})")
+            return empty
+
+    def note(self) -> str:
+        """Return which views are missing; empty if none is."""
+        missing = ", ".join(self._failed)
+        return f"Not shown, because of a fault of SpecScope: {missing}. Please report it." if missing else ""
 
 
 def _without_copies(lost: Sequence[GhostView], copied: Sequence[CopyView]) -> list[GhostView]:
