@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from engine.errors import ModelError, one_line
+from engine.errors import ModelError, one_line, plain_name, shown
 from engine.model.shape import ModelShape
+from engine.pairs.gguf_counts import check_counts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,19 +64,22 @@ class GgufFile:
 
         self.path = path
         try:
+            check_counts(path)
             self._reader = GGUFReader(path)
+        except ModelError:
+            raise
         except Exception as error:  # noqa: BLE001 - numpy raises many kinds for a truncated file
             raise ModelError(f"{path} is not a complete GGUF file: {one_line(error)}") from None
         self.architecture = self._value("general.architecture")
-        if self.architecture not in ARCHITECTURES:
+        if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
             raise ModelError(
-                f"{path}: architecture {self.architecture} is not supported; supported are "
+                f"{path}: architecture {shown(self.architecture)} is not supported; supported are "
                 f"{', '.join(ARCHITECTURES)}"
             )
         for tensor in self._reader.tensors:
             if tensor.tensor_type.name not in KINDS:
                 raise ModelError(
-                    f"{path}: {tensor.name} is of type {tensor.tensor_type.name}; supported are {', '.join(KINDS)}"
+                    f"{path}: {plain_name(tensor.name)} is of type {tensor.tensor_type.name}; supported are {', '.join(KINDS)}"
                 )
 
     @property
@@ -136,7 +140,7 @@ class GgufFile:
             }
         if kind != "none":
             raise ModelError(
-                f"{self.path}: rope scaling {kind} is not supported; supported are linear, yarn, llama3"
+                f"{self.path}: rope scaling {shown(kind)} is not supported; supported are linear, yarn, llama3"
             )
         return {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +112,46 @@ def test_a_truncated_file_is_refused(tmp_path, cache, kept):
     refused(file, cache, "not a complete GGUF file")
 
 
+def lying(*, keys: int = 1, tensors: int = 0, body: bytes = b"") -> bytes:
+    """Return a file of 5 KB with these counts."""
+    return (b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + body).ljust(5000, b"\0")
+
+
+def key(kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", 1) + b"k" + struct.pack("<I", kind) + value
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        *(
+            (lying(body=key(9, struct.pack("<IQ", kind, 2**30))), "claims 1,073,741,824")
+            for kind in (0, 7, 8, 12)
+        ),
+        (lying(body=key(9, struct.pack("<IQ", 9, 1))), "an array of the type 9"),
+        (lying(body=key(13, b"")), "the unknown type 13"),
+        (lying(body=key(8, struct.pack("<Q", 2**62))), "values or characters where"),
+        (lying(keys=2**30), "claims 1,073,741,824"),
+        (lying(keys=0, tensors=2**30), "claims 1,073,741,824"),
+        (lying(keys=0, tensors=1, body=struct.pack("<QI", 0, 2**31)), "a tensor of 2,147,483,648 dimensions"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0).ljust(99, b"\0"), "is a big-endian GGUF file"),
+    ],
+)
+def test_counts_beyond_the_file_are_refused_before_it_is_read(content, why, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("gguf.GGUFReader", None)
+    file = tmp_path / "a.gguf"
+    file.write_bytes(content)
+    refused(file, cache, why)
+
+
+def test_the_characters_of_a_file_do_not_reach_the_terminal(tmp_path, cache):
+    file = write(tmp_path / "a.gguf", arch="\x1b[31mred\x07" + "\0" * 5000)
+    with pytest.raises(ModelError) as refusal:
+        converted(file)
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 300 + len(str(file))
+
+
 def test_a_file_of_another_format_is_refused(tmp_path, cache):
     file = tmp_path / "a.gguf"
     file.write_bytes(os.urandom(4096))
@@ -121,10 +162,10 @@ def test_a_file_of_another_format_is_refused(tmp_path, cache):
     ("options", "message"),
     [
         ({"kind": "TQ1_0"}, "is of type TQ1_0; supported are F32"),
-        ({"arch": "gemma2"}, "architecture gemma2 is not supported; supported are llama, qwen2, qwen3"),
+        ({"arch": "gemma2"}, "architecture 'gemma2' is not supported; supported are llama, qwen2, qwen3"),
         ({"drop": "blk.1.ffn_up.weight"}, "lacks the tensor blk.1.ffn_up.weight"),
         ({"inner": 512}, r"blk.0.ffn_gate.weight has shape \[256, 256\]; its metadata asks for \[512, 256\]"),
-        ({"rope": {"scaling.type": "longrope"}}, "rope scaling longrope is not supported"),
+        ({"rope": {"scaling.type": "longrope"}}, "rope scaling 'longrope' is not supported"),
         ({"extra": {"rope_freqs.weight": np.full(64, 3.0, np.float32)}}, "none of the published llama3 ones"),
     ],
 )
