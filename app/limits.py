@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import h11
 from starlette.datastructures import Headers
@@ -16,6 +17,10 @@ BODY_SECONDS = 20.0
 """Seconds within which a request's body must be complete."""
 HEAD_SECONDS = 10.0
 """Seconds within which a request's head must be complete."""
+SEND_SECONDS = 30.0
+"""Seconds within which a client must take some part of an answer."""
+MOST_UNREAD = 256 * 2**20
+"""Most bytes of answers that clients have not taken, over all connections."""
 CONNECTIONS = 512
 """Most connections at once. A page holds one or two."""
 CLOSE = {"Connection": "close"}
@@ -82,9 +87,13 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if a request head is late or too many connections are open."""
+    """A connection that is closed if a request head is late or an answer is not taken.
+
+    It is closed, too, if too many connections are open or too many bytes are not taken.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, or close it if there are too many."""
@@ -103,9 +112,38 @@ class BoundedConnection(H11Protocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         self._stop_timer()
+        self._stop_sending()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the timer for an answer that the client does not take as fast as it is made."""
+        super().pause_writing()
+        if sum(map(_unread, self.connections)) > MOST_UNREAD:
+            self.transport.abort()
+        else:
+            self._expect_progress()
+
+    def resume_writing(self) -> None:
+        """Stop that timer."""
+        self._stop_sending()
+        super().resume_writing()
+
+    def _expect_progress(self) -> None:
+        self._stop_sending()
+        self._sending = self.loop.call_later(SEND_SECONDS, self._check_progress, _unread(self))
+
+    def _check_progress(self, before: int) -> None:
+        if _unread(self) >= before:
+            self.transport.abort()
+        else:
+            self._expect_progress()
+
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
@@ -114,3 +152,8 @@ class BoundedConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _unread(connection: Any) -> int:
+    """Return the bytes of answers that a client has not taken."""
+    return connection.transport.get_write_buffer_size()

@@ -119,13 +119,21 @@ class Guesses:
 
 
 def _address(scope: Scope) -> str:
-    """Return the client's IPv4 address or IPv6 /64 network; one client owns a whole /64."""
+    """Return the client's address, or the network that one client owns.
+
+    A client owns an IPv6 /64; a program of this machine owns 127.0.0.0/8.
+    """
     host = scope["client"][0] if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
-    return host if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        if mapped is None and not address.is_loopback:
+            return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+        address = mapped or address
+    return "loopback" if address.is_loopback else str(address)
 
 
 def _refuse(text: str, status: int, headers: dict[str, str]) -> PlainTextResponse:

@@ -54,12 +54,31 @@ def read_text(path: Path, limit: int) -> str:
         raise UsageError(f"{path} is not text: byte {error.start} is not UTF-8") from None
 
 
+MOST_VALUES = 6_000_000
+"""Most values of a JSON text. A small packed file can have so many that reading them stops every
+thread for half a minute and takes gigabytes."""
+
+
+def check_values(text: str | bytes) -> None:
+    """Count the brackets and commas of a JSON text, which are as many as its values or more.
+
+    Raises:
+        ValueError: They are more than MOST_VALUES.
+    """
+    signs = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
+    values = sum(map(text.count, signs))  # type: ignore[arg-type]
+    if values > MOST_VALUES:
+        raise ValueError(f"it has about {values} values; at most {MOST_VALUES} are read")
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: The text is not JSON, or too deeply nested or with too long a number for Python.
+        ValueError: The text is not JSON, has more than MOST_VALUES values, or is too deeply nested
+            or with too long a number for Python.
     """
+    check_values(text)
     try:
         return json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError):

@@ -288,3 +288,19 @@ def test_a_gzip_bomb_is_refused_while_it_is_unpacked(tmp_path, monkeypatch):
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 8 * 2**20
+
+
+MANY = {"one list": b"[" + b"[]," * 3_100_000 + b"[]]", "lines": b'{"a":[[],[],[]]}\n' * 900_000}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("form", MANY)
+def test_a_file_of_many_values_is_refused_before_they_are_read(tmp_path, form, packed):
+    file = tmp_path / "many"
+    file.write_bytes(gzip.compress(MANY[form], 1) if packed else MANY[form])
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="values; at most 6000000 are read"):
+        read_traces(file, 2**25)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**27  # reading them takes about 2**29

@@ -166,3 +166,17 @@ def play_help() -> str:
 def test_a_malformed_login_is_bad_usage(auth) -> None:
     with pytest.raises(UsageError, match=r"--auth \(or SPECSCOPE_AUTH\) must be user:password"):
         check_exposure("0.0.0.0", auth, unsafe=False)
+
+
+def test_all_addresses_of_this_machine_share_one_count(app):
+    addresses = ["127.0.0.1", "127.0.0.2", "127.9.8.7", "::1", "::ffff:127.0.0.3", "127.0.0.4"]
+    codes = [browser(app, address).get("/", auth=WRONG).status_code for address in addresses]
+    assert codes == [401] * FREE_GUESSES + [429]
+
+
+def test_addresses_of_a_network_are_counted_apart(app):
+    for address in ("10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3"):
+        for _ in range(FREE_GUESSES):
+            assert browser(app, address).get("/", auth=WRONG).status_code == 401
+    assert browser(app, "10.0.0.3").get("/", auth=WRONG).status_code == 429
+    assert browser(app, "10.0.0.4").get("/", auth=WRONG).status_code == 401

@@ -224,6 +224,10 @@ async def exchange(receive) -> list[dict]:
 # Connections, over a real socket.
 
 
+LARGE = 16 * 2**20
+GET = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
 @contextmanager
 def listening() -> Iterator[int]:
     """Serve a small application with BoundedConnection; yield its port."""
@@ -232,6 +236,10 @@ def listening() -> Iterator[int]:
     @app.post("/size")
     async def size(request: Request) -> PlainTextResponse:
         return PlainTextResponse(str(len(await request.body())))
+
+    @app.get("/large")
+    def large() -> PlainTextResponse:
+        return PlainTextResponse("x" * LARGE)
 
     listener = bind("127.0.0.1", 0)
     config = uvicorn.Config(
@@ -357,3 +365,43 @@ def test_a_session_with_unread_answers_gets_no_more(client, page, monkeypatch) -
         call(client, page, "silent", read=False)
     answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
     assert "too many answers are unread" in answers
+
+
+def received(peer: socket.socket, pause: float) -> int:
+    """Read an answer in parts, with a pause after each; return its bytes."""
+    total = 0
+    try:
+        while part := peer.recv(2**20):
+            total += len(part)
+            time.sleep(pause)
+    except ConnectionError:
+        pass
+    return total
+
+
+def test_an_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "SEND_SECONDS", 1)
+    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        peer.sendall(GET)
+        time.sleep(4)
+        assert received(peer, 0) < LARGE
+
+
+def test_an_answer_that_is_taken_slowly_is_complete(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "SEND_SECONDS", 2)
+    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        peer.sendall(GET)
+        assert received(peer, 0.1) > LARGE
+
+
+def test_answers_that_nobody_takes_have_a_limit_over_all_connections(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "MOST_UNREAD", 3 * LARGE)
+    with listening() as port:
+        peers = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(8)]
+        for peer in peers:
+            peer.sendall(GET)
+        time.sleep(3)
+        complete = [received(peer, 0) > LARGE for peer in peers]
+        assert 1 <= sum(complete) <= 3
+        for peer in peers:
+            peer.close()

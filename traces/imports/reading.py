@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from engine.files import parse_json, read_bytes
+from engine.files import check_values, parse_json, read_bytes
 from traces.checks import check
 from traces.export import jsonl
 from traces.imports import aiperf, modelopt, profiler, sglang, vllm
@@ -136,6 +136,7 @@ def _rows(content: bytes) -> list[Any]:
         return []
     if len(content) > MAX_BYTES:
         raise ValueError(f"it has {len(content)} bytes; of another engine at most {MAX_BYTES} are read")
+    check_values(content)  # all lines together: each of them may have few
     try:
         whole = parse_json(content)
     except json.JSONDecodeError:

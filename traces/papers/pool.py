@@ -37,10 +37,21 @@ def measured_time(
 
 def _generation(pool: ThreadPoolExecutor, count: int, costs: tuple[float, float, int]) -> None:
     """Draft and verify until `count` tokens are known, then stop the drafter."""
-    target, drafter, lookahead = costs
     stop, drafted = threading.Event(), threading.Semaphore(0)
-    thread = threading.Thread(target=_draft, args=(stop, drafted, drafter))
+    thread = threading.Thread(target=_draft, args=(stop, drafted, costs[1]), daemon=True)
     thread.start()
+    try:
+        _verify(pool, count, costs, drafted)
+    finally:  # an interrupt, too: without it the drafter would keep the process alive
+        stop.set()
+        thread.join()
+
+
+def _verify(
+    pool: ThreadPoolExecutor, count: int, costs: tuple[float, float, int], drafted: threading.Semaphore
+) -> None:
+    """Verify blocks of drafts until `count` tokens are known."""
+    target, drafter, lookahead = costs
     running: dict[Future[None], int] = {pool.submit(time.sleep, target): 1}
     covered, available, known = 1, 0, 0
     while known < count:
@@ -52,8 +63,6 @@ def _generation(pool: ThreadPoolExecutor, count: int, costs: tuple[float, float,
         while available - (covered - 1) >= lookahead or (not running and available >= covered):
             covered = min(covered + lookahead, available + 1)
             running[pool.submit(time.sleep, target)] = covered
-    stop.set()
-    thread.join()
 
 
 def _draft(stop: threading.Event, drafted: threading.Semaphore, seconds: float) -> None:

@@ -1,9 +1,11 @@
 """DSI's schedule: closed forms against followed forwards, and the grid's claims."""
 
+import threading
+
 import numpy as np
 import pytest
 
-from traces.papers import dsi, schedule
+from traces.papers import dsi, pool, schedule
 from traces.papers.pool import measured_time
 
 
@@ -49,3 +51,14 @@ def test_threads_take_at_least_the_time_of_the_schedule():
     right = [True, True, False, True]
     took = measured_time(right, 0.02, 0.005, 2, 7)
     assert took >= schedule.run_time(np.array(right), 0.25, 2) * 0.02
+
+
+def test_an_interrupted_pool_leaves_no_thread(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "wait", interrupted)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        measured_time([True] * 4, 0.02, 0.005, 2, 7)
+    assert threading.active_count() == before
