@@ -39,6 +39,9 @@ PATIENCE_MS = 180_000
 """Longest wait for a state of the page."""
 FORGET = 'if (location.protocol !== "about:") { sessionStorage.clear(); localStorage.clear(); }'
 """The page keeps its conversation over a reload; each turn begins without one."""
+PRESS = """() => document.querySelector('.app-turn:not([data-state="idle"])')
+    || void document.getElementById("run").click()"""
+"""Presses Run until a turn begins: Gradio drops a press while an earlier call ends."""
 PANES = """() => ["#panes .app-pane", "#live-viewer .ss-pane"]
     .map((panes) => document.querySelectorAll(panes).length).find((count) => count)"""
 """Returns the number of panes: while the turn runs, or in the viewer if it has ended already."""
@@ -82,8 +85,7 @@ class Turns:
         warmth.press("Tab")
         page.get_by_role("textbox", name="Prompt", exact=True).fill(PROMPT)
         page.locator("#methods input:checked").nth(len(self.more)).wait_for(state="attached")
-        page.locator("#run").click()
-        page.locator('.app-turn:not([data-state="idle"])').wait_for()
+        page.wait_for_function(PRESS, polling=2000)
         return page.wait_for_function(PANES).json_value()
 
     def finish(self) -> None:
