@@ -85,7 +85,7 @@ class Turns:
         warmth.press("Tab")
         page.get_by_role("textbox", name="Prompt", exact=True).fill(PROMPT)
         page.locator("#methods input:checked").nth(len(self.more)).wait_for(state="attached")
-        page.wait_for_function(PRESS, polling=2000)
+        page.wait_for_function(PRESS, polling=5000)
         return page.wait_for_function(PANES).json_value()
 
     def finish(self) -> None:

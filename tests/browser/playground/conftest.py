@@ -115,12 +115,17 @@ class Window:
             self.context.unroute(addresses)
 
     def reload(self) -> None:
-        """Reload the page once its calls are answered: Gradio logs an error for an open one."""
+        """Reload the page once it can be left."""
+        self.settle()
+        assert self.page is not None
+        self.page.reload()
+
+    def settle(self) -> None:
+        """Wait until the calls are answered: leaving an open one is an error in Gradio's log."""
         assert self.page is not None
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
         while self.calls:
             self.page.wait_for_timeout(20)
-        self.page.reload()
 
     def close(self) -> None:
         """Close the page."""

@@ -6,14 +6,17 @@ import pytest
 from playwright.sync_api import Page
 
 from app.bench import page as bench
+from tests.browser.playground.conftest import Window
 
 pytestmark = pytest.mark.browser
 
 
-def test_turns_of_four_panes_are_finished_and_stopped(server, page: Page) -> None:
+def test_turns_of_four_panes_are_finished_and_stopped(server, window: Window, page: Page) -> None:
+    window.settle()
     turns = bench.Turns(page, server.url, tokens=8)
     assert turns.press() == 4
     turns.finish()
+    window.settle()
     turns.leave()
     traces = bench.last_turn(server.database)
     assert [trace.status for trace in traces] == ["done"] * 4
