@@ -18,9 +18,10 @@ from engine.methods import METHODS
 from traces.rates import Rates, rates_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from engine.methods.registry import Method
+    from engine.trace.events import Header
     from engine.trace.trace import Trace
     from traces.metrics import Metrics
 
@@ -51,21 +52,33 @@ class Advice(TypedDict):
     """The formula."""
 
 
-def advise(trace: Trace, metrics: Metrics, baseline: Trace, speedup: float) -> Advice | None:
+def advise(
+    trace: Trace,
+    metrics: Metrics,
+    baseline: Trace,
+    speedup: float,
+    rivals: Sequence[tuple[Header, float]] = (),
+) -> Advice | None:
     """Return the setting with the largest predicted speed-up; None if the gain is below `GAIN`.
+
+    It is not a setting of a rival, and faster than each of them.
 
     Args:
         trace: A run that is done.
         metrics: Its metrics.
         baseline: The run's baseline, which `traces.comparable` chooses.
         speedup: The measured speed-up over it.
+        rivals: The runs with the same baseline, and their speed-ups.
     """
     method = METHODS.get(trace.header.method)
     rates = rates_of(trace, metrics, baseline)
     if method is None or rates is None:
         return None
-    best = max(_candidates(trace, method, rates, speedup), key=lambda a: a["speedup"], default=None)
-    return best if best and best["speedup"] >= GAIN * speedup else None
+    run = [(header.method, header.config) for header, _ in rivals]
+    new = [a for a in _candidates(trace, method, rates, speedup) if (a["method"], a["config"]) not in run]
+    best = max(new, key=lambda a: a["speedup"], default=None)
+    fastest = max((speedup, *(speed for _, speed in rivals)))
+    return best if best and best["speedup"] >= GAIN * fastest else None
 
 
 def longest_drafter(trace: Trace, metrics: Metrics, baseline: Trace) -> float | None:

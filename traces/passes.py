@@ -26,13 +26,14 @@ class Spread(TypedDict):
 def median_first(passes: Sequence[Trace]) -> list[Trace]:
     """Return the passes with the median one first: of an even number, the slower of the middle two.
 
-    Passes that are not done are last.
+    Of two passes there is no median: their speed is the mean (`traces.race.speed_of`), and the
+    slower one is drawn. Passes that are not done are last.
     """
     if len(passes) < 2:
         return list(passes)  # nothing to measure
-    speeds = {id(t): _speed(t) for t in passes}
-    done = sorted((t for t in passes if speeds[id(t)]), key=lambda t: speeds[id(t)])
-    others = [t for t in passes if not speeds[id(t)]]
+    found = {id(t): _speed(t) for t in passes}
+    done = sorted((t for t in passes if found[id(t)]), key=lambda t: found[id(t)])
+    others = [t for t in passes if not found[id(t)]]
     middle = done.pop((len(done) - 1) // 2) if done else None
     return ([middle] if middle else []) + done + others
 
@@ -41,10 +42,15 @@ def spread(passes: Sequence[Trace]) -> Spread | None:
     """Return the slowest and the fastest speed; None with fewer than two passes."""
     if len(passes) < 2:
         return None  # nothing to measure
-    speeds = [speed for speed in map(_speed, passes) if speed]
-    if len(speeds) < 2:
+    found = speeds(passes)
+    if len(found) < 2:
         return None
-    return {"count": len(speeds), "low": min(speeds), "high": max(speeds)}
+    return {"count": len(found), "low": min(found), "high": max(found)}
+
+
+def speeds(passes: Sequence[Trace]) -> list[float]:
+    """Return the tokens/s of the passes that are done."""
+    return [speed for speed in map(_speed, passes) if speed]
 
 
 def grouped(headers: Sequence[Header]) -> list[list[Header]]:

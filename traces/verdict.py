@@ -6,18 +6,22 @@ from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
 from traces import spans, waiting
-from traces.advice import Advice, advise, longest_drafter
+from traces.advice import GAIN, Advice, advise, longest_drafter
+from traces.comparable import drafts
 from traces.drafters import OtherDrafter, better_form, wrong_drafter
-from traces.metrics import speedup
+from traces.race import Racer, Speed, speedup_of
 from traces.rates import rates_of
 from traces.view.branches import has_trees
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.trace.trace import Trace
     from traces.metrics import Metrics
 
 OVERLAP = 0.05
 """Share of decoding from which on the sides are said to work at the same time."""
+LOADED = "other programs used this machine meanwhile; run it again when they have ended."
 ENOUGH = 1.05
 """Time per target forward in plain tokens up to which the forward itself is not the cause."""
 
@@ -42,30 +46,40 @@ class Verdict(TypedDict):
 NONE: Verdict = {"summary": "", "reason": "", "advice": "", "run": None, "drafter": "", "other": None}
 
 
-def verdict(trace: Trace, metrics: Metrics, baseline: Trace | None, reference: Metrics | None) -> Verdict:
-    """Return the verdict on a run.
+def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
+    """Return the verdict on a run of a race.
+
+    A cause is named only for a loss that is larger than the range of the passes, and nothing for
+    times that other programs may have changed.
 
     Args:
-        trace: The run.
-        metrics: Its metrics.
-        baseline: Its baseline, which `traces.comparable` chooses; None without one.
-        reference: The baseline's metrics.
+        i: Index of the run.
+        racers: All runs of the race.
+        metrics: The run's metrics.
     """
+    racer, trace = racers[i], racers[i].trace
     if trace.status != "done":
         return NONE
-    found = _of_drafter(trace, metrics)
-    faster = None if reference is None else speedup(metrics, reference)
-    if baseline is None or faster is None:
+    found, faster = _of_drafter(trace, metrics), speedup_of(racer, racers)
+    if faster is None or racer.baseline in (None, i):
         return found
-    slow = round(faster, 2) <= 1
-    text, advice = _advice(trace, metrics, baseline, faster)
+    baseline, title = racers[racer.baseline], trace.header.title
+    if racer.loaded or baseline.loaded:
+        return {**found, "summary": f"{title} about {faster.value:.1f}×, but {LOADED}"}
+    facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
+    text, advice = _advice(i, racers, metrics, baseline.trace)
     return {
         **found,
-        "summary": f"{trace.header.title} {_compared(faster)}: {_facts(trace, metrics, faster)}.",
-        "reason": _reason(trace, metrics, faster) if slow else "",
+        "summary": f"{title} {_compared(faster)}{facts}.",
+        "reason": _reason(trace, metrics, faster) if drafts(trace) and _is_slow(faster) else "",
         "advice": text,
         "run": advice,
     }
+
+
+def _is_slow(faster: Speed) -> bool:
+    """Return whether a run is not faster than plain decoding, whatever its passes leave open."""
+    return faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
 
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
@@ -78,10 +92,13 @@ def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
     return {**NONE, "drafter": text, "other": other}
 
 
-def _compared(faster: float) -> str:
-    if round(faster, 2) == 1:
+def _compared(faster: Speed) -> str:
+    """Return the speed-up with its range, or that the passes show none."""
+    if faster.low < faster.high and faster.low <= 1 <= faster.high:
+        return f"{faster.text}, no difference from plain decoding that these passes can show"
+    if faster.low == faster.high and round(faster.value, 2) == 1:
         return "as fast as plain decoding"
-    return f"{faster:.1f}×" if faster >= 1.05 else f"{faster:.2f}×"
+    return faster.text
 
 
 def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
@@ -109,17 +126,19 @@ def _lost(trace: Trace, metrics: Metrics) -> str:
     return f"{lost} of {metrics.drafted} {noun} were thrown away"
 
 
-def _reason(trace: Trace, metrics: Metrics, faster: float) -> str:
+def _reason(trace: Trace, metrics: Metrics, faster: Speed) -> str:
     """Return where the time of a target forward goes, and the largest part of the loss.
 
     A target forward brings k tokens. With the baseline's time per token as the unit, R = k /
     speed-up is the time per target forward. The shares of decoding in which the target works, only
-    the drafter works, and neither works split R.
+    the drafter works, and neither works split R. A cause is named if its part is larger than what
+    the passes leave open of R.
     """
     brings = metrics.tokens_per_target_forward
     if brings is None:
         return ""
-    time, shares = brings / faster, waiting.overlap(trace)
+    time, shares = brings / faster.value, waiting.overlap(trace)
+    noise = max(ENOUGH - 1, time - brings / faster.high)
     rows = fmean(s.rows for s in spans.forwards(trace) if spans.side(s) == "target")
     target, draft, rest = (
         time * share for share in (shares["both"] + shares["target"], shares["draft"], shares["none"])
@@ -135,7 +154,7 @@ def _reason(trace: Trace, metrics: Metrics, faster: float) -> str:
     }
     cause, loss = max(causes.items(), key=lambda c: c[1])
     rejected = _places(trace, metrics)
-    main = f"Most of the loss is {cause}." if loss > ENOUGH - 1 else ""
+    main = f"Most of the loss is {cause}." if loss > noise else ""
     return " ".join(
         filter(
             None,
@@ -170,18 +189,20 @@ def _places(trace: Trace, metrics: Metrics) -> str:
     return f"Accepted by place in the draft: {shares}." if tested else ""
 
 
-def _advice(trace: Trace, metrics: Metrics, baseline: Trace, faster: float) -> tuple[str, Advice | None]:
-    """Return the sentence of the advice, and the advised run."""
-    best = advise(trace, metrics, baseline, faster)
-    if best is not None and (best["speedup"] > 1 or faster < 1):
-        name = (
-            best["setting"]
-            if best["method"] == trace.header.method
-            else f"{best['title']} with {best['setting']}"
-        )
-        still = "" if round(best["speedup"], 2) > 1 else ", still not faster than plain decoding"
-        return f"Try {name}: predicted {best['speedup']:.2f}× instead of {faster:.2f}×{still}.", best
-    return ("" if round(faster, 2) > 1 else _needed(trace, metrics, baseline)), None
+def _advice(i: int, racers: Sequence[Racer], metrics: Metrics, baseline: Trace) -> tuple[str, Advice | None]:
+    """Return the sentence of the advice, and the advised run: faster than every run of the race."""
+    racer = racers[i]
+    beside = [r for r in racers if r.baseline == racer.baseline]
+    rivals = [(r.trace.header, speed.value) for r in beside if (speed := speedup_of(r, racers))]
+    measured = speedup_of(racer, racers)
+    assert measured is not None
+    best = advise(racer.trace, metrics, baseline, measured.value, rivals)
+    if best is not None and best["speedup"] > measured.high:
+        same = best["method"] == racer.trace.header.method
+        name = best["setting"] if same else f"{best['title']} with {best['setting']}"
+        return f"Try {name}: predicted {best['speedup']:.2f}× instead of {measured.value:.2f}×.", best
+    helped = measured.high > 1 or any(speed >= GAIN for _, speed in rivals)
+    return "" if helped else _needed(racer.trace, metrics, baseline), None
 
 
 def _needed(trace: Trace, metrics: Metrics, baseline: Trace) -> str:

@@ -3,7 +3,8 @@
 A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
 brings batched plain decoding, its baseline; other methods have one run per prompt. Prompt i has
 seed S + i. Prompts of a file that are too long for the models are skipped and listed.
-With --repeat, passes over the methods alternate; figures are those of a method's median pass.
+With --repeat, passes over the methods alternate; figures are those of a method's median pass, but
+the speed of two passes is their mean.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help=f"passes, 1 to {MAX_PASSES}: every other one backwards; shows median and spread (default: 1)",
+        help=f"passes, 1 to {MAX_PASSES}: every other one backwards; shows median (of two: mean) and spread (default: 1)",
     )
     common.add_generation(parser)
     clusters.add_cluster(parser)
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                     trace = recorded(store, cluster, key, [prompts[k] for k in part], options)
                     passes[number][name][i] = trace
         warning = common.busy_warning(args, before)
-    traces, spreads = _median(passes)
+    traces, speeds = _median(passes)
     first = traces[BASELINE][0].header
     result = {
         "prompts": len(rows),
@@ -88,7 +89,10 @@ def run(args: argparse.Namespace) -> int:
         "clock": first.clock,
         "passes": args.repeat,
         "warning": warning or None,
-        "methods": {k: {**m, "spread": spreads[k]} for k, m in _summaries(traces, rows).items()},
+        "methods": {
+            k: {**m, "spread": [min(speeds[k]), max(speeds[k])] if args.repeat > 1 else None}
+            for k, m in _summaries(traces, rows, speeds).items()
+        },
         "left_out": left_out,
     }
     if args.json:
@@ -110,19 +114,19 @@ def _order(names: list[str], passes: int) -> list[tuple[str, int]]:
     return [(name, n) for n in range(passes) for name in (names if n % 2 == 0 else names[::-1])]
 
 
-def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float] | None]]:
-    """Return the median pass of each method, and its slowest and fastest tokens/s, if it has any.
+def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
+    """Return the median pass of each method, and the tokens/s of all its passes.
 
-    Of an even number of passes, the slower of the middle two is taken.
+    Of an even number of passes, the slower of the middle two is taken; of two, it is not the speed.
     """
     median: Traces = {}
-    spreads: dict[str, list[float] | None] = {}
+    found: dict[str, list[float]] = {}
     for name in passes[0]:
         speeds = [_figures(list(p[name].values()))["tokens_per_second"] or 0.0 for p in passes]
         order = sorted(range(len(passes)), key=speeds.__getitem__)
         median[name] = passes[order[(len(order) - 1) // 2]][name]
-        spreads[name] = [min(speeds), max(speeds)] if len(passes) > 1 else None
-    return median, spreads
+        found[name] = speeds
+    return median, found
 
 
 def method_keys(text: str) -> list[str]:
@@ -211,9 +215,11 @@ def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
     return {block[0]: block for block in blocks}
 
 
-def _summaries(traces: dict[str, dict[int, Trace]], rows: list[PromptRow]) -> dict[str, Any]:
+def _summaries(
+    traces: dict[str, dict[int, Trace]], rows: list[PromptRow], speeds: dict[str, list[float]]
+) -> dict[str, Any]:
     """Return the summary of each method: figures of all runs, facts, and figures by category."""
-    figures = _compared({key: list(runs.values()) for key, runs in traces.items()})
+    figures = _compared({key: list(runs.values()) for key, runs in traces.items()}, speeds)
     summaries = {
         key: {**figures[key], **_facts(list(runs.values()), figures[key])} for key, runs in traces.items()
     }
@@ -222,7 +228,8 @@ def _summaries(traces: dict[str, dict[int, Trace]], rows: list[PromptRow]) -> di
             {
                 key: [t for i, t in runs.items() if rows[i].category == category]
                 for key, runs in traces.items()
-            }
+            },
+            {},
         )
         for key, summary in summaries.items():
             summary.setdefault("categories", {})[category] = part[key]
@@ -240,11 +247,19 @@ def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compared(groups: dict[str, list[Trace]]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each method, with its speed-up or the reason why it has none."""
+def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each method, with its speed-up or the reason why it has none.
+
+    Args:
+        groups: The runs of each method.
+        speeds: Of the passes; the speed of a method with two passes is their mean.
+    """
     from traces.comparable import comparisons
 
     figures = {key: _figures(runs) for key, runs in groups.items()}
+    for key, passes in speeds.items():
+        if len(passes) == 2:
+            figures[key]["tokens_per_second"] = statistics.fmean(passes)
     keys, texts = list(groups), _texts(groups[BASELINE])
     for key, (baseline, reason) in zip(keys, comparisons([*groups.values()]), strict=True):
         theirs = None if baseline is None else figures[keys[baseline]]["tokens_per_second"]

@@ -55,7 +55,8 @@ def _notes(figures: dict[str, Any]) -> list[str]:
         notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
     if figures["spread"]:
         low, high = figures["spread"]
-        notes.append(f"median pass, {low:.1f} to {high:.1f} tokens/s")
+        mean = abs(figures["tokens_per_second"] - (low + high) / 2) < 1e-9
+        notes.append(f"{'mean of' if mean else 'median pass,'} {low:.1f} to {high:.1f} tokens/s")
     if figures["not_comparable"]:
         notes.append(f"no speed-up: {figures['not_comparable']}")
     return notes

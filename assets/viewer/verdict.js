@@ -20,11 +20,17 @@ function marksOf(run, clocks) {
   if (run.lossy) marks.push(lossyBadge(run));
   if (run.busy) marks.push(el("span", { class: "ss-badge ss-warn" }, run.busy));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
-  if (run.passes) marks.push(el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." },
-    `median of ${run.passes.count} passes, ${number(run.passes.low, 1)} to ${number(run.passes.high, 1)} tok/s`));
+  if (run.passes) marks.push(passesMark(run.passes));
   if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));
   if (run.identity) marks.push(identityMark(run));
   return marks;
+}
+
+function passesMark({ count, low, high }) {
+  const [slow, fast] = [number(low, 1), number(high, 1)];
+  return count > 2
+    ? el("span", { class: "ss-badge", title: "The run shown is the median pass; these are the slowest and the fastest." }, `median of ${count} passes, ${slow} to ${fast} tok/s`)
+    : el("span", { class: "ss-badge", title: "The speed is the mean of both passes; the run shown is the slower one." }, `2 passes, ${slow} and ${fast} tok/s`);
 }
 
 function identityMark(run) {

@@ -29,6 +29,7 @@ class Viewer {
     this.panel = new RangePanel(this);
     this.large = new Large(this);
     this.head = el("header", { class: "ss-head" });
+    this.race = el("p", { class: "ss-race" });
     this.grid = el("div", { class: "ss-panes" });
     this.legend = el("div");
     this.rejected = el("input", { type: "checkbox", onchange: () => this.showRejected(this.rejected.checked) });
@@ -40,10 +41,10 @@ class Viewer {
     this.insets = INSETS.map((make) => make(this));
     this.below = el("div", { class: "ss-insets" }, this.insets.map((inset) => inset.node));
     this.tables = el("div", { class: "ss-tables" });
-    this.empty = el("p", { class: "ss-empty", hidden: true });
+    this.empty = el("p", { class: "ss-empty", hidden: true }, "Nothing to show yet: run a prompt, and its timeline appears here.");
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.empty, this.grid, this.bar, this.windows.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.large.dialog, this.live);
+    this.root.replaceChildren(this.head, this.race, this.empty, this.grid, this.bar, this.windows.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.large.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -58,6 +59,7 @@ class Viewer {
     for (const run of model.runs) run.chosen = this.followed.get(run.id);
     this.release();
     this.header(model);
+    this.race.textContent = model.race ?? "";
     while (this.panes.length > model.runs.length) this.dropPane();
     model.runs.forEach((run, i) => {
       if (!this.panes[i]) {
@@ -80,7 +82,6 @@ class Viewer {
     this.link.hidden = model.state !== "ready" || this.fit.hidden;
     if (this.panel.range) this.panel.set(this.panel.range);
     this.empty.hidden = model.runs.length > 0;
-    this.empty.textContent = "Nothing to show yet: run a prompt, and its timeline appears here.";
     this.root.dataset.state = model.state;
     if (shown) this.showAgain(shown);
     if (this.later && !model.runs.some((run) => run.long)) follow(this, this.later);

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import SpecScopeError
 from engine.methods import METHODS
 from traces.around import WHOLE, Around
-from traces.comparable import Comparison, batch_size, comparisons, drafts
+from traces.comparable import batch_size, drafts
 from traces.imported import is_timed, origin
 from traces.load import other_load
 from traces.metrics import Metrics, measure, speedup
 from traces.passes import Spread, spread
+from traces.race import Racer, race_line, racers_of
 from traces.verdict import verdict
 from traces.view.aligned import aligned
 from traces.view.band import band, headline
@@ -57,14 +59,16 @@ def view_model(
     """
     timelines = [timeline(t) for t in traces]
     measured = [measure(t, known) for t, known in zip(traces, timelines, strict=True)]
+    racers = racers_of(traces, measured, passes)
+    measured = [_mean_speed(m, racer) for m, racer in zip(measured, racers, strict=True)]
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
     runs: list[RunView] = [
         {
             **heading(trace, redact_prompt),
             **sections(trace, timelines[i], redact_prompt),
-            **_compared(i, traces, measured, comparison, spreads[i], redact_prompt=redact_prompt),
+            **_compared(i, racers, measured, spreads[i], redact_prompt=redact_prompt),
         }
-        for i, (trace, comparison) in enumerate(zip(traces, comparisons([[t] for t in traces]), strict=True))
+        for i, trace in enumerate(traces)
     ]
     return {
         "model": VERSION,
@@ -76,6 +80,7 @@ def view_model(
         "clocks": sorted({t.header.clock for t in traces}),
         "figures": figure_rows(batches=any(run["batch"] > 1 for run in runs)),
         "aligned": aligned(traces),
+        "race": race_line(racers),
         "runs": runs,
     }
 
@@ -219,28 +224,32 @@ def _note(trace: Trace) -> str:
     return "no drafts in this run: speculation inactive because every round was a plain target forward"
 
 
+def _mean_speed(metrics: Metrics, racer: Racer) -> Metrics:
+    """Return the metrics with the speed of a race, which is the mean of two passes."""
+    return metrics if racer.speed is None else replace(metrics, tokens_per_second=racer.speed.value)
+
+
 def _compared(
     i: int,
-    traces: Sequence[Trace],
+    racers: Sequence[Racer],
     measured: Sequence[Metrics],
-    comparison: Comparison,
     passes: Spread | None,
     *,
     redact_prompt: bool,
 ) -> Compared:
     """Return the figures of run i, and how it compares with its baseline."""
-    trace, metrics, k = traces[i], measured[i], comparison.baseline
+    trace, metrics, k = racers[i].trace, measured[i], racers[i].baseline
     reference = None if k is None else measured[k]
-    faster = speedup(metrics, reference) if reference else comparison.reason or None
+    faster = speedup(metrics, reference) if reference else racers[i].reason or None
     labels = {d.name: d.label for d in working_devices(trace)}
     imported = origin(trace.header)
     unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
-    found = verdict(trace, metrics, None if other is None else traces[other], reference)
+    found = verdict(i, racers, metrics)
     return {
         "baseline": k == i,
-        "over": None if k is None else traces[k].header.run_id,
-        "reason": comparison.reason,
+        "over": None if k is None else racers[k].trace.header.run_id,
+        "reason": racers[i].reason,
         "batch": batch_size(trace),
         "metrics": metrics.to_dict(),
         "figures": figure_texts(
@@ -248,7 +257,7 @@ def _compared(
         ),
         "passes": passes,
         "verdict": {**found, "run": None, "other": None} if redact_prompt else found,
-        "identity": None if other is None else _identity(trace, traces[other]),
+        "identity": None if other is None else _identity(trace, racers[other].trace),
     }
 
 

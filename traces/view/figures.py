@@ -151,9 +151,9 @@ def figure_texts(
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
     texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
     if passes is not None:
-        texts["tokens_per_second"] += (
-            f" ({passes['low']:.1f} to {passes['high']:.1f} in {passes['count']} passes)"
-        )
+        low, high, count = f"{passes['low']:.1f}", f"{passes['high']:.1f}", passes["count"]
+        each = f"{low} to {high} in {count} passes" if count > 2 else f"mean of {low} and {high}"
+        texts["tokens_per_second"] += f" ({each})"
     return texts
 
 

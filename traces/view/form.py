@@ -117,7 +117,7 @@ class Compared(TypedDict):
     figures: dict[str, str]
     """Text of each figure, by key."""
     passes: Spread | None
-    """The speeds of all passes; the other figures are the median pass's. Null for one pass."""
+    """The speeds of all passes; the other figures are the drawn pass's. Null for one pass."""
     verdict: Verdict
     """How fast the run is, why, and what would help. Redacted, it names no run to start."""
     identity: IdentityView | None
@@ -147,4 +147,6 @@ class Document(TypedDict):
     figures: list[FigureView]
     aligned: list[AlignedView]
     """For each sequence of the first run; empty for a single run."""
+    race: str
+    """Which run is the fastest, or that these times do not show it; empty for a single run."""
     runs: list[RunView]

@@ -58,6 +58,7 @@ def part_document(parts: Sequence[tuple[Part, Extent]]) -> dict[str, Any]:
         "axis": {"min": min(r["from"] for r in runs), "max": max(r["to"] for r in runs)},
         "clocks": sorted({part.trace.header.clock for part, _ in parts}),
         "figures": figure_rows(batches=any(len(part.trace.header.prompts) > 1 for part, _ in parts)),
+        "race": "",
         "runs": runs,
     }
 

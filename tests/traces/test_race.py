@@ -1,0 +1,129 @@
+"""Races: speed-ups with their range, the fastest run, and no cause for noise."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.trace.events import OTHERS, Occupancy
+from tests.traces.samples import sample_trace
+from tests.traces.test_verdict import slowed
+from traces.metrics import measure
+from traces.passes import median_first
+from traces.race import ONE_PASS, Speed, race_line, racers_of, speed_of, speedup_of
+from traces.view.document import view_model
+
+
+def measured(kind: str, factor: float = 1, name: str = ""):
+    """Return a run with measured times, slowed down by a factor."""
+    trace = slowed(sample_trace(kind), factor)
+    trace.header = replace(
+        trace.header, run_id=name or kind, runtime="local-thread", profile="", environment={"cores": 2}
+    )
+    return trace
+
+
+def field(*traces):
+    return racers_of(traces, [measure(trace) for trace in traces])
+
+
+def speed(*passes) -> Speed:
+    found = speed_of(passes, measure(passes[0]))
+    assert found is not None
+    return found
+
+
+def busy(trace):
+    """Return a run during which other programs used a core of two."""
+    trace.occupancy.append(Occupancy(OTHERS, 0, 0.5, 0))
+    return trace
+
+
+def verdict_of(*traces, passes=()):
+    return view_model(traces, passes)["runs"][-1]["verdict"]
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.95, 1, 1.05, 1.1])
+def test_plain_decoding_against_itself_has_no_cause_and_no_advice(factor) -> None:
+    found = verdict_of(measured("autoregressive"), measured("autoregressive", factor, "again"))
+    assert "no difference from plain decoding that these passes can show" in found["summary"]
+    assert (found["reason"], found["advice"], found["run"]) == ("", "", None)
+    assert "drafted" not in found["summary"]
+
+
+def test_a_loss_within_the_range_of_the_passes_has_no_cause() -> None:
+    passes = [measured("speculative", factor, f"s{factor}") for factor in (1.1, 1.18, 1.5)]
+    plain = measured("autoregressive")
+    group = median_first(passes)
+    found = verdict_of(plain, group[0], passes=[[plain], group])
+    assert found["reason"] == ""
+    assert "no difference" in found["summary"]
+
+
+def test_a_loss_beyond_the_range_has_its_cause() -> None:
+    found = verdict_of(measured("autoregressive"), measured("speculative", 3))
+    assert "Most of the loss is" in found["reason"]
+
+
+def test_under_load_there_is_no_sentence_about_causes() -> None:
+    for pair in (
+        (measured("autoregressive"), busy(measured("speculative", 3))),
+        (busy(measured("autoregressive")), measured("speculative", 3)),
+    ):
+        found = verdict_of(*pair)
+        assert found["summary"].endswith(
+            "other programs used this machine meanwhile; run it again when they have ended."
+        )
+        assert (found["reason"], found["advice"], found["run"]) == ("", "", None)
+
+
+def test_one_pass_has_the_range_of_passes_of_this_project() -> None:
+    plain, fast = field(measured("autoregressive"), measured("pearl"))
+    found = speedup_of(fast, [plain, fast])
+    assert found.low == pytest.approx(found.value * (1 - ONE_PASS) / (1 + ONE_PASS))
+    assert found.high == pytest.approx(found.value * (1 + ONE_PASS) / (1 - ONE_PASS))
+
+
+def test_virtual_times_have_no_range() -> None:
+    found = speed(sample_trace("pearl"))
+    assert found.low == found.value == found.high
+
+
+def test_two_passes_have_their_mean() -> None:
+    plain = measured("autoregressive")
+    group = median_first([measured("pearl", 1, "p0"), measured("pearl", 2, "p1")])
+    slow, fast = sorted(speed(trace).value for trace in group)
+    run = view_model([plain, group[0]], [[plain], group])["runs"][1]
+    assert run["metrics"]["tokens_per_second"] == pytest.approx((slow + fast) / 2)
+    assert run["figures"]["tokens_per_second"].endswith(f"(mean of {slow:.1f} and {fast:.1f})")
+    faster = speed(*group).over(speed(plain))
+    assert faster.text in run["verdict"]["summary"]
+
+
+def test_the_fastest_run_is_named_with_its_range() -> None:
+    line = race_line(field(measured("autoregressive"), measured("pearl"), measured("speculative", 3)))
+    assert line == "Fastest: PEARL, 1.36× (1.20 to 1.53). Next: Autoregressive."
+
+
+def test_runs_that_are_too_close_have_no_winner() -> None:
+    line = race_line(
+        field(measured("autoregressive", 2), measured("pearl"), measured("pearl", 1.05, "again"))
+    )
+    assert line.startswith("No clear winner: PEARL · ")
+    assert "Autoregressive" not in line
+    assert race_line(field(measured("pearl"))) == ""
+
+
+def test_a_loaded_race_names_no_winner() -> None:
+    line = race_line(field(measured("autoregressive"), busy(measured("pearl"))))
+    assert line == "Other programs used this machine during the race: its times name no winner."
+
+
+def test_the_advice_is_no_setting_of_the_race_and_faster_than_each_run() -> None:
+    plain, run = sample_trace("autoregressive"), sample_trace("speculative")
+    advised = view_model([plain, run])["runs"][1]["verdict"]["run"]
+    rival = slowed(sample_trace("pearl"), 3)
+    rival.header = replace(rival.header, config=advised["config"], run_id="rival")
+    other = view_model([plain, run, rival])["runs"][1]["verdict"]["run"]
+    assert other is None or other["config"] != advised["config"]
+    fast = slowed(sample_trace("pearl"), 0.1)
+    assert view_model([plain, run, fast])["runs"][1]["verdict"]["run"] is None

@@ -1,0 +1,134 @@
+"""A race: speed-ups with the range that their passes leave open, and which run is the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from traces.comparable import comparisons
+from traces.load import other_load
+from traces.passes import speeds
+from traces.view.settings import config_text, shown_config
+
+if TYPE_CHECKING:
+    from engine.trace.trace import Trace
+    from traces.metrics import Metrics
+
+ONE_PASS = 0.06
+"""How far a single measured pass may be from the next ones, as a share of its speed.
+
+Source: passes of plain decoding on two quiet cores, docs/methods.md.
+"""
+
+
+class Speed(NamedTuple):
+    """Tokens/s of the passes of a run, or the ratio of two such speeds."""
+
+    value: float
+    low: float
+    high: float
+
+    def over(self, other: Speed) -> Speed:
+        """Return the speed-up over another speed; its range is the widest of both."""
+        return Speed(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    @property
+    def text(self) -> str:
+        """The speed-up with its range: `1.83× (1.79 to 1.98)`; virtual times have no range."""
+        ranged = f"{self.low:.2f} to {self.high:.2f}"
+        return f"{self.value:.2f}×" + ("" if self.low == self.high else f" ({ranged})")
+
+
+class Racer(NamedTuple):
+    """A run of a race."""
+
+    trace: Trace
+    speed: Speed | None
+    """None if no pass of it is done."""
+    baseline: int | None
+    """Index of its baseline among the racers, see `traces.comparable`; a baseline has its own."""
+    reason: str
+    """Why it has no baseline; empty with one."""
+    loaded: bool
+    """Whether other programs used the machine during one of its passes."""
+
+
+def racers_of(
+    traces: Sequence[Trace], measured: Sequence[Metrics], passes: Sequence[Sequence[Trace]] = ()
+) -> list[Racer]:
+    """Return a racer for each run.
+
+    Args:
+        traces: The runs.
+        measured: Their metrics.
+        passes: For each run, all passes of it, the run itself first; empty if none was repeated.
+    """
+    groups = passes or [[trace] for trace in traces]
+    compared = comparisons([[trace] for trace in traces])
+    return [
+        Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group))
+        for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
+    ]
+
+
+def speed_of(passes: Sequence[Trace], first: Metrics) -> Speed | None:
+    """Return the speed of a run; None if no pass is done. `first` has the first pass's metrics.
+
+    The value is the mean of two passes, and the median of more: that of the first pass (see
+    `traces.passes.median_first`). The range holds all passes, of a single measured one `ONE_PASS`.
+    """
+    found = [first.tokens_per_second or 0.0] if passes[0].status == "done" else []
+    found = [speed for speed in (*found, *speeds(passes[1:])) if speed]
+    if not found:
+        return None
+    value = fmean(found) if len(found) == 2 else found[0]
+    if len(found) == 1 and not passes[0].header.virtual:
+        return Speed(value, value * (1 - ONE_PASS), value * (1 + ONE_PASS))
+    return Speed(value, min(found), max(found))
+
+
+def speedup_of(racer: Racer, racers: Sequence[Racer]) -> Speed | None:
+    """Return the speed-up over the baseline; None without one, or without a speed of both."""
+    plain = None if racer.baseline is None else racers[racer.baseline].speed
+    return racer.speed.over(plain) if racer.speed and plain else None
+
+
+def race_line(racers: Sequence[Racer]) -> str:
+    """Return which run is the fastest, and by how much; empty unless several have one baseline."""
+    field = sorted((r for r in racers if speedup_of(r, racers)), key=lambda r: -_value(r))
+    if len(field) < 2 or len({racer.baseline for racer in field}) > 1:
+        return ""
+    if any(racer.loaded for racer in field):
+        return "Other programs used this machine during the race: its times name no winner."
+    first, second, *_ = field
+    near = [racer for racer in field if racer is first or _high(racer) >= _low(first)]
+    if len(near) > 1:
+        return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
+    return f"Fastest: {_entry(first, racers)}. Next: {_entry(second, racers)}."
+
+
+def _value(racer: Racer) -> float:
+    return racer.speed.value if racer.speed else 0.0
+
+
+def _low(racer: Racer) -> float:
+    return racer.speed.low if racer.speed else 0.0
+
+
+def _high(racer: Racer) -> float:
+    return racer.speed.high if racer.speed else 0.0
+
+
+def _loaded(passes: Sequence[Trace]) -> bool:
+    return any((load := other_load(trace)) is not None and load.warning for trace in passes)
+
+
+def _entry(racer: Racer, racers: Sequence[Racer]) -> str:
+    """Return the title and the speed-up; with the settings if another run has this title."""
+    header, faster = racer.trace.header, speedup_of(racer, racers)
+    twice = sum(header.title == other.trace.header.title for other in racers) > 1
+    settings = config_text(header.method, shown_config(header, redact_prompt=True)) if twice else ""
+    name = f"{header.title} · {settings}" if settings else header.title
+    is_plain = racer.baseline is not None and racers[racer.baseline] is racer
+    return name if is_plain or faster is None else f"{name}, {faster.text}"
