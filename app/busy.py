@@ -5,7 +5,8 @@ from __future__ import annotations
 import psutil
 
 from engine.cluster.others import Reading, others, read
-from traces.load import TOO_BUSY, OtherLoad
+from engine.trace.events import TOO_BUSY
+from traces.load import OtherLoad
 
 __all__ = ["Reading", "busy_since", "busy_warning", "read_load"]
 

@@ -1,17 +1,18 @@
 """Which setting would have been faster, predicted from a run's own acceptance and times.
 
-Sources: Leviathan et al. 2023, theorem 3.8 (draft, then verify), here with an acceptance rate and
-a number of nodes for each level; PEARL algorithm 2 (both at once); DSI algorithm 1 (servers). All
-three take acceptances as independent. A prediction for the run's own method is scaled by measured
-speed-up / predicted speed-up of the used setting.
+Predicted by the model that plans drafts, too (`engine/drafters/pace.py`): a plan knows the measured
+prompts, an advice the run's own acceptance and times. A prediction for the run's own method is
+scaled by measured speed-up / predicted speed-up of the used setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from engine.drafters.pace import Probe, in_turns, overlapped, with_servers
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods import METHODS
@@ -88,9 +89,10 @@ def longest_drafter(trace: Trace, metrics: Metrics, baseline: Trace) -> float | 
     not pay, and None without a model that drafts.
     """
     rates = rates_of(trace, metrics, baseline)
-    if rates is None or not rates.draft or rates.once:
+    if rates is None or not rates.draft or not rates.probe.later:
         return None
-    return 1 + (rates.levels[0] if rates.levels else rates.any) - rates.forward(2) - rates.rest
+    ((first, *_), *_) = rates.probe.rates
+    return 1 + first - rates.forward(2) - rates.probe.outside / rates.plain
 
 
 def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> float:
@@ -102,47 +104,20 @@ def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> flo
         length: Tokens, or levels of a tree, drafted before each verification.
         levels: For `turns`: use the acceptance of each level instead of the rate of all tests.
     """
-    formulas: dict[Kind, Callable[[Rates, int], float]] = {"overlap": _overlap, "servers": _servers}
-    return formulas[kind](rates, length) if kind in formulas else _turns(rates, length, levels=levels)
+    share, probe = 1.0, _chain(rates)
+    if kind == "turns":
+        share, known = rates.drafting, rates.nodes[:length] if levels else ()
+        nodes = (*known, *[known[-1] if known else 1.0] * (length - len(known)))
+        pace = in_turns(rates.probe if levels else probe, nodes)
+    else:
+        pace = (overlapped if kind == "overlap" else with_servers)(probe, length)
+    seconds = share * pace.seconds + (1 - share) * rates.plain
+    return (share * pace.tokens + 1 - share) * rates.plain / seconds
 
 
-def _turns(rates: Rates, length: int, *, levels: bool) -> float:
-    """Tokens / time of a round that drafts, then verifies (Leviathan et al., theorem 3.8)."""
-    tokens = reached = 1.0
-    rows = 1.0
-    for level in range(length):
-        known = levels and level < len(rates.levels)
-        reached *= rates.levels[level] if known else rates.any
-        tokens += reached
-        rows += rates.nodes[min(level, len(rates.nodes) - 1)] if levels and rates.nodes else 1
-    time = rates.draft * (1 if rates.once else length) + rates.forward(rows) + rates.rest
-    plain = 1 - rates.drafting
-    return (rates.drafting * tokens + plain) / (rates.drafting * time + plain)
-
-
-def _overlap(rates: Rates, gamma: int) -> float:
-    """PEARL's two modes as a chain of states.
-
-    Pre-verify emits one token; with probability a its first draft token is right, and post-verify
-    follows. Post-verify emits 1 + a + ... + a^(gamma - 1) tokens in the mean, and is followed by
-    itself if all gamma tokens are right. A step lasts as long as the longer of its two sides.
-    """
-    a = rates.any
-    pre, post = 1 - a**gamma, a if gamma > 1 else 0.0
-    tokens = pre + post * sum(a**i for i in range(gamma))
-    draft = gamma * rates.draft
-    time = pre * max(draft, rates.forward(1)) + post * max(draft, rates.forward(gamma))
-    return tokens / (time + rates.rest * (pre + post)) if time else 1.0
-
-
-def _servers(rates: Rates, lookahead: int) -> float:
-    """DSI's turns: blocks of `lookahead` tokens are drafted until one is wrong, then verified.
-
-    A turn emits 1 / (1 - a) tokens in the mean, and drafts 1 / (1 - a^lookahead) blocks.
-    """
-    a = min(rates.any, 0.999)
-    time = lookahead * rates.draft / (1 - a**lookahead) + rates.forward(lookahead + 1) + rates.rest
-    return 1 / (1 - a) / time
+def _chain(rates: Rates) -> Probe:
+    """Return the measurement with one acceptance rate at all levels."""
+    return replace(rates.probe, rates=((rates.any,),))
 
 
 SOURCES: dict[Kind, str] = {
@@ -193,7 +168,7 @@ def _others(method: Method, rates: Rates) -> Iterable[Advice]:
         )
         if other.key == method.key or kind is None or not simple:
             continue
-        for gamma in range(1, 1 + max(4, LONGEST * len(rates.levels))):
+        for gamma in range(1, 1 + max(4, LONGEST * len(rates.nodes))):
             yield _advice(
                 other, {**cfg, "gamma": gamma}, "gamma", predicted(kind, rates, gamma, levels=False), kind
             )
@@ -203,7 +178,7 @@ def _lengths(method: Method, name: str, kind: Kind, rates: Rates, used: Mapping[
     """Return the lengths of this setting that the rates can predict and the method allows."""
     setting = next(s for s in method.settings() if s.name == name)
     chain = rates.draft and all(nodes <= 1 for nodes in rates.nodes)
-    most = len(rates.levels) if not chain else LONGEST * max(used[name], len(rates.levels))
+    most = len(rates.nodes) if not chain else LONGEST * max(used[name], len(rates.nodes))
     least = int(setting.low or 1)
     if kind == "servers" and rates.draft:
         least = max(least, ceil(rates.forward(1) / rates.draft / max(1, used.get("sp", 1)) - 1e-9))

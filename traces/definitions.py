@@ -86,8 +86,8 @@ DEFINITIONS: dict[str, str] = {
     ),
     "waiting": (
         "Shares of decoding. both, draft, target, none: the sides that work at the same time; "
-        "they sum to 1. drafter_waits, target_waits: share in which the devices of that model "
-        "alone idle while the other model works."
+        "they sum to 1. drafter_waits is target, and target_waits is draft, where the drafter has a "
+        "device of its own."
     ),
     "occupancy": "Share of decoding in which each device works, from the spans.",
     "measured_occupancy": (

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.trace.events import OTHERS
+from engine.trace.events import OTHERS, TOO_BUSY
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
-
-TOO_BUSY = 0.5
-"""Cores used by other programs from which on times are marked as doubtful."""
 
 
 class OtherLoad(NamedTuple):

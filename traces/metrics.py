@@ -163,7 +163,7 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, tokens),
         verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, tokens),
         c=_ratio(_median(verifies), _median(drafts)) or None,
-        waiting={**waiting.overlap(trace, timeline.band), **_mutual(trace, timeline.waits, end - start)},
+        waiting=_waiting(trace, waiting.overlap(trace, timeline.band)),
         occupancy=waiting.occupancy(trace),
         measured_occupancy=measured_occupancy(trace),
         sp_degree=spans.sp_degree(trace),
@@ -245,12 +245,7 @@ def _runs(decisions: Iterable[Decision]) -> list[int]:
     return runs + list(open_runs.values())
 
 
-def _mutual(trace: Trace, waits: Sequence[waiting.Wait], window: int) -> dict[str, float | None]:
-    """Return each model's share of waiting for the other, the mean over its own devices."""
-
-    def share(role: str, reason: str) -> float | None:
-        names = {d.name for d in trace.header.devices if d.role == role}
-        waited = sum(w.end - w.start for w in waits if w.device in names and w.reason == reason)
-        return _ratio(waited, window * len(names))
-
-    return {"drafter_waits": share("drafter", "verify"), "target_waits": share("target", "draft")}
+def _waiting(trace: Trace, shares: dict[str, float]) -> dict[str, float | None]:
+    """Return the shares of the band; two of them are waiting if the drafter has its own device."""
+    waits = {"drafter_waits": shares["target"], "target_waits": shares["draft"]}
+    return {**shares, **(waits if waiting.apart(trace) else dict.fromkeys(waits))}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from engine.drafters.pace import Probe, seconds_at
 from traces import spans
 from traces.comparable import batch_size
 from traces.imported import origin
@@ -18,31 +19,34 @@ if TYPE_CHECKING:
     from traces.metrics import Metrics
 
 
+_WIDEST = 1024
+"""Further rows of the widest predicted forward."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Acceptance and times of a run; times are in plain tokens, the baseline's time per token."""
+    """Acceptance and times of a run."""
 
-    levels: tuple[float, ...]
-    """[level]: share of the tested drafts that were accepted, where all levels above were."""
+    probe: Probe
+    """Its rates have one rank: the share of the tested drafts of a level that were accepted, where
+    all levels above were. Levels that no draft reached have `any`."""
     nodes: tuple[float, ...]
     """[level]: drafted nodes, the mean over the drafts with this level."""
     any: float
     """Accepted / (accepted + rejected), the acceptance rate at every level of a chain."""
     drafting: float
     """Share of the rounds that verified a draft."""
-    draft: float
-    """Drafter time per level."""
-    once: bool
-    """Whether one forward drafts all levels, so that `draft` is the time of a whole draft."""
-    verify: tuple[float, float]
-    """Time of a target forward of one row, and of each further row."""
-    rest: float
-    """Time of a round outside of the forwards."""
+    plain: float
+    """The baseline's seconds per token: a *plain token*."""
 
-    def forward(self, rows: float) -> float:
-        """Return the time of a target forward of `rows` rows."""
-        first, more = self.verify
-        return first + more * (rows - 1)
+    @property
+    def draft(self) -> float:
+        """Drafter time per level, or of a whole draft in one forward, in plain tokens."""
+        return self.probe.first[0][1] / self.plain
+
+    def forward(self, rows: int) -> float:
+        """Return the time of a target forward of `rows` rows, in plain tokens."""
+        return seconds_at(self.probe.verify, rows) / self.plain
 
 
 def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
@@ -69,20 +73,20 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
     verifies = [s for s in work if spans.side(s) == "target"]
     drafted = sum(depth for _, depth in accepted)
     once = bool(drafts) and len(drafts) <= len(judging) < drafted
-    draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / plain
+    draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / 1e9
     if all(s.rows < 2 for s in verifies):
         return None
     first, more = _line(verifies, baseline)
-    return Rates(
-        levels=tuple(levels),
-        nodes=tuple(nodes[: len(levels)]),
-        any=rate,
-        drafting=len(judging) / len(trace.rounds),
-        draft=draft,
-        once=once,
-        verify=(first / plain, more / plain),
-        rest=max(0.0, 1 - first / plain),
+    probe = Probe(
+        verify=((1, first), (1 + _WIDEST, first + _WIDEST * more)),
+        first=((1, draft),),
+        later=() if once else ((1, draft),),
+        outside=max(0.0, plain - first),
+        rates=(*((level,) for level in levels), (rate,)),
+        orders=(),
+        rounds=len(judging),
     )
+    return Rates(probe, tuple(nodes[: len(levels)]), rate, len(judging) / len(trace.rounds), plain)
 
 
 def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
@@ -100,14 +104,14 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
 
 
 def _plain_time(baseline: Trace) -> float:
-    """Return the baseline's mean time per token while decoding, in ns; 0 without tokens."""
+    """Return the baseline's mean seconds per token while decoding; 0 without tokens."""
     prefill = max((s.end for s in baseline.spans if s.kind == "prefill" and s.step == 0), default=0)
     tokens = len(baseline.commits)
-    return (max(c.time for c in baseline.commits) - prefill) / tokens if tokens else 0.0
+    return (max(c.time for c in baseline.commits) - prefill) / tokens / 1e9 if tokens else 0.0
 
 
 def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
-    """Return the time of a one-row forward of the target, and of each further row, in ns.
+    """Return the seconds of a one-row forward of the target, and of each further row.
 
     The line goes through the median one-row forward of the baseline and the run's mean forward.
     """
@@ -115,4 +119,4 @@ def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
     first = float(median(plain)) if plain else 0.0
     wide = [s for s in verifies if s.rows > 1]
     rows, time = fmean(s.rows for s in wide), fmean(s.end - s.start for s in wide)
-    return first, max(0.0, (time - first) / (rows - 1))
+    return first / 1e9, max(0.0, (time - first) / (rows - 1)) / 1e9

@@ -12,6 +12,7 @@ from traces.drafters import OtherDrafter, better_form, wrong_drafter
 from traces.race import Racer, Speed, speedup_of
 from traces.rates import rates_of
 from traces.view.branches import has_trees
+from traces.view.settings import predicted_speedup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,11 +71,16 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     text, advice = _advice(i, racers, metrics, baseline.trace)
     return {
         **found,
-        "summary": f"{title} {_compared(faster)}{facts}.",
+        "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}",
         "reason": _reason(trace, metrics, faster) if drafts(trace) and _is_slow(faster) else "",
         "advice": text,
         "run": advice,
     }
+
+
+def _predicted(trace: Trace) -> str:
+    speed = predicted_speedup(trace.header)
+    return "" if speed is None else f" The plan predicted {speed:.2f}×."
 
 
 def _is_slow(faster: Speed) -> bool:

@@ -157,6 +157,11 @@ def overlap(trace: Trace, stretches: Iterable[Band] | None = None) -> dict[str, 
     return shares
 
 
+def apart(trace: Trace) -> bool:
+    """Return whether a drafter has a device of its own, so that one side can wait for the other."""
+    return any(device.role == "drafter" for device in trace.header.devices)
+
+
 def occupancy(trace: Trace) -> dict[str, float]:
     """Return the busy share of each device in the decode window."""
     lo, hi = decode_window(trace)

@@ -18,7 +18,8 @@ from app.bench import speed
 from app.bench.agreement import Agreement, Answer, agreement, answers
 from app.bench.noise import load_noisy
 from app.bench.plan import Note
-from engine.drafters.plan import LONGEST, Curve, Plan, Probe, best_parallel, best_tree
+from engine.drafters.pace import Curve, Probe
+from engine.drafters.plan import LONGEST, Plan, best_parallel, best_tree
 from engine.model.decoder import Decoder
 from engine.pairs.forms import FORMS, split_form
 from engine.pairs.load import load

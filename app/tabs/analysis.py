@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""
-MOST_C = 20
+MOST_C = 40
 CHARTS = "SpecScopeApp.charts(element, watch);"
 
 
@@ -89,7 +89,9 @@ class Analysis:
         gr.HTML(
             "<h3>Expected speed-up over plain decoding</h3>"
             + note(
-                "Closed forms: acceptances are independent, and a wide forward costs as much as a narrow one."
+                "Closed forms of the papers at this run's acceptance, gamma and c: acceptances are independent, a "
+                "wide forward takes as long as a narrow one, and nothing else takes time. Plans and advice count "
+                "both, so they predict less."
             )
         )
         with gr.Row(elem_classes="app-sliders"):
@@ -137,7 +139,7 @@ class Analysis:
         values = (
             0.8 if rate is None else round(rate, 2),
             min(LONGEST, max(1, gamma if isinstance(gamma, int) else 4)),
-            min(MOST_C, max(1.0, round(latency.c, 1))),
+            min(MOST_C, max(1.0, round(metrics.c or latency.c, 1))),
         )
         return {
             self.run: header.run_id,

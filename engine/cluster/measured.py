@@ -14,14 +14,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from engine.drafters.plan import Curve, Probe, best_dynamic, best_tree
+from engine.drafters.pace import Curve, Probe
+from engine.drafters.plan import best_dynamic, best_tree
 from engine.errors import UsageError
 from engine.files import cache_folder, parse_json, read_text, replacing
 from engine.pairs.forms import split_form
 
 LONGEST = 1 << 20
 """Bytes of a file."""
-_BROKEN = (UsageError, ValueError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError)
+BROKEN = (UsageError, ValueError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError)
+"""Errors of a file with wrong values."""
 
 
 def measured_path(facts: Mapping[str, Any], models: Iterable[Path]) -> Path:
@@ -48,31 +50,32 @@ def read_probe(path: Path) -> Probe | None:
         stored = parse_json(read_text(path, LONGEST))
         probe = Probe(**{name: _frozen(value) for name, value in stored.items()})
         plans = best_tree(probe), best_dynamic(probe, 1)  # wrong values fail here
-    except _BROKEN:
+    except BROKEN:
         return None
     return probe if all(isfinite(plan.speedup) for plan in plans) else None
 
 
 def write_probe(path: Path, probe: Probe) -> None:
     """Store a method's measurement."""
-    _write(path, asdict(probe))
+    write(path, asdict(probe))
 
 
 def read_curve(path: Path) -> Curve:
     """Return the target's stored seconds by rows; empty if the file is missing or broken."""
     try:
         curve = tuple((int(rows), float(seconds)) for rows, seconds in parse_json(read_text(path, LONGEST)))
-    except _BROKEN:
+    except BROKEN:
         return ()
     return curve if all(isfinite(seconds) and seconds > 0 for _, seconds in curve) else ()
 
 
 def write_curve(path: Path, curve: Curve) -> None:
     """Store the target's seconds by rows."""
-    _write(path, curve)
+    write(path, curve)
 
 
-def _write(path: Path, value: Any) -> None:
+def write(path: Path, value: Any) -> None:
+    """Store JSON in the cache folder, if it can be written."""
     with contextlib.suppress(OSError):  # the run does not need the file
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.drafters.plan import Curve, Probe
+from engine.drafters.pace import Curve, Probe
 from engine.files import parse_json, read_text
 from engine.trace.events import Decision, Round, Span
 from engine.trace.trace import Trace
@@ -115,8 +115,8 @@ def probe_of(verify: Curve, traces: Sequence[Trace]) -> Probe | None:
     most = max(levels for levels, _ in first)
     whole = [nodes for trace in traces for nodes in _drafts(trace) if _room(trace, nodes) >= most]
     rests = [rest for trace in traces for rest in _rests(trace)]
-    rest = max(0.0, statistics.median(rests)) if rests else 0.0
-    return Probe(verify, first, later, rest, rates_of(drafts), orders_of(whole or drafts), len(drafts))
+    outside = max(0.0, statistics.median(rests)) if rests else 0.0
+    return Probe(verify, first, later, outside, rates_of(drafts), orders_of(whole or drafts), len(drafts))
 
 
 def _room(trace: Trace, nodes: Sequence[Decision]) -> int:
@@ -209,10 +209,10 @@ def _draft_times(traces: Sequence[Trace]) -> tuple[Curve, Curve]:
 
 
 def _rests(trace: Trace) -> list[float]:
-    """Return the seconds outside of a round's forwards per drafted node, from round 2 on."""
+    """Return the seconds of each round outside of its forwards, from round 2 on."""
     forwards = _forwards(trace, "draft", "verify")
     return [
-        ((late.time - early.time) / 1e9 - sum(map(_seconds, forwards[late.step]))) / late.drafted
+        (late.time - early.time) / 1e9 - sum(map(_seconds, forwards[late.step]))
         for early, late in pairwise(trace.rounds)
         if late.drafted
     ]

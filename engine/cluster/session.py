@@ -13,12 +13,14 @@ from typing import Any
 
 from engine.cluster.clocks import align
 from engine.cluster.execution import Execution, Request
+from engine.cluster.learned import learn, scaled
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.probing import CONTEXT, NEW_TOKENS, ROWS, measure_probe, measure_verify
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.recording import Listener, Recording
-from engine.drafters.plan import Best, Curve, Plan, Probe
+from engine.drafters.pace import Curve, Probe
+from engine.drafters.plan import Best, Plan
 from engine.environment import environment
 from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
@@ -166,7 +168,7 @@ class Cluster:
             entry, cancel = find(method), cancel or threading.Event()
             cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
             ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
-            cfg, plan = self._planned(entry, cfg, cancel, measuring)
+            cfg, plan = self._planned(entry, cfg, sampling or Sampling(), cancel, measuring)
             asked = {
                 "prompts": prompts,
                 "ids": ids,
@@ -176,7 +178,10 @@ class Cluster:
                 "load": load,
             }
             request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
-            return self._execute(request, listener, cancel)
+            trace = self._execute(request, listener, cancel)
+            if self._plans and load is None:
+                learn(self._learned, trace, plan, read_curve(self._measured_path([], rows=ROWS)))
+            return trace
         finally:
             self._busy.release()
 
@@ -223,7 +228,12 @@ class Cluster:
         return encode(self.pair, prompts, self.placement.vocab_size, limits.max_new_tokens)
 
     def _planned(
-        self, entry: Method, cfg: Any, cancel: threading.Event, measuring: Callable[[], None]
+        self,
+        entry: Method,
+        cfg: Any,
+        sampling: Sampling,
+        cancel: threading.Event,
+        measuring: Callable[[], None],
     ) -> tuple[Any, Plan | None]:
         """Return the Config without `auto` values, and the plan of its draft if it was planned."""
         if not self._plans:
@@ -236,7 +246,15 @@ class Cluster:
             return plans[-1] if probe else None
 
         cfg = entry.plan(cfg, replace(self.situation, planned=planned))
-        return cfg, plans[-1] if plans else None
+        if not plans:
+            return cfg, None
+        verify = read_curve(self._measured_path([], rows=ROWS))
+        return cfg, scaled(self._learned, plans[-1], entry.key, verify, greedy=sampling.greedy)
+
+    @property
+    def _learned(self) -> Path:
+        """The file of earlier runs' speeds."""
+        return self._measured_path([], learned=True)
 
     def _probe(
         self,

@@ -15,44 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush, nlargest
 from itertools import accumulate
-from operator import mul
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from engine.drafters.pace import Probe, overlapped, plain_seconds, round_seconds
 from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Ranks
 
 LONGEST = 16
 """Longest draft that is planned for PEARL."""
-_LEAST = 1e-3
-"""Least probability that a sum of a geometric series divides by."""
-
-Curve: TypeAlias = tuple[tuple[int, float], ...]
-"""Measured (number, seconds) pairs, the number rising; times between them are interpolated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Measured facts about one method with one pair on one machine."""
-
-    verify: Curve
-    """Rows -> seconds of one forward of the target."""
-    first: Curve
-    """Levels of a draft -> seconds of its first forward."""
-    later: Curve
-    """Rows -> seconds of each further forward of a draft, one per level; empty if the first forward
-    drafts all levels."""
-    rest: float
-    """Seconds of a round outside of these forwards, per drafted node."""
-    rates: tuple[tuple[float, ...], ...]
-    """[level][rank]: how often the accepted child is the child of this rank, falling, given that
-    the node above was accepted and had children."""
-    orders: tuple[tuple[float, ...], ...]
-    """[levels - 1][i]: share of rounds that accept the drafter's i-th most probable node of the
-    first `levels` levels."""
-    rounds: int
-    """Rounds that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +39,24 @@ class Plan:
     """The nodes of a static tree; empty if the drafter's probabilities choose them."""
     width: int = 0
     """Most nodes of one level, where each level has the same limit; else 0."""
+    seconds: float = 0.0
+    """Predicted seconds per token."""
+    low: float = 0.0
+    """The smallest speed-up that earlier runs lead to expect; 0 without such runs."""
+    high: float = 0.0
+    runs: int = 0
+    """Earlier runs that scaled the speed-up."""
 
     def facts(self) -> dict[str, Any]:
         """Return the plan for a run's header, without the paths."""
-        return {
+        facts = {
             "levels": self.levels,
             "nodes": self.nodes,
             "tokens_per_forward": round(self.tokens, 3),
             "speedup": round(self.speedup, 3),
         }
+        learned = {"low": round(self.low, 3), "high": round(self.high, 3), "runs": self.runs}
+        return facts | (learned if self.runs else {})
 
 
 Best: TypeAlias = Callable[[Probe], Plan]
@@ -119,29 +98,12 @@ def best_wide(probe: Probe, width: int = 0, levels: int = 0) -> Plan:
 def best_parallel(probe: Probe) -> Plan:
     """Return PEARL's draft length with the most predicted tokens per second.
 
-    A pre-verify round takes max(T(draft), T(1 row)), emits one token, and a post-verify round
-    follows with the acceptance rate of level 1. A post-verify round of gamma rows takes
-    max(T(draft), T(gamma rows)) and repeats while all of its gamma tokens are accepted (PEARL,
-    section 3.3). The times were measured one model at a time: models that share a memory bus are
-    slower side by side.
-
     Args:
         probe: Of chains that are drafted first and verified then.
     """
-    plain = _seconds(probe.verify, 1)
-    return max((_parallel(probe, plain, gamma) for gamma in range(1, LONGEST + 1)), key=lambda p: p.speedup)
-
-
-def _parallel(probe: Probe, plain: float, gamma: int) -> Plan:
-    rates = [ranks[0] for ranks in probe.rates]
-    first, *later = rates + rates[-1:] * (gamma + 1 - len(rates))
-    draft = _draft_seconds(probe, [1] * gamma) + probe.rest * gamma
-    reached = list(accumulate(later[:gamma], mul, initial=1.0))  # each token of a post-verify round
-    entered = max(first, _LEAST)
-    pre, post = 1 / entered, 1 / max(1 - reached[gamma], _LEAST)  # rounds from one correction to the next
-    tokens = pre + post * sum(reached[:gamma])
-    seconds = pre * max(draft, plain) + post * max(draft, _seconds(probe.verify, gamma))
-    return Plan(gamma, gamma, tokens / (pre + post), tokens * plain / seconds)
+    paces = ((gamma, overlapped(probe, gamma)) for gamma in range(1, LONGEST + 1))
+    plans = (_at(probe, Plan(gamma, gamma, pace.tokens, 0.0), pace.seconds) for gamma, pace in paces)
+    return max(plans, key=lambda plan: plan.speedup)
 
 
 Candidate: TypeAlias = tuple[Plan, Sequence[int]]
@@ -149,22 +111,14 @@ Candidate: TypeAlias = tuple[Plan, Sequence[int]]
 
 
 def _fastest(probe: Probe, candidates: Iterable[Candidate]) -> Plan:
-    plain = _seconds(probe.verify, 1)
-    plans = [
-        replace(p, speedup=p.tokens * plain / _round_seconds(probe, p.nodes, parents))
-        for p, parents in candidates
-    ]
+    plans = [_at(probe, p, round_seconds(probe, p.nodes, parents)) for p, parents in candidates]
     return max(plans, key=lambda plan: plan.speedup)  # among equals the first, which is the smallest
 
 
-def _round_seconds(probe: Probe, nodes: int, parents: Sequence[int]) -> float:
-    return _draft_seconds(probe, parents) + _seconds(probe.verify, nodes + 1) + probe.rest * nodes
-
-
-def _draft_seconds(probe: Probe, parents: Sequence[int]) -> float:
-    """Return the seconds of a draft's forwards, given the nodes with children of each level."""
-    later = sum(_seconds(probe.later, rows) for rows in parents[1:]) if probe.later else 0.0
-    return _seconds(probe.first, len(parents)) + later
+def _at(probe: Probe, plan: Plan, seconds: float) -> Plan:
+    """Return the plan with its speed, given the seconds of a round."""
+    per_token = seconds / plan.tokens
+    return replace(plan, speedup=plain_seconds(probe) / per_token, seconds=per_token)
 
 
 def _trees(probe: Probe) -> Iterable[Candidate]:
@@ -233,8 +187,3 @@ def likeliest(rates: Sequence[Sequence[float]], most: int) -> list[tuple[Ranks, 
         push(above[path[:-1]], (*path[:-1], path[-1] + 1))
         push(-negative, (*path, 0))
     return found
-
-
-def _seconds(curve: Curve, number: int) -> float:
-    numbers, seconds = zip(*curve, strict=True)
-    return float(np.interp(number, numbers, seconds))

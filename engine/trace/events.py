@@ -18,6 +18,8 @@ of the header and the rule `typical`; 5 added the `occupancy` of other programs.
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
+TOO_BUSY = 0.5
+"""Cores used by other programs from which on times are doubtful."""
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]

@@ -58,12 +58,12 @@ def test_the_model_of_finished_and_running_runs(client, run) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-def test_the_passes_of_a_run_are_shown_as_the_median_with_the_spread(client, run) -> None:
+def test_two_passes_of_a_run_are_shown_as_their_mean(client, run) -> None:
     first, second = run("speculative"), run("speculative")
     answer = client.get("/specscope/model", params={"runs": f"{first.run_id}~{second.run_id}"}).json()
     assert len(answer["runs"]) == 1
     assert answer["runs"][0]["passes"]["count"] == 2
-    assert "in 2 passes)" in answer["runs"][0]["figures"]["tokens_per_second"]
+    assert "(mean of " in answer["runs"][0]["figures"]["tokens_per_second"]
 
 
 def test_the_report_of_a_conversation_holds_its_turns(client, run) -> None:

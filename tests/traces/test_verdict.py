@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.drafters.pace import Probe
 from engine.layout import Layout, Separate
 from engine.trace.trace import Trace
 from tests.traces.samples import sample_trace
@@ -14,7 +15,9 @@ from traces.rates import Rates, rates_of
 from traces.view.document import view_model
 
 PLAIN = sample_trace("autoregressive")
-RATES = Rates((0.8,) * 5, (1.0,) * 5, 0.8, 1.0, 0.1, False, (1.0, 0.0), 0.0)
+DRAFT = ((1, 0.1),)
+PROBE = Probe(((1, 1.0), (9, 1.0)), DRAFT, DRAFT, 0.0, ((0.8,),) * 5, (), 1)
+RATES = Rates(PROBE, (1.0,) * 5, 0.8, 1.0, 1.0)
 
 
 def slowed(trace, factor: int):
@@ -74,6 +77,16 @@ def test_a_slow_run_says_where_the_time_of_a_forward_goes_and_what_costs_most() 
     assert found["run"] is None
 
 
+def test_a_planned_run_shows_what_was_predicted_beside_what_was_measured() -> None:
+    trace = sample_trace("speculative")
+    plan = {"nodes": 4, "levels": 4, "tokens_per_forward": 2.5, "speedup": 1.31}
+    trace.header = replace(trace.header, environment={**trace.header.environment, "planned": plan})
+    assert judged(trace)["summary"].endswith(". The plan predicted 1.31×.")
+    learned = {**plan, "low": 1.2, "high": 1.4, "runs": 3}
+    trace.header = replace(trace.header, environment={**trace.header.environment, "planned": learned})
+    assert view_model([trace])["runs"][0]["planned"].endswith("1.31× (1.20 to 1.40, from 3 earlier runs)")
+
+
 def test_only_a_finished_run_with_a_baseline_has_a_verdict() -> None:
     slow = sample_trace("speculative")
     slow.header = replace(slow.header, prompt_ids=((9, 9),))
@@ -129,7 +142,7 @@ def test_the_modes_of_pearl_are_counted_as_in_a_long_chain_of_its_steps() -> Non
         time += 1.0
         post = (1 - post) * a + post * a**gamma
     assert predicted("overlap", RATES, gamma) == pytest.approx(tokens / time, rel=1e-2)
-    slow = replace(RATES, draft=0.5)
+    slow = replace(RATES, probe=replace(PROBE, first=((1, 0.5),), later=((1, 0.5),)))
     assert predicted("overlap", slow, gamma) == pytest.approx(tokens / time / 2, rel=1e-2)
 
 

@@ -20,7 +20,7 @@ class ShareOfTime(TypedDict):
     """`both`, `draft`, `target` or `none`: the sides that work."""
     label: str
     percent: int
-    """Of decoding; the parts sum to 100."""
+    """Of decoding, as in the figures."""
 
 
 def band(trace: Trace, stretches: Sequence[waiting.Band]) -> list[tuple[str, float, float]]:
@@ -46,29 +46,20 @@ def headline(trace: Trace, stretches: Sequence[waiting.Band]) -> list[ShareOfTim
     start, end = waiting.decode_window(trace)
     if start == end:
         return []
-    drafts = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
+    drafts, apart = (
+        any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans),
+        waiting.apart(trace),
+    )
     labels = {
         "both": "both busy",
-        "draft": "target waits for drafter",
-        "target": "drafter waits for target" if drafts else "target busy",
+        "draft": "target waits for drafter" if apart else "only the drafter works",
+        "target": ("drafter waits for target" if apart else "only the target works")
+        if drafts
+        else "target busy",
         "none": "neither busy" if drafts else "target idle",
     }
     shares = waiting.overlap(trace, stretches)
-    percents = whole_percents([shares[kind] for kind in labels])
     parts: list[ShareOfTime] = [
-        {"kind": kind, "label": label, "percent": percent}
-        for (kind, label), percent in zip(labels.items(), percents, strict=True)
+        {"kind": kind, "label": label, "percent": round(100 * shares[kind])} for kind, label in labels.items()
     ]
     return [part for part in parts if drafts or part["percent"] or part["kind"] in ("target", "none")]
-
-
-def whole_percents(shares: Sequence[float]) -> list[int]:
-    """Return whole percents that sum to 100 (largest remainder); all 0 if the shares are."""
-    total = sum(shares)
-    if total <= 0:
-        return [0] * len(shares)
-    exact = [100 * s / total for s in shares]
-    whole = [int(e) for e in exact]
-    for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: 100 - sum(whole)]:
-        whole[i] += 1
-    return whole

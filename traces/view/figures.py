@@ -89,8 +89,8 @@ _MORE = {
         "prompt, models, clock, profile, sampling and batch size. Without one, the cell names what differs."
     ),
     "both": "Share of decoding in which drafter and target work at the same time.",
-    "target_waits": "Share of decoding in which the target's devices idle while the drafter works.",
-    "drafter_waits": "Share of decoding in which the drafter's devices idle while the target works.",
+    "target_waits": "Share of decoding in which only the drafter works, on a device of its own.",
+    "drafter_waits": "Share of decoding in which only the target works, and the drafter has a device of its own.",
 }
 
 

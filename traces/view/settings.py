@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.drafters.static import tree
 from engine.errors import UsageError
@@ -49,23 +49,53 @@ def drafter_text(header: Header) -> str:
     return model_name(header.drafter_path) if named else ""
 
 
+class _Planned(NamedTuple):
+    """The facts of `engine.drafters.plan.Plan`."""
+
+    nodes: int
+    levels: int
+    tokens: float
+    speedup: float
+    low: float
+    high: float
+    runs: int
+
+
 def planned_text(header: Header) -> str:
     """Return the prediction of a planned draft as a line; empty if the draft was not planned."""
+    plan = _planned(header)
+    if plan is None:
+        return ""
+    size = _size(plan.nodes, plan.levels)
+    seen = f"{plan.low:.2f} to {plan.high:.2f}, from {_plural(plan.runs, 'earlier run')}"
+    speed = f"{plan.speedup:.2f}×" + (f" ({seen})" if plan.runs else "")
+    slower = "" if plan.speedup >= 1 else ": plain decoding is faster"
+    return f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}"
+
+
+def predicted_speedup(header: Header) -> float | None:
+    """Return the speed-up that a plan predicted; None if the draft was not planned."""
+    plan = _planned(header)
+    return None if plan is None else plan.speedup
+
+
+def _planned(header: Header) -> _Planned | None:
+    """Return the plan; None if there is none, or one of another origin."""
     plan = header.environment.get("planned", {})
     try:
-        size = _size(int(plan["nodes"]), int(plan["levels"]))
-        tokens, speedup = float(plan["tokens_per_forward"]), float(plan["speedup"])
-    except (KeyError, TypeError, ValueError, OverflowError):  # not planned, or a trace of another origin
-        return ""
-    slower = "" if speedup >= 1 else ": plain decoding is faster"
-    return f"planned: {size}, predicted {tokens:.1f} tokens per forward, {speedup:.2f}×{slower}"
+        size, tokens = (int(plan["nodes"]), int(plan["levels"])), float(plan["tokens_per_forward"])
+        learned = float(plan.get("low", 0)), float(plan.get("high", 0)), int(plan.get("runs", 0))
+        return _Planned(*size, tokens, float(plan["speedup"]), *learned)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        return None
 
 
 def _size(nodes: int, levels: int) -> str:
-    def plural(n: int, noun: str) -> str:
-        return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    return f"{_plural(nodes, 'node')} in {_plural(levels, 'level')}"
 
-    return f"{plural(nodes, 'node')} in {plural(levels, 'level')}"
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _uses_drafter(method: str, config: Mapping[str, Any]) -> bool:

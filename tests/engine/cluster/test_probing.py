@@ -15,7 +15,7 @@ import engine.workers.measure as measure_module
 from engine.cluster import probing, session
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.probing import orders_of, probe_of, rates_of
-from engine.drafters.plan import Probe
+from engine.drafters.pace import Probe
 from engine.drafters.static import tree
 from engine.model.language import LanguageModel
 from engine.pairs.load import load
@@ -33,7 +33,7 @@ PROBE = Probe(
     verify=((1, 0.1), (2, 0.1)),
     first=((2, 0.01),),
     later=((1, 0.02),),
-    rest=0.001,
+    outside=0.001,
     rates=((0.5, 0.25), (0.125,)),
     orders=((0.5,), (0.5, 0.25)),
     rounds=16,
@@ -100,7 +100,7 @@ def test_a_trace_gives_the_times_of_drafting_by_forward():
     probe = probe_of(((1, 1.0),), [trace_of(FIRST, SECOND)])
     assert probe is not None
     assert (probe.first, probe.later) == (((2, 10.0),), ((2, 20.0),))
-    assert probe.rest == pytest.approx((100 - 80) / 4), "20 s outside of the forwards, for 4 nodes"
+    assert probe.outside == pytest.approx(100 - 80), "seconds of a round outside of its forwards"
     assert probe.rounds == 2
 
 
@@ -231,15 +231,19 @@ def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_tha
 
 
 def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, monkeypatch):
-    plan = planned(cluster, "hydra").header.environment["planned"]
+    def draft(opened: engine.Cluster) -> list[float]:
+        plan = planned(opened, "hydra").header.environment["planned"]
+        return [plan[fact] for fact in ("nodes", "levels", "tokens_per_forward")]
+
+    first = draft(cluster)
 
     def forbidden(*_: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(session, "measure_probe", forbidden)
-    assert planned(cluster, "hydra").header.environment["planned"] == plan
+    assert draft(cluster) == first
     with engine.open(pair, runtime="local-thread", device="cpu", plans=True) as other:
-        assert planned(other, "hydra").header.environment["planned"] == plan
+        assert draft(other) == first
         with pytest.raises(AssertionError, match="measured again"):
             planned(other, "hydra", heads=1)
 

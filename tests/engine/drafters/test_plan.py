@@ -8,7 +8,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from engine.drafters.plan import LONGEST, Probe, best_dynamic, best_parallel, best_tree, best_wide, likeliest
+from engine.drafters.pace import Probe
+from engine.drafters.plan import LONGEST, best_dynamic, best_parallel, best_tree, best_wide, likeliest
 from engine.drafters.static import MOST_NODES, spelled, tree
 from engine.drafters.tree import Ranks
 from engine.errors import UsageError
@@ -54,7 +55,7 @@ def probe(rates: list[list[float]] | None = None, **facts: object) -> Probe:
         "verify": ((1, 0.1), (4, 0.101), (8, 0.15), (65, 1.0)),
         "first": ((1, 0.02),),
         "later": ((1, 0.015), (4, 0.03)),
-        "rest": 0.001,
+        "outside": 0.001,
         "rates": tuple(map(tuple, rates or [[0.6, 0.2], [0.5, 0.1]])),
         "orders": (),
         "rounds": 20,
@@ -92,8 +93,8 @@ def test_the_planned_tree_is_the_fastest_of_all_trees(seed):
     def speed(nodes: frozenset[Ranks]) -> float:
         parents = Counter(len(path) for path in {node[:-1] for node in nodes})
         draft = facts.first[0][1] + sum(line(facts.later, parents[i]) for i in range(1, len(parents)))
-        seconds = draft + line(facts.verify, len(nodes) + 1) + facts.rest * len(nodes)
-        return tokens(nodes, rates) * 0.1 / seconds
+        seconds = draft + line(facts.verify, len(nodes) + 1) + facts.outside
+        return tokens(nodes, rates) * (0.1 + facts.outside / 2) / seconds
 
     best = max(map(speed, all_trees(5, 2, 3)))
     plan = best_tree(facts)
@@ -110,10 +111,10 @@ def test_a_plan_is_no_larger_than_the_measured_verifications():
 
 
 def test_where_plain_decoding_is_faster_the_smallest_draft_is_planned_with_a_speedup_below_one():
-    facts = probe([[0.05, 0.01], [0.05, 0.01]])
+    facts = probe([[0.05, 0.0001], [0.05, 0.0001]])
     plan = best_tree(facts)
     assert plan.paths == ((0,),)
-    assert plan.speedup == pytest.approx(1.05 * 0.1 / (0.02 + 0.1 + 0.001 / 3 + 0.001))
+    assert plan.speedup == pytest.approx(1.05 * 0.1005 / (0.02 + 0.1 + 0.001 / 3 + 0.001))
 
 
 def test_one_rate_per_level_gives_a_chain_that_grows_with_the_acceptance():
@@ -137,19 +138,19 @@ def test_a_draft_of_one_forward_costs_what_its_levels_cost():
 
 def test_a_dynamic_tree_keeps_the_nodes_that_pay():
     orders = ((0.6, 0.2, 0.0, 0.0), (0.6, 0.4, 0.2, 0.0, 0.0, 0.0))
-    facts = probe(orders=orders, verify=((1, 0.1), (64, 0.1)), later=((4, 0.001),), rest=0.0)
+    facts = probe(orders=orders, verify=((1, 0.1), (64, 0.1)), later=((4, 0.001),), outside=0.0)
     plan = best_dynamic(facts, top=4)
     assert (plan.levels, plan.nodes, plan.paths) == (2, 3, ())
     assert plan.tokens == pytest.approx(2.2)
     assert best_dynamic(facts, top=4, levels=1).nodes == 2
     assert best_dynamic(facts, top=4, nodes=1).levels == 1
-    dear = probe(orders=orders, verify=((1, 0.1), (64, 0.1)), later=((4, 1.0),), rest=0.0)
+    dear = probe(orders=orders, verify=((1, 0.1), (64, 0.1)), later=((4, 1.0),), outside=0.0)
     assert best_dynamic(dear, top=4).levels == 1
 
 
 def test_a_wide_tree_has_the_width_and_the_levels_that_pay():
     rates = [[0.5, 0.25], [0.5, 0.25], [0.5, 0.25]]
-    costs = {"verify": ((1, 0.1), (64, 0.1)), "first": ((1, 0.0),), "later": ((1, 0.0),), "rest": 0.0}
+    costs = {"verify": ((1, 0.1), (64, 0.1)), "first": ((1, 0.0),), "later": ((1, 0.0),), "outside": 0.0}
     free = probe(rates, **costs)
     plan = best_wide(free)
     assert (plan.width, plan.levels, plan.nodes) == (2, 3, 6)
@@ -161,7 +162,7 @@ def test_a_wide_tree_has_the_width_and_the_levels_that_pay():
     assert best_wide(free, levels=2).levels == 2
     assert best_wide(free, levels=9).levels == 3, "no more levels than were measured"
     dear = probe(
-        rates, verify=((1, 0.1), (2, 0.1), (3, 0.5)), first=((1, 0.01),), later=((1, 0.2),), rest=0.0
+        rates, verify=((1, 0.1), (2, 0.1), (3, 0.5)), first=((1, 0.01),), later=((1, 0.2),), outside=0.0
     )
     assert (best_wide(dear).width, best_wide(dear).levels) == (1, 1)
 
@@ -198,14 +199,14 @@ def test_wrong_trees_are_refused_in_one_line(text, words):
 def test_pearls_planned_draft_is_the_closed_forms_best_gamma(rate, c):
     """With free rows and one rate at all levels (PEARL, section 4.4.1)."""
     draft = ((1, 1 / c),)
-    facts = probe([[rate]] * 8, verify=((1, 1.0), (64, 1.0)), first=draft, later=draft, rest=0.0)
+    facts = probe([[rate]] * 8, verify=((1, 1.0), (64, 1.0)), first=draft, later=draft, outside=0.0)
     plan = best_parallel(facts)
     assert plan.levels == best_gamma(pearl_speedup, rate, c, limit=LONGEST)
     assert plan.speedup == pytest.approx(pearl_speedup(rate, plan.levels, c))
 
 
 def test_pearls_planned_draft_is_shorter_where_rows_cost_more_than_they_bring():
-    draft = {"first": ((1, 0.1),), "later": ((1, 0.1),), "rest": 0.0}
+    draft = {"first": ((1, 0.1),), "later": ((1, 0.1),), "outside": 0.0}
     free = best_parallel(probe([[0.4]] * 8, verify=((1, 1.0), (64, 1.0)), **draft))
     dear = best_parallel(probe([[0.4]] * 8, verify=((1, 1.0), (8, 1.4), (64, 4.0)), **draft))
     assert 1 < dear.levels < free.levels
@@ -214,5 +215,5 @@ def test_pearls_planned_draft_is_shorter_where_rows_cost_more_than_they_bring():
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_pearls_draft_is_planned_at_the_extreme_rates(rate):
-    facts = probe([[rate]], verify=((1, 1.0), (64, 1.0)), first=((1, 0.25),), later=(), rest=0.0)
+    facts = probe([[rate]], verify=((1, 1.0), (64, 1.0)), first=((1, 0.25),), later=(), outside=0.0)
     assert best_parallel(facts).speedup == pytest.approx(16 if rate else 1, rel=0.01)
