@@ -225,12 +225,17 @@ async def exchange(receive) -> list[dict]:
 
 
 LARGE = 16 * 2**20
+SMALL = 48 * 2**10
+"""Less than asyncio keeps of an answer before it tells its protocol."""
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @contextmanager
-def listening() -> Iterator[int]:
-    """Serve a small application with BoundedConnection; yield its port."""
+def listening(buffer: int = 0) -> Iterator[int]:
+    """Serve a small application with BoundedConnection; yield its port.
+
+    The system holds about `buffer` bytes of answers, if given.
+    """
     app = FastAPI()
 
     @app.post("/size")
@@ -241,7 +246,13 @@ def listening() -> Iterator[int]:
     def large() -> PlainTextResponse:
         return PlainTextResponse("x" * LARGE)
 
+    @app.get("/small")
+    def small() -> PlainTextResponse:
+        return PlainTextResponse("x" * SMALL)
+
     listener = bind("127.0.0.1", 0)
+    if buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     config = uvicorn.Config(
         SmallBodies(app, unlimited=""),
         http=BoundedConnection,
@@ -385,6 +396,16 @@ def test_an_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
         peer.sendall(GET)
         time.sleep(4)
         assert received(peer, 0) < LARGE
+
+
+def test_a_small_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "SEND_SECONDS", 1)
+    with listening(buffer=4096) as port, socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", port))
+        peer.sendall(GET.replace(b"large", b"small"))
+        time.sleep(4)
+        assert received(peer, 0) < SMALL
 
 
 def test_an_answer_that_is_taken_slowly_is_complete(monkeypatch) -> None:
