@@ -43,7 +43,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _is_clocks(value: Any) -> bool:
-    """Return whether a value is an object of one object for each device (`engine.cluster.clocks`)."""
+    """Return whether a value has an object for each device (`engine.cluster.clocks`)."""
     entries: list[Any] = [*value.values()] if isinstance(value, dict) else [None]
     return all(isinstance(e, dict) and type(e.get("uncertainty_ns", 0)) is int for e in entries)
 
@@ -58,7 +58,10 @@ _NAMED: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
         "profile_pair": (lambda value: isinstance(value, str), "a text"),
     },
 }
-"""Field of a header -> name -> the check of its value, and the form. Others are checked when read."""
+"""Field of a header -> name -> the check of its value, and the form.
+
+Other names are checked where they are read.
+"""
 
 
 def _check_named(header: Header) -> None:
