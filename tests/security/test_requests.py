@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from starlette.responses import PlainTextResponse
 from app import limits
 from app.guard import HEADERS, Boundary
 from app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from app.page import MAX_SESSIONS, Page
+from app.page import MALFORMED, MAX_SESSIONS, Page
 from app.routes import _download
 from app.server import bind, protect
 from engine.errors import UsageError
@@ -159,6 +160,51 @@ def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, b
         assert 400 <= answer.status_code <= 500
     assert guarded(answer.headers)
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def answered(client: TestClient, page: Page, handler: str, data: list, event: object = None) -> str:
+    """Call a handler of the page by its name, and return the stream of its answers."""
+    number = next(number for number, each in page.fns.items() if each.name == handler)
+    body = {"fn_index": number, "session_hash": "odd", "data": data, "event_data": event}
+    content = json.dumps(body)  # in ASCII, as a page sends half of a character
+    head = {"Content-Type": "application/json"}
+    assert client.post("/gradio_api/queue/join", content=content, headers=head).status_code == 200
+    return client.get("/gradio_api/queue/data", params={"session_hash": "odd"}).text
+
+
+def inputs_of(page: Page, handler: str) -> int:
+    return len(next(each for each in page.fns.values() if each.name == handler).inputs)
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "a \udc00 b", {"\ud800": 1}, [["\udfff"]]], ids=ascii)
+@pytest.mark.parametrize("handler", ["ask", "find", "refresh", "show_replay", "run", "forget"])
+def test_half_of_a_character_is_refused_in_one_line(client, page, capfd, handler, half) -> None:
+    answer = answered(client, page, handler, [half] * inputs_of(page, handler))
+    assert answer.count("process_completed") == 1
+    assert "a text holds half of a character, perhaps of an emoji; remove it" in answer
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("handler", ["open_one", "pick", "stop", "delete"])
+def test_half_of_a_character_in_an_event_is_refused_in_one_line(client, page, capfd, handler) -> None:
+    event = dict.fromkeys(("run", "error", "offset", "listed", "ticked"), "\ud83d")
+    answer = answered(client, page, handler, [None] * inputs_of(page, handler), event)
+    assert "a text holds half of a character" in answer
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("state", ["x", 3, [1]], ids=str)
+@pytest.mark.parametrize("handler", ["find", "pick", "turn_page", "draw"])
+def test_a_state_of_another_form_is_refused_and_none_is_an_empty_one(
+    client, page, capfd, handler, state
+) -> None:
+    event = {"offset": 0, "listed": [], "ticked": []}
+    size = inputs_of(page, handler)
+    states = [{}] * size if handler == "draw" else ["", state][-size:]
+    assert MALFORMED in answered(client, page, handler, states, event)
+    if handler != "draw":
+        assert '"success":true' in answered(client, page, handler, ["", None][-size:], event)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_stored_run_with_a_japanese_name_is_downloaded() -> None:
