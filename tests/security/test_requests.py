@@ -128,8 +128,9 @@ def test_a_failure_anywhere_is_answered_in_one_line_with_headers(capfd) -> None:
     assert "secret" not in answer.text
     assert guarded(answer.headers)
     assert guarded(TestClient(Boundary(broken_later)).get("/").headers)
+    TestClient(Boundary(broken)).get("/" + "x" * 5000)
     written = capfd.readouterr().err
-    assert len(written.splitlines()) == 2
+    assert [line.count("failed: RuntimeError") for line in written.splitlines()] == [1, 1, 1]
     assert "\x1b" not in written
 
 
@@ -160,6 +161,15 @@ def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, b
         assert 400 <= answer.status_code <= 500
     assert guarded(answer.headers)
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("folder", ["/assets/", "/static/", "/specscope/files/"])
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 260, "%C3%A9" * 200, "x/" * 3000])
+def test_a_path_longer_than_a_files_name_is_unknown(client, capfd, folder, name) -> None:
+    answer = client.get(folder + name)
+    assert answer.status_code == 404
+    assert guarded(answer.headers)
+    assert capfd.readouterr() == ("", "")
 
 
 def answered(client: TestClient, page: Page, handler: str, data: list, event: object = None) -> str:
