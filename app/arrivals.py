@@ -10,6 +10,9 @@ from typing import NamedTuple
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
 
+LEAST_RATE = 1e-6
+"""Lowest rate in requests/s: one in eleven days."""
+
 
 class Arrival(NamedTuple):
     """One request of a file."""
@@ -24,12 +27,12 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
     """Return the seconds of a Poisson process: the first request at 0, then exponential gaps.
 
     Args:
-        rate: Requests per second, more than 0.
+        rate: Requests per second, at least LEAST_RATE.
         count: Requests.
         seed: Equal seeds give equal arrivals.
     """
-    if not (math.isfinite(rate) and rate > 0):
-        raise UsageError(f"the rate is {rate:g}; it must be more than 0 requests/s, and finite")
+    if not (math.isfinite(rate) and rate >= LEAST_RATE):
+        raise UsageError(f"the rate is {rate:g}; it must be at least {LEAST_RATE:g} requests/s, and finite")
     draws, now = random.Random(seed), 0.0
     times = list[float]()
     for _ in range(count):

@@ -46,10 +46,13 @@ READ = (
 """Paths that the page reads; a path ending in a slash includes all paths below it."""
 WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
 """Paths that the page posts to."""
+LONGEST = 255
+"""Most bytes of Gradio's paths, as of a file's name; looking for a file of a longer one fails."""
 
 
 def report_failure(what: str, error: BaseException) -> None:
     """Write one line about an unexpected error to stderr."""
+    what = what if len(what) <= 150 else f"{what[:100]}… ({len(what)} characters)"
     line = f"specscope: {what} failed: {type(error).__name__}: {error}"
     sys.stderr.write("".join(c if c.isprintable() else " " for c in line[:400]) + "\n")
 
@@ -107,6 +110,8 @@ class KnownRoutes:
 
 
 def _known(method: str, path: str) -> bool:
+    if len(path.encode(errors="replace")) > LONGEST and not path.startswith("/specscope/"):
+        return False
     if method not in READING:
         return method == "POST" and path in WRITTEN
     return any(path == known or (known != "/" == known[-1] and path.startswith(known)) for known in READ)

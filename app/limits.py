@@ -101,6 +101,7 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > CONNECTIONS:
             transport.abort()
         else:
+            transport.set_write_buffer_limits(high=0)  # a small answer that is not taken counts, too
             self._expect_head()
 
     def data_received(self, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -28,6 +29,7 @@ TITLE = """
   <button type="button" class="ss-button app-theme" aria-label="Light or dark" title="Light or dark">◐</button>
 </header>
 """
+MALFORMED = "this call has another form than the page's own; reload the page"
 MAX_DEPTH = 16
 """Most levels of lists and objects in a handler's input. The page itself sends four."""
 MAX_UNREAD = 32
@@ -53,10 +55,15 @@ class Page(gr.Blocks):
         """Return a handler's arguments.
 
         Raises:
-            Error: A value names a file or is nested too deeply.
+            Error: A value names a file, is nested too deeply, is not valid Unicode, or is of
+                another form than the page's own.
         """
         check_plain(inputs)
-        return await super().preprocess_data(block_fn, inputs, *args, **more)
+        try:
+            values = await super().preprocess_data(block_fn, inputs, *args, **more)
+        except Exception:  # noqa: BLE001 - a component got what its page never sends
+            raise gr.Error(MALFORMED, print_exception=False) from None
+        return [_kept(block, value) for block, value in zip(block_fn.inputs, values, strict=True)]
 
     async def process_api(self, *args: Any, **more: Any) -> dict[str, Any]:
         """Return a handler's answer.
@@ -66,6 +73,7 @@ class Page(gr.Blocks):
         """
         try:
             self._check_answers_read(more.get("session_hash"))
+            check_unicode(getattr(more.get("event_data"), "_data", None))
             return await super().process_api(*args, **more)
         except gr.Error as error:
             error.print_exception = False  # its message is for the page
@@ -84,8 +92,30 @@ class Page(gr.Blocks):
             raise gr.Error("too many answers are unread; reload the page", print_exception=False)
 
 
+def _kept(block: Any, value: Any) -> Any:
+    """Return the value of an input; of the state that the page keeps in JSON, always an object.
+
+    Raises:
+        Error: That state is not an object.
+    """
+    if not isinstance(block, gr.JSON):
+        return value
+    if not isinstance(value, dict | None):
+        raise gr.Error(MALFORMED, print_exception=False)
+    return value or {}
+
+
+def check_unicode(value: Any) -> None:
+    """Raise gr.Error for a text with half of a character, which no answer could hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "a text holds half of a character, perhaps of an emoji; remove it"
+        raise gr.Error(message, print_exception=False) from None
+
+
 def check_plain(value: Any) -> None:
-    """Raise gr.Error for a value that names a file or is nested too deeply."""
+    """Raise gr.Error for a value that names a file, is nested too deeply, or is not Unicode."""
     pending = [(value, 0)]
     while pending:
         item, depth = pending.pop()
@@ -97,6 +127,7 @@ def check_plain(value: Any) -> None:
             pending += [(part, depth + 1) for part in item.values()]
         elif isinstance(item, list):
             pending += [(part, depth + 1) for part in item]
+    check_unicode(value)
 
 
 def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None) -> Page:

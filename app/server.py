@@ -169,7 +169,10 @@ def _run(app: ASGIApp, listener: socket.socket, host: str, ready: Callable[[str]
         log_level="warning",
         timeout_graceful_shutdown=1,
     )
-    _Server(config, lambda: ready(line)).run(sockets=[listener])
+    server = _Server(config, lambda: ready(line))
+    server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
 
 
 @contextlib.contextmanager
@@ -257,7 +260,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that calls `ready` once it answers requests."""
+    """Uvicorn that calls `ready` once it answers requests, and stops if that fails."""
+
+    failure: Exception | None = None
+    """What `ready` raised. Raised inside of the loop, uvicorn would print tracebacks."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -266,7 +272,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         await super().startup(sockets=list(sockets or []))
         if self.started:
-            self._ready()
+            try:
+                self._ready()
+            except Exception as error:  # noqa: BLE001 - `_run` raises it
+                self.failure, self.should_exit = error, True
 
 
 def _print(line: str) -> None:

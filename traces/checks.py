@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import shown
 from engine.trace.checking import check_types
@@ -11,7 +11,7 @@ from engine.trace.events import OTHERS, Header, Span
 from traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Table
 
@@ -26,6 +26,7 @@ def check(trace: Trace) -> None:
         ValueError: A check failed; the message names the field and the value.
     """
     check_types(trace.header.devices)
+    _check_named(trace.header)
     for kind, rows in groupby(trace.events(), type):
         events = list(rows)
         check_types(events)
@@ -35,6 +36,41 @@ def check(trace: Trace) -> None:
         raise ValueError(f"two devices have the same name: {shown(', '.join(devices))}")
     for fault in _faults(trace, set(devices), len(trace.header.prompts)):
         raise ValueError(fault)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(type(i) is int for i in cast("list[Any]", value))
+
+
+def _is_clocks(value: Any) -> bool:
+    """Return whether a value has an object for each device (`engine.cluster.clocks`)."""
+    entries: list[Any] = [*value.values()] if isinstance(value, dict) else [None]
+    return all(isinstance(e, dict) and type(e.get("uncertainty_ns", 0)) is int for e in entries)
+
+
+_NAMED: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "limits": {
+        "max_new_tokens": (lambda value: type(value) is int, "a whole number"),
+        "eos": (_is_ids, "a list of token ids"),
+    },
+    "environment": {
+        "clocks": (_is_clocks, "an object with an object for each device, errors in whole nanoseconds"),
+        "profile_pair": (lambda value: isinstance(value, str), "a text"),
+    },
+}
+"""Field of a header -> name -> the check of its value, and the form.
+
+Other names are checked where they are read.
+"""
+
+
+def _check_named(header: Header) -> None:
+    """Raise ValueError for a named value of an untyped field that is of another form."""
+    for name, known in _NAMED.items():
+        values = getattr(header, name)
+        for key, (fits, form) in known.items():
+            if key in values and not fits(values[key]):
+                raise ValueError(f"{name}.{key} of a header is {shown(values[key])}; it must be {form}")
 
 
 def _check_codes(kind: type[Any], rows: list[Event]) -> None:

@@ -90,11 +90,23 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def check_stays(path: Path, opened: tuple[int, int] | None) -> None:
+    """Check that a path still names the file that was opened.
+
+    New connections would open the file that has the name now, with the log of the old one.
+
+    Raises:
+        StoreError: It does not.
+    """
+    if identity(path) != opened:
+        raise moved(path)
+
+
 def moved(path: Path) -> StoreError:
     """Return the error for a file that has lost its name while open."""
     return StoreError(
         f"{path} was deleted, moved or replaced while it was open, and the rows written since are lost; "
-        "run it again with a file that stays"
+        f"end SpecScope, move {path}-wal away if it exists, and start SpecScope again"
     )
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 from engine.errors import SpecScopeError, StoreError
 from engine.trace.events import Footer, Header, Row
 from traces import schema
-from traces.database import explain, identity, moved
+from traces.database import check_stays, explain, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -112,12 +112,20 @@ class Writer:
         """Store a header and return the recorder for its run."""
         owner = {"owner_pid": os.getpid(), "owner_start": psutil.Process().create_time()}
 
+        added = list[str]()
+
         def work(connection: Connection) -> int:
             key = insert_run(connection, header, **owner)
+            added.append(header.run_id)
             _recording.add(header.run_id)  # before the transaction ends and others can read the run
             return key
 
-        recorder = Recorder(self, self.call(work), header.run_id)
+        try:
+            key = self.call(work)
+        except StoreError:
+            _recording.difference_update(added)
+            raise
+        recorder = Recorder(self, key, header.run_id)
         self._recorders.add(recorder)
         return recorder
 
@@ -188,24 +196,21 @@ class Writer:
 
     def _write(self, recorder: Recorder, events: list[Row | Footer]) -> None:
         try:
+            check_stays(self._path, self._file)
             with self._engine.begin() as connection:
                 insert_rows(connection, recorder.key, events, recorder.numbers)
-            self._check_file()
+            check_stays(self._path, self._file)
         except SpecScopeError as error:
             recorder.error = StoreError(str(error))
         except Exception as error:  # noqa: BLE001 - the next `add` or `close` raises it
             recorder.error = explain(error, self._path)
 
-    def _check_file(self) -> None:
-        """Raise StoreError if the path no longer names the file that this thread writes."""
-        if identity(self._path) != self._file:
-            raise moved(self._path)
-
     def _work(self, job: _Job) -> None:
         try:
+            check_stays(self._path, self._file)
             with self._engine.begin() as connection:
                 result = job.work(connection)
-            self._check_file()
+            check_stays(self._path, self._file)
         except SpecScopeError as error:
             job.result.set_exception(error)
         except Exception as error:  # noqa: BLE001 - the caller raises it

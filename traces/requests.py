@@ -98,7 +98,7 @@ def load_of(header: Header) -> LoadFacts | None:
     named = cast("dict[str, Any]", facts)
     arrivals, batch, chunk = (named.get(name) for name in ("arrivals", "batch", "chunk"))
     known = isinstance(arrivals, list | tuple) and len(cast("Sequence[Any]", arrivals)) == len(header.prompts)
-    if not known or not isinstance(batch, int) or not isinstance(chunk, int):
+    if not known or type(batch) is not int or type(chunk) is not int:
         return None
     times = tuple(cast("Sequence[Any]", arrivals))
     return LoadFacts(times, batch, chunk) if all(type(time) is int for time in times) else None

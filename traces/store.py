@@ -48,6 +48,7 @@ class Store:
         """
         self.path = Path(path) if path is not None else default_path()
         self._engine = database.open_engine(self.path, readonly=readonly)
+        self._file = database.identity(self.path)
         self._extents: dict[int, Extent] = {}
         self._columns: dict[tuple[int, tuple[int, ...]], Columns] = {}
         self._lock = threading.Lock()
@@ -236,7 +237,12 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Generator[Connection]:
-        """Return a connection in one read transaction: it sees one state of the file."""
+        """Return a connection in one read transaction: it sees one state of the file.
+
+        Raises:
+            StoreError: The file cannot be read, or has lost its name.
+        """
+        database.check_stays(self.path, self._file)
         with database.explained(self.path), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
             yield connection

@@ -158,6 +158,8 @@ class Placement:
             ModelError: A model cannot be loaded.
             SpecScopeError: Others use the devices.
         """
+        if any(worker.ended for worker in self.workers):  # between runs: no run of anybody failed
+            self.restart()
         assigned = {model: each for model, each in self.site.assign(layout).items() if each}
         if head is not None:
             assigned["drafter"] = [head_place(target, head) for target in assigned["target"]]

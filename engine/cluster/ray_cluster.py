@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence
 from engine.cluster.ray_groups import RESERVE_S, Bundle, Offer, PlacementGroups, free_by_node
+from engine.cluster.ray_start import watched
 from engine.errors import SpecScopeError, UsageError, one_line
 from engine.workers.ray.node import Node, reachable
 from engine.workers.ray.worker import RayWorker
@@ -83,7 +85,8 @@ class RayCluster:
                 "_temp_dir": self._folder,
             }
         try:
-            with own_signals(), silence(address), warnings.catch_warnings():
+            starting = watched(self._folder) if self._folder else contextlib.nullcontext()
+            with own_signals(), silence(address), starting, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._ray.init(address=address, **quiet)
             # Ray has no setting that keeps its long report of a dead worker off standard output.

@@ -193,6 +193,11 @@ def check_rotation(rope: Mapping[str, Any], where: object) -> None:
     for name in ("rope_theta", *ROPE_NEEDS.get(rope.get("rope_type", "default"), ())):
         if rope.get(name) is None:
             raise ModelError(f"{where}: rope_parameters lacks {name}")
+    if rope.get("rope_type") == "longrope" and rope["original_max_position_embeddings"] < 2:
+        raise ModelError(
+            f"{where}: rope_parameters.original_max_position_embeddings is 1; longrope divides by its "
+            "logarithm, so it must be at least 2"
+        )
     low, high = rope.get("low_freq_factor"), rope.get("high_freq_factor")
     if rope.get("rope_type") == "llama3" and not (low and high and low < high):
         raise ModelError(

@@ -82,8 +82,8 @@ def rotations(config: Any, path: Path) -> dict[str, Any]:
 
 def _rotated(config: Any, path: Path) -> list[Any]:
     """Return whether each layer has a rotation."""
-    flags: Any = getattr(config, "no_rope_layers", None) or [1]
-    if len(flags) not in (1, config.num_hidden_layers) or not all(flag in (0, 1) for flag in flags):
+    flags: Any = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    if len(flags) != config.num_hidden_layers or not all(flag in (0, 1) for flag in flags):
         raise ModelError(
             f"{path}: no_rope_layers is {reprlib.repr(flags)}; it must hold 0 or 1 for each of the "
             f"{config.num_hidden_layers} layers"

@@ -83,6 +83,8 @@ class Renderer:
         self._connection = self._process = None
 
     def _ask(self, request: bytes) -> dict[str, Any]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended between two renders: no template is to blame
         connection = self._connection or self._start()
         try:
             connection.send_bytes(request)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""
+LATEST = 1e9
+"""Latest arrival in seconds: 30 years. A trace has nanoseconds of 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,10 @@ class Load:
         check_range("batch", self.batch, 1, MOST_SEQUENCES)
         check_range("chunk", self.chunk, 1, 2**20)
         for time in self.arrivals:
-            if not (math.isfinite(time) and time >= 0):
-                raise UsageError(f"an arrival is {shown(time)}; it must be a time in seconds of at least 0")
+            if not (math.isfinite(time) and 0 <= time <= LATEST):
+                raise UsageError(
+                    f"an arrival is {shown(time)}; it must be a time in seconds, at least 0 and at most {LATEST:g}"
+                )
 
     @property
     def times(self) -> list[int]:

@@ -33,6 +33,11 @@ class Worker(Protocol):
         """Its devices; a stamp's lane is an index into them."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended: it takes no more jobs."""
+        ...
+
     def lanes(self, model: str) -> int:
         """Return how many of its devices, the first ones, a forward of the model keeps busy."""
         ...

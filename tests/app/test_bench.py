@@ -270,7 +270,7 @@ def test_the_error_of_a_failed_command_has_its_last_line():
 
 
 def test_the_measured_command_parses(tmp_path):
-    from app.main import build_parser
+    from app.command import build_parser
 
     command = memory.compare(PROMPT, 16, ["autoregressive", "pearl"], tmp_path / "m.db")
     args = build_parser().parse_args(command[3:])

@@ -101,7 +101,8 @@ def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate():
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--rate", "0"], "the rate is 0; it must be more than 0"),
+        (["--rate", "0"], "the rate is 0; it must be at least 1e-06"),
+        (["--rate", "1e-300"], "the rate is 1e-300; it must be at least"),
         (["--rate", "nan"], "the rate is nan"),
         (["--batch", "0,2"], "--batch is 0; it must be at least 1 and at most 64"),
         (["--batch", "1,x"], "--batch is '1,x'; it must be whole numbers"),

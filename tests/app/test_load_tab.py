@@ -114,7 +114,7 @@ def test_methods_that_cannot_be_served_are_not_offered():
         ({"sizes": "1,2,3,4,5,6,7,8,9"}, "the number of batch sizes is 9; it must be at least 1 and at most 8"),
         ({"requests": None}, "requests is 0; it must be at least 1 and at most 256"),
         ({"tokens": 1e9}, "new tokens is 1000000000; it must be at least 1 and at most 256"),
-        ({"arriving": RATE, "rate": -1}, "the rate is -1; it must be more than 0 requests/s"),
+        ({"arriving": RATE, "rate": -1}, "the rate is -1; it must be at least 1e-06 requests/s"),
         ({"arriving": TIMES, "times": "0\nsoon"}, "the list of times line 2 is 'soon'; it must be a time in seconds"),
         ({"arriving": TIMES}, "the list of times has no arrival"),
         ({"arriving": "now"}, "requests arrive 'now'; choose at once, rate or times"),

@@ -19,7 +19,7 @@ import pytest
 
 import engine
 from app.cli import COMMANDS
-from app.main import build_parser
+from app.command import build_parser
 from engine.methods import METHODS, Setting
 from engine.trace import events
 from engine.trace.jsonl import read_jsonl

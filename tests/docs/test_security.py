@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from app import limits, login, page, routes
+from engine.files import MOST_VALUES
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -31,6 +32,8 @@ def test_the_limits_in_the_document_are_the_codes() -> None:
         f"at most {limits.BODY_SECONDS:g} s",
         f"complete in {limits.HEAD_SECONDS:g} s",
         f"at most {limits.CONNECTIONS}",
+        f"after {limits.SEND_SECONDS:g} s without progress; at most {limits.MOST_UNREAD // mb} MB wait",
+        f"at most {MOST_VALUES:,}",
         f"at most {page.MAX_SESSIONS:,}",
         f"at most {page.MAX_UNREAD} unread",
         f"at most {page.MAX_DEPTH} levels",

@@ -88,3 +88,24 @@ def test_an_error_is_one_line_and_a_crash_names_the_device(cluster, capfd):
         run(cluster, crash, events)
     assert time.monotonic() - start < LIMIT_S
     assert "SIGSEGV" in events[-1].error
+
+
+def test_a_worker_that_ended_between_runs_is_started_again(cluster):
+    first = run(cluster, behave, [])
+    pid = pid_of(cluster)
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=LIMIT_S)
+    again = run(cluster, behave, [])
+    assert again.token_ids() == first.token_ids()
+    assert pid_of(cluster) != pid
+
+
+def test_a_fork_server_that_ended_between_runs_is_started_again(cluster):
+    first = run(cluster, behave, [])
+    server = psutil.Process(pid_of(cluster)).parent()
+    assert server.pid != os.getpid()
+    server.kill()
+    server.wait(LIMIT_S)
+    again = run(cluster, behave, [])
+    assert again.token_ids() == first.token_ids()
+    assert psutil.Process(pid_of(cluster)).parent() != server

@@ -81,9 +81,7 @@ def test_a_seed_that_leaves_the_range_with_the_last_prompt_is_refused(tmp_path):
 
 
 def test_arguments_are_checked_before_libraries_are_imported():
-    code = (
-        "import app.main, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
-    )
+    code = "import app.command, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=240)
     assert done.returncode == 0
 
@@ -194,6 +192,56 @@ def test_a_closed_pipe_ends_the_command_silently(stored):
     done = process("export", "sample-speculative", "--db", str(stored), stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_full_standard_output_ends_the_server_with_one_line(tmp_path):
+    with open("/dev/full", "wb") as full:
+        argv = ["play", "--pair", "bundled", "--port", "0", "--db", str(tmp_path / "a.db")]
+        done = process(*argv, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"specscope: No space left on device\n")
+
+
+def test_ctrl_c_during_the_imports_is_one_line():
+    code = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "app.command":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits SIG_IGN
+sys.meta_path.insert(0, Interrupt())
+from app.main import main
+assert "app.cli" not in sys.modules
+main(["methods"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (130, b"specscope: stopped\n")
+
+
+def test_a_library_that_cannot_be_loaded_is_a_one_line_error_with_the_remedy(monkeypatch):
+    def broken(*_, **__):
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    use_models(monkeypatch, broken)
+    assert command(*RUN).failed(1, "(libtorch_cpu.so: failed to map", "raise its limit (ulimit -v)")
+
+
+def test_a_deleted_working_folder_is_refused(monkeypatch, tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert command("methods").failed(2, "the working folder cannot be used")
+
+
+def test_an_error_shows_no_control_characters():
+    assert command("plan", "--target", "a\x1b[31mb\x9b").failed(
+        1, r"a\x1b[31mb\x9b: there is no such directory"
+    )
 
 
 def test_an_internal_error_is_one_line_and_its_traceback_optional(monkeypatch):

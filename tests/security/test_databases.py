@@ -21,7 +21,7 @@ from engine.trace.jsonl import to_json
 from tests.security.commands import Models, command, use_models
 from tests.traces.samples import sample_events, sample_trace
 from tests.traces.test_database import nobody
-from traces import database, schema
+from traces import database, recorder, schema
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
@@ -265,21 +265,64 @@ def test_export_and_report_work_on_a_read_only_database_in_a_read_only_folder(or
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
+FATES = {
+    "deleted": lambda path: path.unlink(),
+    "moved": lambda path: path.rename(path.with_name("elsewhere.db")),
+    "replaced": lambda path: make(path.with_name("other.db")).replace(path),
+}
+GONE = "was deleted, moved or replaced while it was open"
+
+
+@pytest.mark.parametrize("fate", FATES)
 def test_a_database_that_goes_away_in_mid_run_fails_the_run(path, fate):
     header, *events = sample_events("autoregressive")
     with Store(path) as store:
-        recorder = store.record(replace(header, run_id="new"))
-        recorder.add(events[0])
-        match fate:
-            case "deleted":
-                path.unlink()
-            case "moved":
-                path.rename(path.with_name("elsewhere.db"))
-            case _:
-                make(path.with_name("other.db")).replace(path)
-        with pytest.raises(StoreError, match="was deleted, moved or replaced while it was open"):
-            recorder.close()
+        recording = store.record(replace(header, run_id="new"))
+        recording.add(events[0])
+        FATES[fate](path)
+        with pytest.raises(StoreError, match=GONE):
+            recording.close()
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_a_database_that_goes_away_under_a_server_is_refused_until_the_remedy_is_followed(path, fate):
+    header, *_ = sample_events("autoregressive")
+    with Store(path) as store:
+        FATES[fate](path)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=f"{GONE}.* move .*-wal away if it exists, and start"):
+                store.record(replace(header, run_id="new"))
+        assert "new" not in recorder._recording
+        with pytest.raises(StoreError, match=GONE):
+            store.runs()
+    path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
+    with Store(path) as store:
+        before = store.runs()[1]
+        with store.record(replace(header, run_id="new")):
+            assert store.runs()[1] == before + 1
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_run_that_could_not_be_recorded_is_not_running(path, monkeypatch):
+    def fails(*_):
+        if path.name in failing:
+            raise StoreError("after the transaction")
+
+    header, *_ = sample_events("autoregressive")
+    failing = list[str]()
+    monkeypatch.setattr(recorder, "check_stays", fails)
+    with Store(path) as store:
+        real = recorder.insert_run
+
+        def insert(*args, **more):
+            failing.append(path.name)
+            return real(*args, **more)
+
+        monkeypatch.setattr(recorder, "insert_run", insert)
+        with pytest.raises(StoreError, match="after the transaction"):
+            store.record(replace(header, run_id="new"))
+        assert "new" not in recorder._recording
 
 
 def test_a_database_deleted_in_mid_run_is_exit_code_1(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 
 from app import login
 from app.cli import play
+from app.command import build_parser
 from app.login import COOKIE, FREE_GUESSES, MAX_WAIT, Login
-from app.main import build_parser
 from app.server import check_exposure
 from engine.errors import UsageError
 

@@ -23,7 +23,10 @@ from tests.security.odd import BOUNDED, one_line, returns_or_refuses, spoiled
 
 torch.set_num_threads(1)
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-FAMILIES = ("llama", "llama3-rope", "yarn-rope", "linear-rope", "mistral-window", "qwen2-window", "qwen3")
+FAMILIES = (
+    *("llama", "llama3-rope", "yarn-rope", "linear-rope", "mistral-window", "qwen2-window", "qwen3"),
+    *("phi3", "phi3-longrope", "gemma2", "gemma3", "smollm3", "granite", "opt", "gpt2"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,23 @@ def test_a_config_field_of_wrong_type_or_out_of_range_is_refused(model, change, 
     error = refused(lambda: load(model))
     assert message in error
     assert str(model / "config.json") in error
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        (
+            "phi3-longrope",
+            {"original_max_position_embeddings": 1},
+            "rope_parameters.original_max_position_embeddings is 1; longrope divides by its logarithm",
+        ),
+        ("smollm3", {"no_rope_layers": [0]}, "no_rope_layers is [0]; it must hold 0 or 1 for each of the 3"),
+    ],
+)
+def test_a_config_field_that_only_one_family_has_is_refused(models, tmp_path, family, change, message):
+    folder = shutil.copytree(models[0] / family, tmp_path / "model")
+    write(folder / "config.json", models[1][family] | change)
+    assert message in refused(lambda: load(folder))
 
 
 def test_sizes_are_checked_before_torch_or_transformers_use_them(model, monkeypatch):
@@ -381,5 +401,5 @@ def test_valid_configs_load(models):
     folder, configs = models
     for family in FAMILIES:
         write(folder / family / "config.json", configs[family])
-        assert load(folder / family).depth == 3
+        assert load(folder / family).depth == (4 if family == "gemma3" else 3)
         assert read_config(folder / family).vocab_size == 97

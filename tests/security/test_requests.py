@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from starlette.responses import PlainTextResponse
 from app import limits
 from app.guard import HEADERS, Boundary
 from app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from app.page import MAX_SESSIONS, Page
+from app.page import MALFORMED, MAX_SESSIONS, Page
 from app.routes import _download
 from app.server import bind, protect
 from engine.errors import UsageError
@@ -127,8 +128,9 @@ def test_a_failure_anywhere_is_answered_in_one_line_with_headers(capfd) -> None:
     assert "secret" not in answer.text
     assert guarded(answer.headers)
     assert guarded(TestClient(Boundary(broken_later)).get("/").headers)
+    TestClient(Boundary(broken)).get("/" + "x" * 5000)
     written = capfd.readouterr().err
-    assert len(written.splitlines()) == 2
+    assert [line.count("failed: RuntimeError") for line in written.splitlines()] == [1, 1, 1]
     assert "\x1b" not in written
 
 
@@ -159,6 +161,60 @@ def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, b
         assert 400 <= answer.status_code <= 500
     assert guarded(answer.headers)
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("folder", ["/assets/", "/static/", "/specscope/files/"])
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 260, "%C3%A9" * 200, "x/" * 3000])
+def test_a_path_longer_than_a_files_name_is_unknown(client, capfd, folder, name) -> None:
+    answer = client.get(folder + name)
+    assert answer.status_code == 404
+    assert guarded(answer.headers)
+    assert capfd.readouterr() == ("", "")
+
+
+def answered(client: TestClient, page: Page, handler: str, data: list, event: object = None) -> str:
+    """Call a handler of the page by its name, and return the stream of its answers."""
+    number = next(number for number, each in page.fns.items() if each.name == handler)
+    body = {"fn_index": number, "session_hash": "odd", "data": data, "event_data": event}
+    content = json.dumps(body)  # in ASCII, as a page sends half of a character
+    head = {"Content-Type": "application/json"}
+    assert client.post("/gradio_api/queue/join", content=content, headers=head).status_code == 200
+    return client.get("/gradio_api/queue/data", params={"session_hash": "odd"}).text
+
+
+def inputs_of(page: Page, handler: str) -> int:
+    return len(next(each for each in page.fns.values() if each.name == handler).inputs)
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "a \udc00 b", {"\ud800": 1}, [["\udfff"]]], ids=ascii)
+@pytest.mark.parametrize("handler", ["ask", "find", "refresh", "show_replay", "run", "forget"])
+def test_half_of_a_character_is_refused_in_one_line(client, page, capfd, handler, half) -> None:
+    answer = answered(client, page, handler, [half] * inputs_of(page, handler))
+    assert answer.count("process_completed") == 1
+    assert "a text holds half of a character, perhaps of an emoji; remove it" in answer
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("handler", ["open_one", "pick", "stop", "delete"])
+def test_half_of_a_character_in_an_event_is_refused_in_one_line(client, page, capfd, handler) -> None:
+    event = dict.fromkeys(("run", "error", "offset", "listed", "ticked"), "\ud83d")
+    answer = answered(client, page, handler, [None] * inputs_of(page, handler), event)
+    assert "a text holds half of a character" in answer
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("state", ["x", 3, [1]], ids=str)
+@pytest.mark.parametrize("handler", ["find", "pick", "turn_page", "draw"])
+def test_a_state_of_another_form_is_refused_and_none_is_an_empty_one(
+    client, page, capfd, handler, state
+) -> None:
+    event = {"offset": 0, "listed": [], "ticked": []}
+    size = inputs_of(page, handler)
+    states = [{}] * size if handler == "draw" else ["", state][-size:]
+    assert MALFORMED in answered(client, page, handler, states, event)
+    if handler != "draw":
+        assert '"success":true' in answered(client, page, handler, ["", None][-size:], event)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_stored_run_with_a_japanese_name_is_downloaded() -> None:
@@ -225,12 +281,17 @@ async def exchange(receive) -> list[dict]:
 
 
 LARGE = 16 * 2**20
+SMALL = 48 * 2**10
+"""Less than asyncio keeps of an answer before it tells its protocol."""
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @contextmanager
-def listening() -> Iterator[int]:
-    """Serve a small application with BoundedConnection; yield its port."""
+def listening(buffer: int = 0) -> Iterator[int]:
+    """Serve a small application with BoundedConnection; yield its port.
+
+    The system holds about `buffer` bytes of answers, if given.
+    """
     app = FastAPI()
 
     @app.post("/size")
@@ -241,7 +302,13 @@ def listening() -> Iterator[int]:
     def large() -> PlainTextResponse:
         return PlainTextResponse("x" * LARGE)
 
+    @app.get("/small")
+    def small() -> PlainTextResponse:
+        return PlainTextResponse("x" * SMALL)
+
     listener = bind("127.0.0.1", 0)
+    if buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     config = uvicorn.Config(
         SmallBodies(app, unlimited=""),
         http=BoundedConnection,
@@ -385,6 +452,16 @@ def test_an_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
         peer.sendall(GET)
         time.sleep(4)
         assert received(peer, 0) < LARGE
+
+
+def test_a_small_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "SEND_SECONDS", 1)
+    with listening(buffer=4096) as port, socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", port))
+        peer.sendall(GET.replace(b"large", b"small"))
+        time.sleep(4)
+        assert received(peer, 0) < SMALL
 
 
 def test_an_answer_that_is_taken_slowly_is_complete(monkeypatch) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -172,15 +173,31 @@ def test_a_killed_or_suspended_process_is_replaced(monkeypatch):
     renderer = Renderer()
     try:
         assert renderer.render("one", HI, {}) == "one"
-        for signum, message in ((signal.SIGSTOP, "does not answer"), (signal.SIGKILL, "ends the process")):
-            first = renderer._process
-            os.kill(first.pid, signum)
-            with pytest.raises(ModelError, match=message):
-                renderer.render("x", [{"role": "user", "content": "x" * 1_000_000}], {})
-            assert first.returncode is not None
-            assert renderer.render("two", HI, {}) == "two"
+        first = renderer._process
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(ModelError, match="does not answer"):
+            renderer.render("x", [{"role": "user", "content": "x" * 1_000_000}], {})
+        assert first.returncode is not None
+        assert renderer.render("two", HI, {}) == "two"
     finally:
         renderer.close()
+
+
+def test_a_process_that_ended_while_idle_is_replaced_and_no_template_is_blamed(renderer):
+    renderer.render("one", HI, {})
+    os.kill(renderer._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, renderer._process.pid, os.WEXITED | os.WNOWAIT)
+    assert renderer.render("two", HI, {}) == "two"
+
+
+def test_a_template_whose_process_is_killed_while_it_renders_is_refused(renderer, monkeypatch):
+    renderer.render("one", HI, {})
+    monkeypatch.setattr(templates, "SECONDS", 60)
+    killing = threading.Timer(0.5, renderer._process.kill)
+    killing.start()
+    with pytest.raises(ModelError, match="it ends the process that renders it"):
+        renderer.render(NESTED, HI, {})
+    killing.join()
 
 
 def test_eight_threads_can_render_at_the_same_time(renderer):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import engine
 from engine.methods import METHODS
@@ -15,15 +18,22 @@ from tests.traces.test_servers import dsi
 from traces.bins import Work
 from traces.store import Store
 from traces.view.document import view_model
-from traces.view.part import part_sections
+from traces.view.packed import packed, packed_run
+from traces.view.part import bins_view, part_document, part_sections
 
 SCRIPTED = {
     "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
     "easyspec-fuzzy": lambda: easyspec(gamma=3, new=16),
 }
 """Runs with a pool of servers, and with fuzzy drafts."""
-KEYS = (*METHODS, *SCRIPTED)
-PROMPTS = {"ems": ("Tell me a story.", "Why?", "Once upon a time")}
+PROMPTS = ("Tell me a story.", "Why?", "Once upon a time")
+BATCHES = {
+    "ems": ("ems", {}, None),
+    "batch-of-trees": ("ems", {"batch": 2, "base": "speculative", "width": 4}, None),
+    "load": ("speculative", {}, engine.Load((0.0, 0.1, 0.2), 2)),
+}
+"""Runs of several prompts: method, settings, load."""
+KEYS = tuple(dict.fromkeys((*METHODS, *SCRIPTED, *BATCHES)))
 TIMED = ("tokens", "ghosts", "rounds", "trees", "ngrams", "packings")
 BY_STEP = ("copies",)
 
@@ -37,8 +47,11 @@ def store(tmp_path_factory):
         for key in KEYS:
             if key in SCRIPTED:
                 trace = SCRIPTED[key]()
+            elif key in BATCHES:
+                method, config, load = BATCHES[key]
+                trace = cluster.run(method, *PROMPTS, config=config, load=load, limits=Limits(16))
             else:
-                trace = cluster.run(key, *PROMPTS.get(key, ("Tell me a story.",)), limits=Limits(16))
+                trace = cluster.run(key, PROMPTS[0], limits=Limits(16))
             opened.insert(replace(trace, header=replace(trace.header, run_id=key)))
         yield opened
 
@@ -64,6 +77,29 @@ def test_a_window_of_a_single_forward_or_of_none_has_a_part(store, key):
         for view in found["caches"]:
             assert view["step"], "a cache without a step is left out"
             assert len(view["step"]) == len(view["t"])
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_any_window_and_any_opening_part_is_a_document_in_json(store, key):
+    size = store.extent(key)
+    share = st.floats(-0.1, 1.1)
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        low=share, length=st.floats(0, 0.3) | share, spans=st.integers(1, size.spans), bins=st.integers(1, 50)
+    )
+    def check(low, length, spans, bins):
+        start = size.start + round(low * (size.end - size.start))
+        end = start + max(1, round(length * (size.end - size.start)))
+        part = store.part(key, size, start, end, 10_000)
+        documents = [
+            packed_run(part_sections(part, size)),
+            packed(part_document([(store.opening(key, size, spans), size)])),
+            bins_view(store.bins(key, size, start, end, bins), size),
+        ]
+        assert all(json.dumps(document, allow_nan=False) for document in documents)
+
+    check()
 
 
 @pytest.mark.parametrize("key", KEYS)

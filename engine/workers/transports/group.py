@@ -40,6 +40,11 @@ class GroupWorker:
             for wait in [m.prepare(Join(name, memory.path, rank, ways)) for rank, m in enumerate(members)]:
                 wait()
 
+    @property
+    def ended(self) -> bool:
+        """Whether a member has ended."""
+        return any(member.ended for member in self.members)
+
     def lanes(self, model: str) -> int:  # noqa: ARG002 - all models
         """Return the number of members."""
         return len(self.devices)

@@ -32,6 +32,11 @@ class PipelineWorker:
         self._scoring: dict[int, tuple[asyncio.Future[None], asyncio.Future[Reply]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def ended(self) -> bool:
+        """Whether a member has ended."""
+        return any(member.ended for member in self.members)
+
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one model
         """Return the number of stages."""
         return len(self.devices)

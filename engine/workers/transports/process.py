@@ -152,6 +152,11 @@ class ProcessWorker:
         """Process id of the worker."""
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
         self._next += 1

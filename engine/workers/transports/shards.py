@@ -44,6 +44,11 @@ class ShardsWorker:
             links = [Link(name, memory.path, rank, ways, backend) for rank in range(ways)]
             self._wait_all([m.prepare(link) for m, link in zip(members, links, strict=True)])
 
+    @property
+    def ended(self) -> bool:
+        """Whether a member has ended."""
+        return any(member.ended for member in self.members)
+
     def lanes(self, model: str) -> int:  # noqa: ARG002 - all models
         """Return the number of ranks."""
         return len(self.devices)

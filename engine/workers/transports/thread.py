@@ -22,6 +22,9 @@ from engine.workers.worker import Ticket
 class ThreadWorker:
     """A device served by a thread of this process."""
 
+    ended = False
+    """A thread ends with this process."""
+
     def __init__(self, name: str, device: Device, threads: int = 1) -> None:
         self.name = name
         self.devices = (device,)

@@ -98,6 +98,9 @@ class VirtualWorker:
         lanes: Models that keep only the first N devices busy, with N.
     """
 
+    ended = False
+    """An object does not end."""
+
     def __init__(
         self,
         name: str,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -109,3 +112,43 @@ def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playgroun
     os.environ[name] = "0"
     import_ray(starts=False)
     assert os.environ[name] == "0", "the user's choice stays"
+
+
+START = """
+import subprocess, sys, time
+from engine.cluster import ray_start
+
+ray_start.GRACE_S = 0.1
+folder, dies = sys.argv[1], sys.argv[2] == "dies"
+servers = [subprocess.Popen([f"{folder}/{name}", "60"]) for name in ("gcs_server", "raylet")]
+try:
+    with ray_start.watched(folder):
+        time.sleep(1)
+        if dies:
+            servers[0].kill()
+            time.sleep(60)
+    servers[0].kill()
+    time.sleep(1)
+finally:
+    for server in servers:
+        server.kill()
+"""
+
+
+@pytest.mark.parametrize("fate", ["dies", "lives"])
+def test_a_head_that_dies_while_ray_starts_ends_the_process_with_one_line_and_no_folder(tmp_path, fate):
+    folder = tmp_path / "specscope-ray-test"
+    folder.mkdir()
+    for name in ("gcs_server", "raylet"):
+        (folder / name).symlink_to(shutil.which("sleep"))
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(folder), fate], cwd=root, capture_output=True, text=True, timeout=50
+    )
+    if fate == "lives":
+        assert (done.returncode, done.stderr, folder.exists()) == (0, "", True)
+        return
+    assert (done.returncode, folder.exists()) == (1, False)
+    assert done.stderr.startswith("specscope: cannot start Ray: its head (process ")
+    assert done.stderr.endswith(") ended; start it again\n")
+    assert done.stderr.count("\n") == 1

@@ -222,6 +222,6 @@ def test_the_values_of_a_load() -> None:
         Load((0.0,), batch=0)
     with pytest.raises(UsageError, match="chunk is 0; it must be at least 1"):
         Load((0.0,), chunk=0)
-    for wrong in (-0.5, float("nan"), float("inf")):
+    for wrong in (-0.5, float("nan"), float("inf"), 1e300):
         with pytest.raises(UsageError, match="an arrival is"):
             Load((wrong,))

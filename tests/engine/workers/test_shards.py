@@ -202,8 +202,8 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
         assert time.perf_counter() - start < 10
         assert isinstance(events[-1], Footer)
         assert f"rank {rank} of 2" in events[-1].error
-        with pytest.raises(WorkerDied):
-            cluster.run("autoregressive", PROMPT, limits=Limits(4))
+        assert cluster.run("autoregressive", PROMPT, limits=Limits(4)).status == "done", "new ranks"
+        pids += [member.pid for member in _members(cluster)]
     assert all(map(ended, pids)), "closing ends all processes, and with them their sockets"
     assert shared_memory() <= handles
 
