@@ -19,9 +19,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     """Add a pair, or a target with its drafters and heads."""
     parser.add_argument(
         "--pair",
-        default="bundled",
         metavar="NAME",
-        help="bundled, a toy, or a model of `specscope models` (bundled)",
+        help="bundled, a toy, or a model of `specscope models` (smollm2 if it is on this machine, else bundled)",
     )
     parser.add_argument(
         "--target",

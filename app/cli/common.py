@@ -184,6 +184,28 @@ def busy_warning(args: argparse.Namespace, before: Reading) -> str:
     return warning
 
 
+SHORT = 32
+"""Tokens of an answer below which a speed-up says little about longer ones."""
+
+
+def short_warning(answers: Sequence[int]) -> str:
+    """Return the warning of short answers, else nothing; print it on stderr.
+
+    Args:
+        answers: The number of tokens of each.
+    """
+    mean = sum(answers) / len(answers)
+    if mean >= SHORT:
+        return ""
+    tokens = f"The answer has {answers[0]}" if len(answers) == 1 else f"The answers have {mean:.0f}"
+    warning = (
+        f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
+        "longer answer, or raise --max-new-tokens"
+    )
+    print(f"specscope: {warning}", file=sys.stderr)
+    return warning
+
+
 def clean(value: Any) -> Any:
     """Return a copy for JSON, with NaN and infinities as null."""
     if isinstance(value, float):

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from app.cli import clusters, common
+from app.cli.chosen import lacking
 from app.cli.prompts import prompt_for, prompts_of
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
+    if reason := lacking(args, args.method, config):
+        raise UsageError(reason)
     limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
     prompts = [prompt_for(args, row) for row in rows]
@@ -118,6 +121,7 @@ def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options:
 def result_of(trace: Trace) -> dict[str, Any]:
     """Return a run's JSON object; for several prompts, `sequences` has one object per prompt."""
     from traces.metrics import measure
+    from traces.view.settings import models_text
 
     header = trace.header
     sequences = [_sequence(trace, i) for i in range(len(header.prompt_ids))]
@@ -128,6 +132,7 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "planned": header.environment.get("planned"),
         "lossless": header.lossless,
         **sequences[0],
+        "models": models_text(header),
         "target_path": header.target_path,
         "drafter_path": header.drafter_path,
         "metrics": measure(trace).to_dict(),
@@ -159,4 +164,5 @@ def _line(result: dict[str, Any]) -> str:
     if len(result.get("sequences", ())) > 1 and sequence:
         speed = f"throughput {speed} · {sequence:.1f} tokens/s per sequence"
     lossy = "" if result["lossless"] else " · lossy"
-    return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"
+    where = f"{result['models']} · {result['clock']}"
+    return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {where} · run {result['run_id']}]"
