@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.clusters import is_measured
+from app.cli.status import Status
 from engine.errors import StoreMissing, UsageError, shown
 from engine.types import Limits, Sampling
 
@@ -32,9 +33,10 @@ def add_database(parser: argparse.ArgumentParser) -> None:
 
 def open_store(args: argparse.Namespace) -> Store:
     """Open the trace database that the options name."""
-    from traces.store import Store, default_path
+    with Status("opening the database"):
+        from traces.store import Store, default_path
 
-    return Store(args.db if args.db is not None else default_path())
+        return Store(args.db if args.db is not None else default_path())
 
 
 def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         entries = _entries(keys, configs, rows)
         prompts = [prompt_for(args, row) for row in rows]
         passes: list[Traces] = [{name: {} for name in entries} for _ in range(args.repeat)]
-        before = read_load()
+        total = args.repeat * sum(len(_parts(key, rows)) for key, _ in entries.values())
+        before, done = read_load(), 0
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
             for name, number in _order(list(entries), args.repeat):
@@ -79,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
                 if part := _parts(key, rows).get(i):
                     seeded = common.seeded(sampling, i)
                     options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
-                    trace = recorded(store, cluster, key, [prompts[k] for k in part], options)
+                    done += 1
+                    trace = recorded(
+                        store, cluster, key, [prompts[k] for k in part], options, f"({done} of {total})"
+                    )
                     passes[number][name][i] = trace
         warning = common.busy_warning(args, before)
     traces, speeds = _median(passes)

@@ -102,11 +102,19 @@ def run(args: argparse.Namespace) -> int:
         before = read_load()
         try:
             groups = {batch: uuid.uuid4().hex[:12] for batch in batches}
-            for key, batch in ((key, batch) for batch in batches for key in keys):
+            jobs = [(key, batch) for batch in batches for key in keys]
+            for i, (key, batch) in enumerate(jobs, 1):
                 load = {"load": _load(args, requests, batch), "config": configs[key], "group": groups[batch]}
                 prompts = [prompt for _, prompt in requests]
-                cells[key][batch] = recorded(store, cluster, key, prompts, {**options, **load})
-                print(f"specscope: {key} with batch {batch} is done", file=sys.stderr)
+                cells[key][batch] = recorded(
+                    store,
+                    cluster,
+                    key,
+                    prompts,
+                    {**options, **load},
+                    f"with batch {batch} ({i} of {len(jobs)})",
+                )
+                print(f"specscope: {key} with batch {batch} is done ({i} of {len(jobs)})", file=sys.stderr)
         except KeyboardInterrupt:
             if cells[keys[0]]:  # what is finished is kept
                 _show(args, result_of(cells, left_out, args.ttft_ms, args.itl_ms, "stopped before the end"))
