@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from app.cli import COMMANDS
@@ -32,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
     parser.set_defaults(command=COMMANDS["play"].run)
+    parser.add_argument("--version", action="version", version=f"specscope {version('specscope')}")
     COMMANDS["play"].add_arguments(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, module in COMMANDS.items():
