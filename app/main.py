@@ -32,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
-    parser.set_defaults(command=COMMANDS["play"].run)
+    parser.set_defaults(command=COMMANDS["play"].run, root=parser)
     parser.add_argument("--version", action="version", version=f"specscope {version('specscope')}")
     COMMANDS["play"].add_arguments(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)

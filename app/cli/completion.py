@@ -18,7 +18,5 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    from app.main import build_parser
-
-    print(shtab.complete(build_parser(), args.shell))
+    print(shtab.complete(args.root, args.shell))
     return 0

@@ -95,7 +95,7 @@ def chat_prompts(pair: Pair, documents: Iterable[str], longest: int, seed: int) 
     return _encoded(pair, turns, longest, seed)
 
 
-def _encoded(pair: Pair, turns: Sequence[str], longest: int, seed: int) -> Iterator[np.ndarray]:
+def _encoded(pair: Pair, turns: list[str], longest: int, seed: int) -> Iterator[np.ndarray]:
     rng, found = np.random.default_rng([seed, 1]), True
     while found:
         found = False
