@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from app.cli import COMMANDS
@@ -30,7 +31,8 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
-    parser.set_defaults(command=COMMANDS["play"].run)
+    parser.set_defaults(command=COMMANDS["play"].run, root=parser)
+    parser.add_argument("--version", action="version", version=f"specscope {version('specscope')}")
     COMMANDS["play"].add_arguments(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, module in COMMANDS.items():

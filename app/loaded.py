@@ -9,6 +9,7 @@ from engine.errors import UsageError, shown
 from engine.methods import BASELINE
 from engine.types import check_range
 from traces.requests import figures, load_of, stops_paying
+from traces.view.settings import models_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,6 +80,7 @@ def result_of(
     load, header = load_of(first.header), first.header
     assert load is not None, "every run of this command has a load"
     return {
+        "models": models_text(header),
         "clock": header.clock,
         "virtual": header.virtual,
         "requests": len(load.arrivals),

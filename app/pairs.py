@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from engine.layout import Layout
 from engine.methods import BASELINE, METHODS
-from engine.pairs.catalog import CATALOG, Entry, installed
+from engine.pairs.catalog import CATALOG, TOY, Entry, opening
 from engine.pairs.config import read_object
 from engine.pairs.stored import PAIRS, stored_heads
 
-TOY = "bundled"
-"""Name of the bundled pair."""
 NAMES = (*CATALOG, TOY)
 """Names of all pairs."""
 USUAL = (BASELINE, "speculative", "pearl", "llma", "prompt_lookup")
@@ -32,11 +30,6 @@ def about(name: str) -> str:
         f"A toy for tests and for machines without a network: a context of {context:,} tokens; its answers are simple "
         "and often wrong."
     )
-
-
-def opening() -> str:
-    """Return the pair to open with: the first catalog model on this machine, else the toy."""
-    return next((name for name in CATALOG if installed(name) is not None), TOY)
 
 
 def absent() -> Entry | None:

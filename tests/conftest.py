@@ -27,6 +27,7 @@ USER_CACHE = Path(os.environ.setdefault("SPECSCOPE_USER_CACHE", str(cache_folder
 The processes of pytest-xdist inherit both variables from the first one.
 """
 os.environ["SPECSCOPE_CACHE"] = tempfile.mkdtemp(prefix="specscope-tests-")
+os.environ["HF_HUB_CACHE"] = os.environ["SPECSCOPE_CACHE"] + "/hub"
 atexit.register(shutil.rmtree, os.environ["SPECSCOPE_CACHE"], ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from app.cli import (
     bench,
     calibrate,
     compare,
+    completion,
     diff,
     export,
     imports,
@@ -15,6 +16,7 @@ from app.cli import (
     play,
     report,
     run,
+    runs,
     sweep,
     train,
     whatif,
@@ -29,6 +31,7 @@ COMMANDS = {
     "methods": methods,
     "models": models,
     "plan": plan,
+    "runs": runs,
     "report": report,
     "whatif": whatif,
     "diff": diff,
@@ -38,5 +41,6 @@ COMMANDS = {
     "calibrate": calibrate,
     "bench": bench,
     "papers": papers,
+    "completion": completion,
 }
 """Module by command."""

@@ -216,7 +216,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods
-    from app.cli.compare import able, method_keys
+    from app.cli.chosen import able, method_keys
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
@@ -243,7 +243,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods, peers
-    from app.cli.compare import able
+    from app.cli.chosen import able
     from app.cli.waiting import DownloadBar
 
     peers.llama_cpp()

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument(
-        "--pair", metavar="NAME", help="bundled, a toy, or a model of `specscope models` (bundled)"
+        "--pair",
+        metavar="NAME",
+        help="bundled, a toy, or a model of `specscope models` (smollm2 if it is on this machine, else bundled)",
     )
     parser.add_argument(
         "--target", metavar="PATH", help="directory or hub id of a target, instead of the pair"
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure this machine, write the profile and print a summary."""
     _check(args)
+    from engine.pairs.catalog import opening
     from engine.pairs.pair import Pair
     from engine.pairs.sources import resolve
     from engine.simulate.calibrate import FULL, QUICK, calibrate
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         pair = (
             Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
             if args.target
-            else Pair.find(args.pair or "bundled")
+            else Pair.find(args.pair or opening())
         )
     calibration = calibrate(pair, QUICK if args.quick else FULL, args.device, _report_progress)
     text = profile_text(calibration, args.output.stem)
@@ -62,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         common.print_json(_result(args.output, calibration, profile.latency().c))
         return 0
+    print(calibration.pair.name)
     print(f"{'forward':10} {'one row':>12} {'smallest':>12} {'largest':>12}")
     for model, cells in calibration.forwards.items():
         print(f"{model:10} " + " ".join(f"{us / 1e3:9.3f} ms" for us in cells[min(cells)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from app.cli.status import Status
 from app.cli.waiting import DownloadBar
 
 
@@ -19,9 +20,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     """Add a pair, or a target with its drafters and heads."""
     parser.add_argument(
         "--pair",
-        default="bundled",
         metavar="NAME",
-        help="bundled, a toy, or a model of `specscope models` (bundled)",
+        help="bundled, a toy, or a model of `specscope models` (smollm2 if it is on this machine, else bundled)",
     )
     parser.add_argument(
         "--target",
@@ -111,9 +111,9 @@ def open_cluster(args: argparse.Namespace) -> Any:
         from engine.workers.transports.forks import warm_up
 
         warm_up()  # it imports torch while this process does
-    import engine
+    with Status("loading the models") as status, DownloadBar(status.hide) as bar:
+        import engine
 
-    with DownloadBar() as bar:
         return engine.open(
             args.pair,
             target=args.target,

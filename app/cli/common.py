@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.clusters import is_measured
+from app.cli.status import Status
 from engine.errors import StoreMissing, UsageError, shown
 from engine.types import Limits, Sampling
 
@@ -32,9 +33,10 @@ def add_database(parser: argparse.ArgumentParser) -> None:
 
 def open_store(args: argparse.Namespace) -> Store:
     """Open the trace database that the options name."""
-    from traces.store import Store, default_path
+    with Status("opening the database"):
+        from traces.store import Store, default_path
 
-    return Store(args.db if args.db is not None else default_path())
+        return Store(args.db if args.db is not None else default_path())
 
 
 def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
@@ -181,6 +183,28 @@ def busy_warning(args: argparse.Namespace, before: Reading) -> str:
     warning = busy_since(before) if is_measured(args) and not elsewhere else ""
     if warning:
         print(f"specscope: {warning}", file=sys.stderr)
+    return warning
+
+
+SHORT = 32
+"""Tokens of an answer below which a speed-up says little about longer ones."""
+
+
+def short_warning(answers: Sequence[int]) -> str:
+    """Return the warning of short answers, else nothing; print it on stderr.
+
+    Args:
+        answers: The number of tokens of each.
+    """
+    mean = sum(answers) / len(answers)
+    if mean >= SHORT:
+        return ""
+    tokens = f"The answer has {answers[0]}" if len(answers) == 1 else f"The answers have {mean:.0f}"
+    warning = (
+        f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
+        "longer answer, or raise --max-new-tokens"
+    )
+    print(f"specscope: {warning}", file=sys.stderr)
     return warning
 
 

@@ -14,16 +14,18 @@ import contextlib
 import itertools
 import statistics
 import uuid
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from app.cli import clusters, common
+from app.cli.chosen import able, equipped, method_keys
 from app.cli.compared import advice_on, print_comparison
 from app.cli.prompts import PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
 from engine.errors import UsageError
-from engine.methods import BASELINE, METHODS, find
+from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 
 Traces: TypeAlias = dict[str, dict[int, Trace]]
@@ -51,24 +53,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the methods, the baseline first."""
     from app.busy import read_load
+    from traces.view.settings import models_text
 
-    keys, left_out = method_keys(args.methods), dict[str, str]()
+    keys = method_keys(args.methods)
     configs = parse_settings(args.fields, keys)
-    for key, config in configs.items():
-        find(key).configure(config)
     _check_repeat(args)
+    keys, left_out = equipped(args, configs)
     limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(clusters.open_cluster(args))
         if args.methods == "all":
-            keys, left_out = able(keys, cluster)
+            keys, unable = able(keys, cluster)
+            left_out |= unable
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
         entries = _entries(keys, configs, rows)
         prompts = [prompt_for(args, row) for row in rows]
         passes: list[Traces] = [{name: {} for name in entries} for _ in range(args.repeat)]
-        before = read_load()
+        total = args.repeat * sum(len(_parts(key, rows)) for key, _ in entries.values())
+        before, done = read_load(), 0
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
             for name, number in _order(list(entries), args.repeat):
@@ -76,22 +80,28 @@ def run(args: argparse.Namespace) -> int:
                 if part := _parts(key, rows).get(i):
                     seeded = common.seeded(sampling, i)
                     options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
-                    trace = recorded(store, cluster, key, [prompts[k] for k in part], options)
+                    done += 1
+                    trace = recorded(
+                        store, cluster, key, [prompts[k] for k in part], options, f"({done} of {total})"
+                    )
                     passes[number][name][i] = trace
         warning = common.busy_warning(args, before)
     traces, speeds = _median(passes)
+    answers = _texts(list(traces[BASELINE].values()))
     first = traces[BASELINE][0].header
     result = {
         "prompts": len(rows),
         "skipped": skipped,
+        "models": models_text(first),
         "runtime": first.runtime,
         "profile": first.profile or None,
         "clock": first.clock,
         "passes": args.repeat,
         "warning": warning or None,
+        "short_answers": common.short_warning(list(map(len, answers))) or None,
         "methods": {
             k: {**m, "spread": [min(speeds[k]), max(speeds[k])] if args.repeat > 1 else None}
-            for k, m in _summaries(traces, rows, speeds).items()
+            for k, m in _summaries(traces, rows, passes).items()
         },
         "left_out": left_out,
     }
@@ -119,41 +129,21 @@ def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
 
     Of an even number of passes, the slower of the middle two is taken; of two, it is not the speed.
     """
+    found = _speeds(passes, passes[0][BASELINE])
     median: Traces = {}
-    found: dict[str, list[float]] = {}
-    for name in passes[0]:
-        speeds = [_figures(list(p[name].values()))["tokens_per_second"] or 0.0 for p in passes]
+    for name, speeds in found.items():
         order = sorted(range(len(passes)), key=speeds.__getitem__)
         median[name] = passes[order[(len(order) - 1) // 2]][name]
-        found[name] = speeds
     return median, found
 
 
-def method_keys(text: str) -> list[str]:
-    """Return the keys in a comma-separated text, with the baseline first."""
-    keys = list(METHODS) if text == "all" else [k.strip() for k in text.split(",") if k.strip()]
-    if not keys:
-        raise UsageError("--methods is empty; name methods separated by commas, or all")
-    for key in keys:
-        find(key)
-    return list(dict.fromkeys([BASELINE, *keys]))
+def _speeds(passes: list[Traces], prompts: Collection[int]) -> dict[str, list[float]]:
+    """Return the tokens/s of each pass of each method, over the runs of these first prompts."""
 
+    def speed(runs: dict[int, Trace]) -> float:
+        return _figures([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
 
-def able(keys: list[str], cluster: Any, load: Any = None) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that the open models can run, and a reason for each other method.
-
-    Args:
-        keys: The methods.
-        cluster: The open models.
-        load: A load that the methods must serve; None for runs without one.
-    """
-    left_out = dict[str, str]()
-    for key in keys:
-        try:
-            cluster.check(key, load)
-        except UsageError as error:
-            left_out[key] = str(error)
-    return [key for key in keys if key not in left_out], left_out
+    return {name: [speed(one[name]) for one in passes] for name in passes[0]}
 
 
 def _fitting(
@@ -215,22 +205,17 @@ def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
     return {block[0]: block for block in blocks}
 
 
-def _summaries(
-    traces: dict[str, dict[int, Trace]], rows: list[PromptRow], speeds: dict[str, list[float]]
-) -> dict[str, Any]:
+def _summaries(traces: Traces, rows: list[PromptRow], passes: list[Traces]) -> dict[str, Any]:
     """Return the summary of each method: figures of all runs, facts, and figures by category."""
-    figures = _compared({key: list(runs.values()) for key, runs in traces.items()}, speeds)
+    runs_of = {key: list(runs.values()) for key, runs in traces.items()}
+    figures = _compared(runs_of, _speeds(passes, range(len(rows))))
     summaries = {
         key: {**figures[key], **_facts(list(runs.values()), figures[key])} for key, runs in traces.items()
     }
     for category in dict.fromkeys(r.category for r in rows if r.category):
-        part = _compared(
-            {
-                key: [t for i, t in runs.items() if rows[i].category == category]
-                for key, runs in traces.items()
-            },
-            {},
-        )
+        mine = [i for i, row in enumerate(rows) if row.category == category]
+        some = {key: [t for i, t in runs.items() if i in mine] for key, runs in traces.items()}
+        part = _compared(some, _speeds(passes, mine))
         for key, summary in summaries.items():
             summary.setdefault("categories", {})[category] = part[key]
     return summaries

@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 
 def print_comparison(result: dict[str, Any]) -> None:
     """Print a row per method; `result` is the JSON object of the command."""
-    print(f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'} · {result['clock']}")
+    prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
+    print(" · ".join([result["models"], prompts, result["clock"]]))
     for row in result["skipped"]:
         category = f" ({row['category']})" if row["category"] else ""
         print(f"skipped: line {row['line']}{category}: {row['reason']}")
     accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
-    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tok/forward':>13}{accepted}  output")
+    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/forward':>13}{accepted}  output")
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         same += "" if m["lossless"] else " (lossy)"
         cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
-        cells += [_cell(m["tokens_per_target_forward"], ".2f", 13)]
+        cells += [_cell(m["tokens"], ",", 8), _cell(m["tokens_per_target_forward"], ".2f", 13)]
         cells += [_cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
         cells += [_cell(m["accepted_per_round"], ".2f", 13)]
         print(f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}")

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the difference, second minus first."""
     from traces.diff import diff
+    from traces.view.settings import models_text
 
     names = [args.first, args.second]
     with contextlib.closing(common.open_stored(args, names)) as store:
@@ -33,7 +34,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name, trace, tokens, time in zip(names, traces, found.tokens, found.decode, strict=True):
         header = trace.header
-        print(f"{name}: {header.title} · {header.clock} · {tokens} tokens in {time / 1e6:.1f} ms of decoding")
+        print(
+            f"{name}: {header.title} · {models_text(header)} · {header.clock} · {tokens} tokens in "
+            f"{time / 1e6:.1f} ms of decoding"
+        )
     _print(found)
     return 0
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.arrivals import poisson, read_arrivals
 from app.cli import clusters, common
-from app.cli.compare import able, method_keys
+from app.cli.chosen import able, equipped, method_keys
 from app.cli.prompts import MAX_PROMPT_FILE, PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
 from app.loaded import batch_sizes
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
 from engine.files import replacing
-from engine.methods import find
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -87,11 +86,9 @@ def run(args: argparse.Namespace) -> int:
     from app.busy import read_load
     from app.loaded import result_of
 
-    keys, left_out = method_keys(args.methods), dict[str, str]()
-    configs = parse_settings(args.fields, keys)
-    for key, config in configs.items():
-        find(key).configure(config)
+    configs = parse_settings(args.fields, method_keys(args.methods))
     batches = _checked(args)
+    keys, left_out = equipped(args, configs)
     requests = _requests(args)
     options = {"sampling": common.sampling_of(args, len(requests)), "limits": common.limits_of(args)}
     cells: Cells = {key: {} for key in keys}
@@ -99,16 +96,25 @@ def run(args: argparse.Namespace) -> int:
         store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(clusters.open_cluster(args))
         if args.methods == "all":
-            keys, left_out = able(keys, cluster, _load(args, requests[:1], 1))
+            keys, unable = able(keys, cluster, _load(args, requests[:1], 1))
+            left_out |= unable
             cells = {key: {} for key in keys}
         before = read_load()
         try:
             groups = {batch: uuid.uuid4().hex[:12] for batch in batches}
-            for key, batch in ((key, batch) for batch in batches for key in keys):
+            jobs = [(key, batch) for batch in batches for key in keys]
+            for i, (key, batch) in enumerate(jobs, 1):
                 load = {"load": _load(args, requests, batch), "config": configs[key], "group": groups[batch]}
                 prompts = [prompt for _, prompt in requests]
-                cells[key][batch] = recorded(store, cluster, key, prompts, {**options, **load})
-                print(f"specscope: {key} with batch {batch} is done", file=sys.stderr)
+                cells[key][batch] = recorded(
+                    store,
+                    cluster,
+                    key,
+                    prompts,
+                    {**options, **load},
+                    f"with batch {batch} ({i} of {len(jobs)})",
+                )
+                print(f"specscope: {key} with batch {batch} is done ({i} of {len(jobs)})", file=sys.stderr)
         except KeyboardInterrupt:
             if cells[keys[0]]:  # what is finished is kept
                 _show(args, result_of(cells, left_out, args.ttft_ms, args.itl_ms, "stopped before the end"))

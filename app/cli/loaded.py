@@ -30,7 +30,7 @@ th:first-child { text-align: left; }
 def print_load(result: Mapping[str, Any]) -> None:
     """Print a row per method and batch size, and where each method stops paying."""
     limits = result["limits"]
-    print(f"{result['requests']} requests · {result['clock']}")
+    print(f"{result['models']} · {result['requests']} requests · {result['clock']}")
     print(f"{'method':20}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS))
     for key, method in result["methods"].items():
         for batch, row in method["batches"].items():
@@ -78,7 +78,7 @@ def page(result: Mapping[str, Any]) -> str:
         for batch, row in method["batches"].items()
     )
     notes = "".join(f"<p>{escape(line)}</p>" for line in verdicts(result))
-    title = escape(f"{result['requests']} requests · {result['clock']}")
+    title = escape(f"{result['models']} · {result['requests']} requests · {result['clock']}")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

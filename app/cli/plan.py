@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     )
     found = fit(site, tuple(map(Path, args.head or ())))
     if args.json:
-        common.print_json(_document(found, tokens))
+        common.print_json({"models": pair.name, **_document(found, tokens)})
     else:
-        print("\n".join(_lines(found, tokens)))
+        print(f"{pair.name} · nothing is loaded; weights in {found.dtype}", *_lines(found, tokens), sep="\n")
     return 0 if found.tokens >= tokens else 1
 
 
@@ -106,7 +106,7 @@ def _lines(found: Fit, tokens: int) -> list[str]:
         ("the target's", f"head {h.kind}", "if used", megabytes(h.weights), megabytes(tokens * h.per_token))
         for h in found.heads
     ]
-    lines = [f"Weights in {found.dtype}; nothing is loaded.", "", *_table([head, *rows]), ""]
+    lines = ["", *_table([head, *rows]), ""]
     for use in found.uses:
         needed = megabytes(use.weights + tokens * use.per_token)
         lines.append(

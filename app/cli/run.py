@@ -9,13 +9,17 @@ import argparse
 import contextlib
 import sys
 import uuid
+from itertools import count
 from typing import Any
 
 from app.cli import clusters, common
+from app.cli.chosen import lacking
 from app.cli.prompts import prompt_for, prompts_of
+from app.cli.status import Status
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import find
+from engine.trace.events import Commit
 from engine.trace.trace import Trace
 
 
@@ -38,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
+    if reason := lacking(args, args.method, config):
+        raise UsageError(reason)
     limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
     prompts = [prompt_for(args, row) for row in rows]
@@ -49,10 +55,14 @@ def run(args: argparse.Namespace) -> int:
         store = stack.enter_context(common.open_store(args))
         cluster = stack.enter_context(clusters.open_cluster(args))
         before = read_load()
-        for i, part in enumerate(batches_of(args.method, prompts)):
+        streams = not args.json and sys.stdout.isatty()
+        batches = batches_of(args.method, prompts)
+        for i, part in enumerate(batches):
             seeded = common.seeded(sampling, i)
             options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
-            traces.append(recorded(store, cluster, args.method, part, options))
+            which = f"({i + 1} of {len(batches)})" if len(batches) > 1 else ""
+            one = streams and len(part) == 1
+            traces.append(recorded(store, cluster, args.method, part, options, which, stream=one))
         warning = common.busy_warning(args, before)
     results, plans = [result_of(t) for t in traces], [planned_text(t.header) for t in traces]
     if args.json:
@@ -61,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         for result, plan in zip(results, plans, strict=True):
             for sequence in result.get("sequences", [result]):
-                print(sequence["text"])
+                if not streams or "sequences" in result:
+                    print(sequence["text"])
             print(*filter(None, [plan, _line(result)]), sep="\n")
     return 0
 
@@ -94,23 +105,59 @@ def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, An
     return parsed
 
 
-def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options: dict[str, Any]) -> Trace:
-    """Run a method on prompts and store its events as they arrive."""
+def recorded(
+    store: Any,
+    cluster: Any,
+    method: str,
+    prompts: list[Any],
+    options: dict[str, Any],
+    part: str = "",
+    *,
+    stream: bool = False,
+) -> Trace:
+    """Run a method on prompts and store its events as they arrive; show the progress on stderr.
+
+    Args:
+        store: Takes the events.
+        cluster: The open models.
+        method: Key of the method.
+        prompts: The prompts of the run.
+        options: Other arguments of `Cluster.run`.
+        part: Which one of how many runs it is.
+        stream: Whether to print the text as it arrives.
+    """
     recorders: list[Any] = []
+    title = " ".join(filter(None, [method, part]))
+    status, tokens = Status(title), count(1)
 
     def listen(event: Any) -> None:
         if recorders:
             recorders[0].add(event)
         else:
             recorders.append(store.record(event))
+        if isinstance(event, Commit):
+            status.text = f"{title}: {next(tokens)} tokens"
+            if stream:
+                status.hide()
+                sys.stdout.write(
+                    "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in event.text)
+                )
+                sys.stdout.flush()
 
     def measuring() -> None:
-        sys.stderr.write(f"measuring the models for {method}, once on this machine; Ctrl-C stops it\n")
-        sys.stderr.flush()
+        from engine.cluster.probing import BUDGET_S, VERIFY_S
+
+        seconds = f"{BUDGET_S:.0f} to {BUDGET_S + VERIFY_S:.0f} s, once on this machine"
+        status.text = f"measuring {cluster.pair.name} for {title}: {seconds}; Ctrl-C stops it"
+        if not status.shown:
+            print(f"specscope: {status.text}", file=sys.stderr, flush=True)
 
     try:
-        return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
+        with status:
+            return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
     finally:
+        if stream and recorders:
+            print()
         for recorder in recorders:
             recorder.close()
 
@@ -118,6 +165,7 @@ def recorded(store: Any, cluster: Any, method: str, prompts: list[Any], options:
 def result_of(trace: Trace) -> dict[str, Any]:
     """Return a run's JSON object; for several prompts, `sequences` has one object per prompt."""
     from traces.metrics import measure
+    from traces.view.settings import models_text
 
     header = trace.header
     sequences = [_sequence(trace, i) for i in range(len(header.prompt_ids))]
@@ -128,6 +176,7 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "planned": header.environment.get("planned"),
         "lossless": header.lossless,
         **sequences[0],
+        "models": models_text(header),
         "target_path": header.target_path,
         "drafter_path": header.drafter_path,
         "metrics": measure(trace).to_dict(),
@@ -159,4 +208,5 @@ def _line(result: dict[str, Any]) -> str:
     if len(result.get("sequences", ())) > 1 and sequence:
         speed = f"throughput {speed} · {sequence:.1f} tokens/s per sequence"
     lossy = "" if result["lossless"] else " · lossy"
-    return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {result['clock']} · run {result['run_id']}]"
+    where = f"{result['models']} · {result['clock']}"
+    return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {where} · run {result['run_id']}]"

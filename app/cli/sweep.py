@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import clusters, common
+from app.cli.chosen import lacking
 from app.cli.prompts import prompt_for, prompts_of
 from app.cli.run import parse_fields, recorded
 from engine.bounds import check_prompt
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     columns, rows = _axes(method, args.axes)
     scripted = columns.scripted or bool(rows and rows.scripted)
     _check(args, scripted=scripted)
+    if not scripted and (reason := lacking(args, method.key, parse_fields(args.fields))):
+        raise UsageError(reason)
     prompts = [] if scripted else _prompts(args)
     measured = clusters.is_measured(args)
     plan = Sweep(
@@ -98,6 +101,11 @@ def run(args: argparse.Namespace) -> int:
         warning = common.busy_warning(args, before)
     if not any(cell.speedups for cell in cells):
         raise UsageError(f"no cell has a speed-up: {cells[0].error}")
+    if not scripted:
+        plain = [run for cell in cells for _, run in cell.traces]
+        common.short_warning(
+            [len(run.token_ids(i)) for run in plain for i in range(len(run.header.prompt_ids))]
+        )
     if args.output:
         _write(args.output, plan, cells, points)
     if args.json:
@@ -226,6 +234,7 @@ def _result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning
         "columns": {"field": plan.columns.name, "values": plan.columns.values},
         "rows": {"field": plan.rows.name, "values": plan.rows.values} if plan.rows else None,
         "config": plan.config,
+        "models": _models(plan, cells) or None,
         "clock": _clock(cells),
         "samples": plan.samples,
         "passes": plan.passes,
@@ -256,12 +265,21 @@ def _clock(cells: Sequence[Cell]) -> str | None:
     return next((cell.clock for cell in cells if cell.clock), None)
 
 
+def _models(plan: Sweep, cells: Sequence[Cell]) -> str:
+    """Return the names of the models that decoded; of a sweep over drafters the first one's."""
+    from traces.view.settings import models_text
+
+    headers = [run.header for cell in cells for run, _ in cell.traces]
+    return models_text(headers[0]) if headers and not plan.scripted else ""
+
+
 def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> None:
     from traces.lab.axes import value_text
 
     rows = plan.rows.values if plan.rows else (None,)
     corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
-    print(f"{plan.method} · {_clock(cells) or 'no run'} · samples {plan.samples} · passes {plan.passes}")
+    where = filter(None, [_models(plan, cells), _clock(cells) or "no run"])
+    print(f"{plan.method} · {' · '.join(where)} · samples {plan.samples} · passes {plan.passes}")
     print(f"{corner:24}" + "".join(f"{value_text(column):>20}" for column in plan.columns.values))
     for row in rows:
         texts = [f"{c.mean:.2f}× {c.spread}" if c.speedups else "-" for c in cells if c.row == row]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,9 +11,14 @@ if TYPE_CHECKING:
 
 
 class DownloadBar:
-    """A progress bar per model if stderr is a terminal, else one line when the download begins."""
+    """A progress bar per model if stderr is a terminal, else one line when the download begins.
 
-    def __init__(self) -> None:
+    Args:
+        before: Called before the first output.
+    """
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
         self._bar: Any = None
         self._model = ""
 
@@ -27,6 +33,7 @@ class DownloadBar:
         """Show the progress of a download."""
         if self._model != progress.model:
             self._model = progress.model
+            self._before()
             sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")
             sys.stderr.flush()
             self.__exit__()

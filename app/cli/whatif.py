@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(result: WhatIf, *, stored: bool) -> None:
     from traces.acceptance import acceptance
-    from traces.view.settings import config_text, shown_config
+    from traces.view.settings import config_text, models_text, shown_config
     from traces.whatif.result import rows, sentences
 
     header = result.replay.header
     settings = config_text(header.method, shown_config(header, redact_prompt=False))
-    print(" · ".join(filter(None, [header.title, settings, header.clock])))
+    print(" · ".join(filter(None, [header.title, settings, models_text(header), header.clock])))
     print(f"{'':28}{'recorded':>18}{'what-if':>18}{'plain decoding':>18}")
     for row in rows(result):
         print(f"{row.label:28}{row.recorded:>18}{row.replay:>18}{row.plain:>18}")

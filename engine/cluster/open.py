@@ -18,10 +18,11 @@ from engine.cluster.probing import is_toy
 from engine.cluster.runtimes import place
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
+from engine.pairs.catalog import opening
 from engine.pairs.forms import is_form
 from engine.pairs.pair import Pair
 from engine.pairs.progress import Report
-from engine.pairs.sources import resolve, resolve_local
+from engine.pairs.sources import is_short_name, resolve, resolve_local
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
@@ -31,7 +32,7 @@ Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | 
 
 
 def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
-    pair: str | Pair = "bundled",
+    pair: str | Pair | None = None,
     *,
     target: str | os.PathLike[str] | None = None,
     drafter: Places = None,
@@ -56,8 +57,10 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     """Load a pair of models and return the cluster that runs methods on it.
 
     Args:
-        pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair.
-        target: Directory, GGUF file, short name or hub id of a target; replaces the pair.
+        pair: Name of a pair in assets/pairs or of a model of the catalog, or a Pair; by default the
+            one that the page opens: SmolLM2 if it is on this machine, else `bundled`, a toy.
+        target: Directory, GGUF file, short name or hub id of a target; replaces the pair. A short
+            name brings its heads, and its drafter if none is given.
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race. `int4` and `int8` are the target's own weights in fewer bits; they can
             also replace the drafter of a pair.
@@ -117,7 +120,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
 
 
 def find_pair(
-    pair: str | Pair,
+    pair: str | Pair | None,
     target: str | os.PathLike[str] | None = None,
     drafter: Places = None,
     *,
@@ -134,11 +137,13 @@ def find_pair(
     """
     drafters = _several(drafter)
     find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
+    if not drafters and target is not None and is_short_name(target):
+        pair, target = str(target), None
     if target is not None:
         return Pair.of(str(target), *drafters, resolve=find_model)
     if others := [name for name in drafters if not is_form(name)]:
         raise UsageError(f"a drafter ({others[0]}) without a target; name the target too")
-    found = pair if isinstance(pair, Pair) else Pair.find(pair, find_model)
+    found = pair if isinstance(pair, Pair) else Pair.find(pair or opening(), find_model)
     return found.with_forms(*drafters) if drafters else found
 
 

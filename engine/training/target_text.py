@@ -71,7 +71,9 @@ def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) 
 
 
 def chat_prompts(pair: Pair, documents: Iterable[str], longest: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield prompts without end: first turns of chats in random order, by `Pair.encode`.
+    """Return prompts without end: first turns of chats in random order, by `Pair.encode`.
+
+    A corpus without chats is refused at once, before a model is loaded.
 
     Args:
         pair: The target with its tokenizer.
@@ -90,6 +92,10 @@ def chat_prompts(pair: Pair, documents: Iterable[str], longest: int, seed: int) 
             f"no document of the corpus is a chat that begins with {ROLES[0]}; the chat template of {pair.name} "
             "needs such chats: give it other text"
         )
+    return _encoded(pair, turns, longest, seed)
+
+
+def _encoded(pair: Pair, turns: list[str], longest: int, seed: int) -> Iterator[np.ndarray]:
     rng, found = np.random.default_rng([seed, 1]), True
     while found:
         found = False

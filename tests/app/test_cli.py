@@ -42,7 +42,7 @@ def test_run_prints_the_contract(capsys, db):
     assert set(result) >= CONTRACT
     assert set(result["metrics"]) >= METRICS
     assert result["config"]["gamma"] == 3
-    assert (result["tp"], result["drafter_tp"]) == (1, 1)
+    assert (result["tp"], result["drafter_tp"], result["models"]) == (1, 1, "bundled")
     assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
     assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 8
 

@@ -8,9 +8,11 @@ import re
 import pytest
 
 import engine
-from app.cli.compare import able
+from app.cli.chosen import able
 from engine.methods import METHODS
+from engine.pairs.stored import PAIRS
 from tests.app.commands import VIRTUAL, call
+from traces.metrics import measure
 from traces.store import Store
 
 pytestmark = pytest.mark.usefixtures("shared_clusters")
@@ -23,6 +25,26 @@ def test_all_leaves_out_methods_whose_models_are_missing_with_a_reason():
     assert {key for key in METHODS if METHODS[key].layout(METHODS[key].Config()).head} <= set(left_out)
     assert "hidden states" in left_out["medusa"]
     assert sorted([*keys, *left_out]) == sorted(METHODS)
+
+
+TARGET = ["--target", str(PAIRS / "bundled" / "target")]
+
+
+def test_methods_whose_drafter_or_head_is_missing_are_left_out_before_models_load(capsys, db, monkeypatch):
+    words = [*TARGET, "--prompt", "Why?", *VIRTUAL, *db]
+    code, out, err = call(capsys, "compare", "--methods", "speculative,eagle,llma", *words)
+    assert code == 0
+    assert err.startswith(
+        "specscope: left out: speculative needs a drafter, and none was given; name one with"
+    )
+    assert "eagle needs a drafting head of kind eagle, and " in err
+    assert out.startswith("target · 1 prompt · virtual · pearl-4xA100 · ")
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["autoregressive", "llma"]
+    assert "\nspeculative         left out: speculative needs a drafter" in out
+    monkeypatch.setattr(engine, "open", None)
+    for command in (["compare", "--methods", "speculative"], ["run", "--method", "speculative"]):
+        code, _, err = call(capsys, *command, *words)
+        assert (code, err.count("\n"), "speculative needs a drafter" in err) == (2, 1, True)
 
 
 def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
@@ -124,9 +146,10 @@ def test_a_batch_is_compared_with_the_same_batch_decoded_plainly_and_has_two_nam
     assert rows["ems"].split()[2] == f"{batch['speedup']:.2f}×"
     assert re.search(r"throughput of up to 2 sequences; [\d.]+ tokens/s per sequence", rows["ems"])
     names = ("acceptance_rate", "acceptance_rate_tested")
-    assert rows["tree"].split()[4:6] == [f"{100 * tree[name]:.0f}%" for name in names]
-    assert rows["tree"].split()[6] == f"{tree['accepted_per_round']:.2f}"
-    assert rows["method"].split()[3:7] == ["tok/forward", "acc/drafted", "acc/tested", "acc/round"]
+    assert rows["tree"].split()[5:7] == [f"{100 * tree[name]:.0f}%" for name in names]
+    assert rows["tree"].split()[7] == f"{tree['accepted_per_round']:.2f}"
+    assert rows["tree"].split()[3:5] == [str(tree["tokens"]), f"{tree['tokens_per_target_forward']:.2f}"]
+    assert rows["method"].split()[3:8] == ["tokens", "tok/forward", "acc/drafted", "acc/tested", "acc/round"]
     assert tree["per_level"][0]["rate"] > tree["acceptance_rate"]
 
 
@@ -180,6 +203,45 @@ def test_passes_alternate_and_the_median_is_shown_with_the_spread(capsys, db):
             "autoregressive",
             "prompt_lookup",
         ]
+
+
+def test_of_two_passes_every_speed_is_the_mean(capsys, db, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "Hi", "category": "a"}\n{"text": "Why?", "category": "b"}', encoding="utf-8")
+    words = [
+        "--prompt-file",
+        str(file),
+        "--max-new-tokens",
+        "6",
+        "--repeat",
+        "2",
+        "--runtime",
+        "local-thread",
+    ]
+    code, out, _ = call(capsys, "compare", "--methods", "prompt_lookup", *words, *db, "--json")
+    result = json.loads(out)
+    with Store(db[1], readonly=True) as store:
+        runs = [store.load(run.header.run_id) for run in store.runs()[0]]
+    assert (code, len(runs)) == (0, 8)
+    for method, figures in result["methods"].items():
+        assert figures["tokens_per_second"] == pytest.approx(sum(figures["spread"]) / 2)
+        for category, prompt in (("a", "Hi"), ("b", "Why?")):
+            mine = [r for r in runs if (r.header.method, r.header.prompts) == (method, (prompt,))]
+            speeds = [measure(run).tokens_per_second for run in mine]
+            assert len(speeds) == 2
+            shown = figures["categories"][category]["tokens_per_second"]
+            assert shown == pytest.approx(sum(speeds) / 2)
+
+
+def test_short_answers_have_a_warning(capsys, db):
+    words = ["compare", "--methods", "llma", "--prompt", "Tell me a story.", *VIRTUAL[:2], *db]
+    _, out, err = call(capsys, *words, "--max-new-tokens", "31", "--json")
+    assert json.loads(out)["short_answers"].startswith(
+        "The answer has 31 tokens, and a speed-up over fewer than 32"
+    )
+    assert err.count("The answer has 31 tokens") == 1
+    _, out, err = call(capsys, *words, "--max-new-tokens", "32", "--json")
+    assert (json.loads(out)["short_answers"], err) == (None, "")
 
 
 @pytest.mark.parametrize(("repeat", "place"), [("0", []), ("10", []), ("2", VIRTUAL)])

@@ -34,7 +34,7 @@ def test_the_text_names_both_runs_and_the_first_differing_token(capsys, stored):
     code, out, _ = call(capsys, "diff", "sample-speculative", "sample-pearl", *stored)
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].startswith("sample-speculative: Speculative decoding · virtual · sample-2xGPU")
+    assert lines[0].startswith("sample-speculative: Speculative decoding · sample · virtual · sample-2xGPU")
     assert "sum" in {line.split()[0] for line in lines if line}
     assert any(line.startswith(("first differing token", "no token is known")) for line in lines)
 

@@ -45,7 +45,7 @@ def test_the_table_says_where_a_method_stops_paying(capsys, db, tmp_path):
     words = ["--set", "speculative.gamma=16", "--prompt", "Hi", "-o", str(file)]
     code, out, _ = call(capsys, *LOAD, *words, *db)
     assert code == 0
-    assert out.startswith("4 requests · virtual · pearl-4xA100")
+    assert out.startswith("bundled · 4 requests · virtual · pearl-4xA100")
     assert "speculative stops paying at batch size" in out or "speculative pays at every batch size" in out
     page = file.read_text(encoding="utf-8")
     assert "<svg" in page

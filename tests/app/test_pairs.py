@@ -8,14 +8,14 @@ import pytest
 
 from app import pairs
 from engine.methods import METHODS
-from engine.pairs import stored
+from engine.pairs import catalog, stored
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The models on this machine: none at first."""
     names: set[str] = set()
-    monkeypatch.setattr(pairs, "installed", lambda name: Path(name) if name in names else None)
+    monkeypatch.setattr(catalog, "installed", lambda name: Path(name) if name in names else None)
     return names
 
 

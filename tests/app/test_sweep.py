@@ -58,7 +58,7 @@ def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsy
     code, out, _ = call(capsys, *words, *CLUSTER, *db)
     assert code == 0
     first, head, *rows = out.splitlines()
-    assert first == "tree · virtual · pearl-4xA100 · llama-2-7-70 · samples 2 · passes 1"
+    assert first == "tree · bundled · virtual · pearl-4xA100 · llama-2-7-70 · samples 2 · passes 1"
     assert head.split() == ["depth", "/", "width", "2"]
     assert [row.split()[0] for row in rows] == ["1", "2"]
     with Store(Path(db[1])) as store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def add_module(package, folder: Path, name: str, text: str, monkeypatch: pytest.
     (folder / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     monkeypatch.setitem(vars(package), name, None)  # removed at the end of the test
+    monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)  # of another test
+    importlib.invalidate_caches()
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
@@ -48,20 +51,27 @@ def test_every_place_in_a_recipe_exists(title):
         assert list(ROOT.glob(re.sub(r"<\w+>", "*", path))), path
 
 
-def test_the_method_of_the_recipe_decodes_and_is_found(tmp_path, monkeypatch, capsys):
-    (text,) = re.findall(r"^```python\n(.*?)^```", recipe("method"), re.MULTILINE | re.DOTALL)
+METHODS_SHOWN = re.findall(r"^```python\n(.*?)^```", recipe("method"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_recipe_has_a_method_with_and_one_without_a_drafter():
+    assert ['uses=("target",)' in text for text in METHODS_SHOWN] == [False, True]
+
+
+@pytest.mark.parametrize("text", METHODS_SHOWN, ids=["drafter", "copy"])
+def test_the_methods_of_the_recipe_decode_and_are_found(tmp_path, monkeypatch, capsys, text):
     try:
         add_module(methods, tmp_path, "recipe", text, monkeypatch)
         with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
             baseline, trace = (
-                cluster.run(method, "Tell me a story.", limits=Limits(12))
+                cluster.run(method, "How can I sleep better at night?", limits=Limits(80))
                 for method in (methods.BASELINE, "recipe")
             )
         assert trace.text == baseline.text
         assert any(commit.origin == "accepted" for commit in trace.commits)
         assert control_of(METHODS["recipe"].settings()[0])["kind"] == "whole"
         assert main(["methods"]) == 0
-        assert f"{'recipe':20} Draft gamma tokens" in capsys.readouterr().out
+        assert f"{'recipe':20} {text.splitlines()[0].strip(chr(34)).split(',')[0]}" in capsys.readouterr().out
     finally:
         METHODS.pop("recipe", None)
 

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median_low
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.errors import RunCancelled, UsageError
@@ -138,8 +138,8 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """The mean over the samples of the median over the passes (of two: the lower one)."""
-        return fmean(median_low(passes) for passes in self.speedups)
+        """The mean over the samples of the median over the passes (of two: their mean)."""
+        return fmean(median(passes) for passes in self.speedups)
 
     @property
     def low(self) -> float:

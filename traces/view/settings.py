@@ -49,6 +49,13 @@ def drafter_text(header: Header) -> str:
     return model_name(header.drafter_path) if named else ""
 
 
+def models_text(header: Header) -> str:
+    """Return the name of a run's pair, and of a drafter that is its target in fewer bits."""
+    pair = str(header.environment.get("pair") or model_name(header.target_path))
+    form = form_of(header.drafter_path)
+    return f"{pair}, drafter {form}" if form and not pair.endswith(form) else pair
+
+
 class _Planned(NamedTuple):
     """The facts of `engine.drafters.plan.Plan`."""
 

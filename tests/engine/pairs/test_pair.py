@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from engine.cluster.open import find_pair
 from engine.errors import ModelError, PairError, UsageError
-from engine.pairs import stored
+from engine.pairs import catalog, stored
+from engine.pairs.catalog import CATALOG
 from engine.pairs.forms import model_name
 from engine.pairs.pair import Pair
 
@@ -61,6 +63,28 @@ def test_forms_of_the_target_replace_the_drafter_of_a_pair():
         find_pair("bundled", drafter=["int4", "/small"])
     with pytest.raises(UsageError, match="9 drafters were given"):
         find_pair("bundled", drafter=["int4"] * 9)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A model of the catalog on this machine: the bundled target."""
+    monkeypatch.setattr(catalog, "installed", lambda name: BUNDLED.target_path)
+    return next(iter(CATALOG))
+
+
+def test_the_default_is_the_toy_until_a_model_of_the_catalog_is_on_this_machine(request):
+    assert find_pair(None).name == "bundled"
+    name = request.getfixturevalue("here")
+    assert (find_pair(None).name, find_pair(None).target_path) == (name, BUNDLED.target_path)
+    assert find_pair("bundled").name == "bundled"
+
+
+@pytest.mark.parametrize("drafters", [[], ["int8"], [str(BUNDLED.drafter_path)]])
+def test_a_target_of_the_catalog_brings_its_heads_and_its_drafter_unless_one_is_named(here, drafters):
+    usual, found = find_pair(here), find_pair(None, here, drafters)
+    assert (found.target_path, found.heads_path) == (usual.target_path, usual.heads_path)
+    expected = [found.target_path / "int8"] if drafters == ["int8"] else [*map(Path, drafters)]
+    assert list(found.drafter_paths) == (expected or list(usual.drafter_paths))
 
 
 @pytest.mark.parametrize(

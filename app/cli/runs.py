@@ -1,0 +1,89 @@
+"""List stored runs, newest first: id, time, method, models, speed and speed-up."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from app.cli import common
+from engine.methods import METHODS
+from engine.types import check_range
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from traces.queries import Summary
+
+BEYOND = 100
+"""Runs before the listed ones among which baselines are searched."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument(
+        "query", nargs="?", default="", metavar="TEXT", help="part of an id, method, prompt or output (all)"
+    )
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="list at most N runs (20)")
+    common.add_database(parser)
+    common.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row per run."""
+    check_range("--limit", args.limit, 1, 1000)
+    with contextlib.closing(common.open_store(args)) as store:
+        found, total = store.runs(args.query, limit=args.limit)
+        others, _ = store.runs(limit=args.limit + BEYOND)
+    rows = [_row(one, others) for one in found]
+    if args.json:
+        common.print_json({"runs": rows, "total": total})
+        return 0
+    print(f"{'run':14}{'UTC':18}{'method':21}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock")
+    for row in rows:
+        speed = f"{row['tokens_per_second']:.1f}" if row["tokens_per_second"] else "-"
+        ratio = f"{row['speedup']:.2f}×" if row["speedup"] else "-"
+        where = " · ".join(filter(None, [row["models"], row["clock"], row["status"].replace("done", "")]))
+        when = row["created"][:16].replace("T", " ")
+        print(
+            f"{row['run_id']:14}{when:18}{row['method']:21}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
+        )
+    print(f"{len(rows)} of {total} runs")
+    return 0
+
+
+def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:
+    from traces.view.settings import models_text
+
+    header, speed, plain = one.header, one.tokens_per_second, _plain(one, others)
+    return {
+        "run_id": header.run_id,
+        "created": header.created,
+        "method": header.method,
+        "models": models_text(header),
+        "clock": header.clock,
+        "group": header.group,
+        "tokens": one.tokens,
+        "tokens_per_second": speed,
+        "speedup": speed / plain if speed and plain else None,
+        "status": one.status,
+        "prompt": str(header.prompts[0])[:200] if header.prompts else "",
+    }
+
+
+def _plain(one: Summary, others: Sequence[Summary]) -> float | None:
+    """Return the mean speed of plain decoding in a run's comparison; None without it."""
+    from engine.trace.trace import Trace
+    from traces.comparable import conditions, differences
+
+    if not one.header.group or one.status != "done":
+        return None
+    mine, speeds = conditions([Trace(one.header)]), list[float]()
+    for other in others:
+        header, speed = other.header, other.tokens_per_second
+        plain = header.method in METHODS and METHODS[header.method].baseline
+        beside = header.group == one.header.group and other.status == "done"
+        if plain and beside and speed and not differences(mine, conditions([Trace(header)])):
+            speeds.append(speed)
+    return fmean(speeds) if speeds else None

@@ -1,0 +1,65 @@
+"""`specscope runs`, `--version` and `completion`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from app.cli import COMMANDS
+from tests.app.commands import VIRTUAL, call
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_runs_have_ids_models_methods_speed_ups_and_times(capsys, db):
+    words = ["--prompt", "Tell me a story.", *VIRTUAL, *db]
+    compared = json.loads(call(capsys, "compare", "--methods", "speculative,llma", *words, "--json")[1])
+    alone = json.loads(call(capsys, "run", "--method", "llma", *words, "--json")[1])
+    code, out, _ = call(capsys, "runs", *db, "--json")
+    result = json.loads(out)
+    assert (code, result["total"]) == (0, 4)
+    rows = {row["run_id"]: row for row in result["runs"]}
+    assert result["runs"][0]["run_id"] == alone["run_id"], "newest first"
+    assert (result["runs"][0]["speedup"], result["runs"][0]["prompt"]) == (None, "Tell me a story.")
+    for key, figures in compared["methods"].items():
+        row = rows[figures["runs"][0]]
+        assert (row["method"], row["models"], row["clock"]) == (key, "bundled", compared["clock"])
+        assert row["speedup"] == pytest.approx(figures["speedup"])
+        assert row["created"][:2] == "20"
+    code, out, _ = call(capsys, "runs", "speculative", "--limit", "1", *db)
+    _, line, count = out.splitlines()
+    cells = line.split()
+    assert (code, cells[0], cells[3], cells[4]) == (
+        0,
+        compared["methods"]["speculative"]["runs"][0],
+        "speculative",
+        "8",
+    )
+    assert cells[6] == f"{compared['methods']['speculative']['speedup']:.2f}×"
+    assert line.endswith(f"bundled · {compared['clock']}")
+    assert count == "1 of 1 runs"
+    code, _, err = call(capsys, "runs", "--limit", "0", *db)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_the_version_is_the_packages(capsys):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert call(capsys, "--version")[:2] == (0, f"specscope {version}\n")
+
+
+def test_bash_completes_commands_and_options(capsys, tmp_path):
+    file = tmp_path / "specscope.bash"
+    file.write_text(call(capsys, "completion", "bash")[1], encoding="utf-8")
+    script = f"""source {file}
+        COMP_WORDS=(specscope ''); COMP_CWORD=1; _shtab_specscope; echo ${{COMPREPLY[@]}}
+        COMP_WORDS=(specscope run --pro); COMP_CWORD=2; _shtab_specscope; echo ${{COMPREPLY[@]}}"""
+    shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    commands, options = shell.stdout.splitlines()
+    assert set(COMMANDS) <= set(commands.split())
+    assert set(options.split()) == {"--prompt", "--prompt-file", "--profile", "--profile-pair"}
+    assert call(capsys, "completion", "zsh")[1].startswith("#compdef specscope\n")

@@ -1,0 +1,82 @@
+"""The progress of commands: a line on a terminal, streamed text, and lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from app.cli import status
+from app.cli.run import recorded
+from app.cli.status import ERASE, Status
+from tests.app.commands import VIRTUAL, call
+
+RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUAL]
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch):
+    """Make stdout and stderr terminals, on which the line appears at once."""
+    monkeypatch.setattr(status, "QUIET_S", 0.0)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+
+
+def test_the_line_is_overwritten_and_erased(monkeypatch):
+    monkeypatch.setattr(status, "QUIET_S", 0.0)
+    lines = list[str]()
+    screen = SimpleNamespace(isatty=lambda: True, write=lines.append, flush=lambda: None)
+    monkeypatch.setattr(sys, "stderr", screen)
+
+    def appears(text):
+        end = time.monotonic() + 20
+        while not any(re.fullmatch(rf"{re.escape(ERASE)}{text} · \d+ s", line) for line in lines):
+            assert time.monotonic() < end, lines
+            time.sleep(0.01)
+
+    with Status("loading") as line:
+        appears("loading")
+        line.text = "measuring"
+        appears("measuring")
+    assert lines[-1] == ERASE
+
+
+def test_no_line_where_stderr_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(status, "QUIET_S", 0.0)
+    with Status("loading"):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_a_run_streams_on_a_terminal(capsys, db, request, monkeypatch):
+    text = json.loads(call(capsys, *RUN, *db, "--json")[1])["text"]
+    plain = call(capsys, *RUN, *db)[1]
+    request.getfixturevalue("terminal")
+    pieces, write = [], sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda piece: pieces.append(piece) or write(piece))
+    code, out, _ = call(capsys, *RUN, *db)
+    assert code == 0
+    assert re.sub(r"run \w+", "", out) == re.sub(r"run \w+", "", plain), "the text once, then the line"
+    first = next(i for i in range(len(pieces)) if "".join(pieces[: i + 1]) == text)
+    assert first >= 2, "in pieces"
+    assert json.loads(call(capsys, *RUN, *db, "--json")[1])["text"] == text
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_measurement_names_models_method_part_and_seconds(capsys, request, shown):
+    if shown:
+        request.getfixturevalue("terminal")
+
+    def run(*_, measuring, **__):
+        measuring()
+        time.sleep(0.5)
+
+    recorded(None, SimpleNamespace(pair=SimpleNamespace(name="m"), run=run), "pearl", [], {}, "(2 of 3)")
+    line = "measuring m for pearl (2 of 3): 8 to 14 s, once on this machine; Ctrl-C stops it"
+    err = capsys.readouterr().err
+    assert (line in err, err == f"specscope: {line}\n") == (True, not shown)

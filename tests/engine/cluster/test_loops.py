@@ -1,0 +1,91 @@
+"""Runs that begin on a running event loop: in a notebook's cell, or in a coroutine."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+import engine
+from engine.trace.events import Commit
+from engine.types import Limits
+
+VIRTUAL = {"runtime": "virtual", "profile": "pearl-4xA100"}
+PLACES = {
+    "virtual": VIRTUAL,
+    "thread": {"runtime": "local-thread", "device": "cpu"},
+    "process": {"device": "cpu"},
+}
+
+
+def under_asyncio_run(cell: Callable[[], object]) -> object:
+    async def main() -> object:
+        return cell()
+
+    return asyncio.run(main())
+
+
+def in_a_notebook(cell: Callable[[], object]) -> object:
+    """Call a cell as a kernel does whose loop runs for ever: from a callback, outside any task."""
+    loop, outcomes = asyncio.new_event_loop(), []
+
+    def execute() -> None:
+        try:
+            outcomes.append(cell())
+        finally:
+            loop.stop()
+
+    try:
+        loop.call_soon(execute)
+        loop.run_forever()
+    finally:
+        loop.close()
+    return outcomes[0]
+
+
+HOSTS = (under_asyncio_run, in_a_notebook)
+
+
+def decoded(place):
+    """Return the text and the events' number of a run, and of a measurement before it."""
+    with engine.open("bundled", **place) as cluster:
+        seen = []
+        trace = cluster.run("speculative", "Tell me a story.", limits=Limits(12), listener=seen.append)
+        return trace.text, trace.status, bool(cluster.c), seen[-1] is trace.footer
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_run_on_a_running_loop_has_the_usual_text(host, place):
+    text, *_ = decoded(VIRTUAL)
+    assert len(text) > 20
+    assert host(lambda: decoded(place)) == (text, "done", True, True)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_ctrl_c_cancels_a_run_on_a_running_loop(host):
+    seen, later = [], []
+
+    def listen(event):
+        seen.append(event)
+        if sum(isinstance(e, Commit) for e in seen) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    def cell():
+        with engine.open("bundled", runtime="local-thread", device="cpu") as cluster:
+            try:
+                cluster.run("autoregressive", "Tell me a story.", limits=Limits(2000), listener=listen)
+            finally:
+                later.append(cluster.run("autoregressive", "Hi", limits=Limits(4)).status)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            host(cell)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert (seen[-1].status, len(seen[-1].texts)) == ("cancelled", 1)
+    assert len(later) == 1, "the cluster was whole"
