@@ -113,7 +113,7 @@ class Script:
         elif d.outcome == "discarded" or not 0 <= index < len(output.tokens):
             token = NO_TOKEN
         elif d.outcome == "rejected":
-            token = test.token if test else NO_TOKEN
+            token = test.token if test and test.token != output.tokens[index] else NO_TOKEN
         else:
             token = output.tokens[index]
         if test and test.token == token != NO_TOKEN and d.outcome != "discarded":
