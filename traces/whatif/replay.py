@@ -201,6 +201,13 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} drafts n-grams that the models write beside the text; {recording.name} has only the text: "
             "choose another method"
         )
+    if replay.header.config.get("confidence") and not any(
+        test.q for output in recording.outputs for test in output.tests.values()
+    ):
+        raise UsageError(
+            f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
+            "choose a schedule without confidence"
+        )
     if any(d.node >= 0 and d.parent != d.node - 1 for d in replay.decisions):
         raise UsageError(
             f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: "
@@ -261,5 +268,10 @@ def _assumptions(recording: Recording, replay: Trace, differs: int | None) -> It
         yield (
             "The acceptance rule or the drafting is another one: agreement is drawn from the recorded p and q."
         )
+    was, now = recording.trace.header.config, replay.header.config
+    if recording.trace.header.method == replay.header.method and (
+        anew := [n for n in recording.trace.header.environment.get("open", ()) if was.get(n) != now.get(n)]
+    ):
+        yield f"Planned anew: {', '.join(f'{n} {now.get(n)} (recorded {was.get(n)})' for n in anew)}."
     if replay.parts and not recording.trace.parts:
         yield "A layer-parallel drafter drafts worse than the recorded one; its drafts are taken as recorded."
