@@ -12,6 +12,7 @@ import pytest
 
 import engine
 from engine.errors import UsageError
+from engine.methods import METHODS
 from engine.pairs.pair import Pair
 from engine.run.serving import Load
 from engine.simulate.oracle import Scripted, Source, bernoulli_models, number
@@ -139,13 +140,25 @@ def test_another_profile_changes_times_only():
 
 def test_devices_replace_the_profiles_number():
     trace = recorded("dsi")
-    more = replayed(trace, devices=8, config={"sp": 0, "lookahead": 0})
+    more = replayed(trace, devices=8)
     assert more.replay.header.profile == f"{PROFILE} with 8 devices"
     assert more.replay.header.config["sp"] > trace.header.config["sp"]
-    with pytest.raises(UsageError, match=r"the profile pearl-4xA100 with 2 devices has 2"):
-        replayed(trace, devices=2)
+    with pytest.raises(UsageError, match=r"the profile pearl-4xA100 with 1 devices has 1"):
+        replayed(trace, devices=1)
     with pytest.raises(UsageError, match=r"devices is 100000; it must be at least 1 and at most 1,?024"):
         replayed(trace, devices=100_000)
+
+
+@pytest.mark.parametrize(("method", "name"), [("pearl", "gamma"), ("dsi", "lookahead")])
+def test_planned_settings_are_planned_anew_and_given_ones_stay(method: str, name: str):
+    trace, pair = recorded(method), {"profile": "pearl-3xA100", "profile_pair": "codellama-7-34"}
+    with engine.open(runtime="virtual", **pair) as cluster:
+        planned = METHODS[method].plan(METHODS[method].Config(), cluster.situation)
+    result = replayed(trace, **pair)
+    assert result.replay.header.config[name] == getattr(planned, name) != trace.header.config[name]
+    assert f"{name} {getattr(planned, name)} (recorded {trace.header.config[name]})" in " ".join(result.notes)
+    given = recorded(method, **{name: trace.header.config[name]})
+    assert replayed(given, **pair).replay.header.config[name] == given.header.config[name]
 
 
 @pytest.mark.parametrize(
@@ -388,3 +401,32 @@ class TestAboveTemperatureZero:
         assert dict(warped(top, {"temperature": 0.5})) == pytest.approx({3: 2 / 3, 4: 1 / 6, 5: 1 / 6})
         assert warped(top, {"temperature": 1.0, "top_k": 1}) == ((3, 1.0),)
         assert dict(warped(top, {"temperature": 1.0, "top_p": 0.7})) == pytest.approx({3: 2 / 3, 4: 1 / 3})
+
+
+class TestConfidence:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_drafts_end_where_those_of_a_real_run_do(self, seed: int):
+        """After a wrong draft the recorded run's discarded drafts say how sure the drafter is."""
+        pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
+        target, drafter = bernoulli_models((0.7,), 30, avoid=[EOS], seed=seed)
+        unsure = Scripted(
+            "drafter",
+            drafter._next_token,
+            30,
+            certainty=lambda path, _: 0.15 + number("sure", *path) % 8 / 10,
+        )
+        with engine.open(
+            pair, runtime="virtual", profile=PROFILE, tokens=Source((target, unsure), "unsure")
+        ) as cluster:
+            limits = engine.Limits(120)
+            trace = cluster.run("speculative", PROMPT, config={"gamma": 5}, limits=limits)
+            real = cluster.run("assisted", PROMPT, config={"schedule": "constant"}, limits=limits)
+        replay = replayed(trace, "assisted", config={"schedule": "constant"}).replay
+        drafted = [sum(r.drafted for r in t.rounds) for t in (replay, real)]
+        assert drafted[0] == pytest.approx(drafted[1], rel=0.15)
+        assert measure(replay).decode_seconds == pytest.approx(measure(real).decode_seconds, rel=0.1)
+
+    def test_a_run_without_probabilities_is_refused(self):
+        trace = read_traces(FILES / "vllm.jsonl").traces[0]
+        with pytest.raises(UsageError, match="has no probabilities of its drafts"):
+            replayed(trace, "assisted", profile=PROFILE, config={"schedule": "constant"})
