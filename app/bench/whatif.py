@@ -58,7 +58,8 @@ CLASSES = (
         "planned settings, other profile",
         0.0,
         ((("pearl", {}), ("pearl", {})), (("dsi", {}), ("dsi", {}))),
-        True,
+        elsewhere=True,
+        exact=True,
     ),
     Pairs("T 0, assisted constant", 0.0, ((_S5, ("assisted", {"schedule": "constant"})),)),
 )
@@ -138,7 +139,10 @@ def _add(
     settings = {} if recorded == predicted else predicted[1]
     result = what_if(trace, Change(*where, method=predicted[0], config=settings))
     real = clusters[c.elsewhere].run(predicted[0], prompt, config=predicted[1], **options)
-    found.values.append(metrics(result.replay).decode_seconds / metrics(real).decode_seconds - 1)
+    ours, theirs = metrics(result.replay).decode_seconds, metrics(real).decode_seconds
+    assert ours is not None, "the replay decoded"
+    assert theirs, "the real run decoded"
+    found.values.append(ours / theirs - 1)
     found.decided += result.decided
     found.drawn += result.drawn
 
