@@ -3,7 +3,7 @@
 With --pair or --target, measure all methods of that pair over autoregressive decoding. With
 --viewer, measure the viewer in a browser; with --cuda, forwards on a GPU; with --attention, ways to
 compute attention over sequences of different lengths; with --drafters, drafters of one target; with
---peers, decoding beside llama.cpp.
+--peers, decoding beside llama.cpp; with --whatif, the error of `specscope whatif`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --pair or --target: decode beside llama.cpp only, with the same GGUF file",
     )
     parser.add_argument(
+        "--whatif",
+        action="store_true",
+        help="the error of `specscope whatif` only: predictions beside real runs in virtual time, by class",
+    )
+    parser.add_argument(
         "--pair",
         metavar="NAME",
         help="measure all methods of this pair over autoregressive decoding: bundled, or a model of `specscope models`",
@@ -139,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
         return benched.print_heads(args, chosen)
     if args.drafters:
         return benched.print_drafters(args)
+    if args.whatif:
+        return benched.print_whatif(args)
     facts = dict[str, Any]()
     if args.viewer:
         measured = _viewer(args.quick)
@@ -174,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the combination of options."""
-    names = ("placements", "heads", "soak", "viewer", "cuda", "attention", "drafters", "peers")
+    names = ("placements", "heads", "soak", "viewer", "cuda", "attention", "drafters", "peers", "whatif")
     parts = [f"--{name}" for name in names if getattr(args, name)]
     if len(parts) > 1:
         raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")

@@ -94,3 +94,16 @@ def print_drafters(args: argparse.Namespace) -> int:
     else:
         print("\n".join(report.lines()))
     return 0
+
+
+def print_whatif(args: argparse.Namespace) -> int:
+    """Compare predictions of what-if with real runs."""
+    from app.bench import whatif
+
+    with progress() as note:
+        errors = whatif.measure(2 if args.quick else 12, note)
+    if args.json:
+        common.print_json({"classes": [error.to_dict() for error in errors], "quick": args.quick})
+    else:
+        print("\n".join(whatif.lines(errors)))
+    return 0

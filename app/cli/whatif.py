@@ -1,7 +1,8 @@
 """Replay a stored run under another profile, method, setting or number of devices.
 
 The recorded drafts and decisions are replayed on a virtual cluster. Drafts that the run did not
-test are drawn at its acceptance rates; the output says how many.
+test, or tested by another rule, are drawn; the output says how many, and from which token on a real
+run's text would be another one.
 """
 
 from __future__ import annotations

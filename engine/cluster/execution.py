@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.cluster.caches import Asked
@@ -53,6 +53,8 @@ class Request:
     """The plan of its draft, if it was planned."""
     load: Load | None = None
     """When its prompts arrive; None decodes them from the start."""
+    open: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The settings that were `auto`, as given."""
 
     @property
     def longest(self) -> int:

@@ -168,6 +168,7 @@ class Cluster:
             entry, cancel = find(method), cancel or threading.Event()
             cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
             ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
+            given = cfg
             cfg, plan = self._planned(entry, cfg, sampling or Sampling(), cancel, measuring)
             asked = {
                 "prompts": prompts,
@@ -176,6 +177,7 @@ class Cluster:
                 "group": group,
                 "plan": plan,
                 "load": load,
+                "open": _open(entry, given, cfg),
             }
             request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
             trace = self._execute(request, listener, cancel)
@@ -349,6 +351,8 @@ class Cluster:
             facts["head"] = str(request.head.path)
         if request.plan is not None:
             facts["planned"] = request.plan.facts()
+        if request.open:
+            facts["open"] = dict(request.open)
         if request.load is not None:
             facts["load"] = request.load.facts()
         return facts
@@ -361,3 +365,9 @@ class Cluster:
                 seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value[0]
                 best[model] = min(seconds, best.get(model, seconds))
         return best["target"] / best["drafter"] if "drafter" in best else 1.0
+
+
+def _open(method: Method, given: Any, planned: Any) -> dict[str, Any]:
+    """Return the settings that a plan replaced, as they were given."""
+    values = {s.name: getattr(given, s.name) for s in method.settings()}
+    return {name: value for name, value in values.items() if getattr(planned, name) != value}

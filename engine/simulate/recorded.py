@@ -27,8 +27,10 @@ def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scri
 
     Args:
         trace: The recorded run.
-        doubts: Whether the drafter's tokens have the recorded q instead of probability 1; a token
-            without one is almost certain. Then only greedy runs repeat the recorded run.
+        doubts: Whether the drafter's tokens have the recorded q instead of probability 1. Where
+            none is recorded, the q of another right or wrong draft counts, and after a wrong draft
+            that of a discarded one; without any, a token is almost certain. Then only greedy runs
+            repeat the recorded run.
 
     Raises:
         UsageError: The run has no tokens or tested no draft; in a forward, the prompt is not the
@@ -62,9 +64,20 @@ class _Recording:
         self.vocab_size = max(8, 1 + max(ids))
         self.vocabulary = Vocabulary(self.vocab_size)
         self._sequences = [
-            _Sequence(prompt, trace.token_ids(s), ends, [d for d in tested if d.sequence == s])
+            _Sequence(
+                prompt,
+                trace.token_ids(s),
+                ends,
+                [d for d in tested if d.sequence == s],
+                [d for d in trace.decisions if d.sequence == s and d.node >= 0 and d.outcome == "discarded"],
+            )
             for s, prompt in enumerate(header.prompt_ids)
         ]
+        self._certainties: dict[str, list[float]] = {"right": [], "wrong": [], "strayed": []}
+        for text in self._sequences:
+            for position, q in text.certainties.items():
+                self._certainties["right" if text.is_right(position) else "wrong"].append(q)
+            self._certainties["strayed"] += text.strayed.values()
         agreed = [agrees for sequence in self._sequences for agrees in sequence.agreements()]
         if not agreed:
             raise UsageError(
@@ -91,8 +104,24 @@ class _Recording:
 
     def certainty(self, path: np.ndarray, sequence: int) -> float:
         """Return the recorded q of the drafter's token after the path."""
-        text = self._sequence(path, sequence)
-        return ALMOST if text.after(path) is None else text.certainties.get(len(path), ALMOST)
+        text, position = self._sequence(path, sequence), len(path)
+        token = text.after(path)
+        if token is None:
+            found = text.strayed.get((text.left(path), position))
+            found = (
+                found or self._any("strayed", sequence, position) or self._any("wrong", sequence, position)
+            )
+        elif position in text.certainties:
+            found = text.certainties[position]
+        else:
+            right = self.drafter_token(path, sequence) == token
+            found = self._any("right" if right else "wrong", sequence, position)
+        return found or ALMOST
+
+    def _any(self, kind: str, sequence: int, position: int) -> float | None:
+        """Return a recorded q of drafts of a kind, by a hash of the place."""
+        values = self._certainties[kind]
+        return values[number(kind, self._seed, sequence, position) % len(values)] if values else None
 
     def _sequence(self, path: np.ndarray, sequence: int) -> _Sequence:
         if sequence >= len(self._sequences) or not self._sequences[sequence].has_prompt(path):
@@ -109,7 +138,12 @@ class _Sequence:
     """One recorded sequence: its prompt, its text and the drafted token of each position."""
 
     def __init__(
-        self, prompt: Sequence[int], text: Sequence[int], ends: list[int], tested: list[Decision]
+        self,
+        prompt: Sequence[int],
+        text: Sequence[int],
+        ends: list[int],
+        tested: list[Decision],
+        discarded: list[Decision],
     ) -> None:
         self._prompt = np.array(prompt, dtype=np.int64)
         self._text = np.array(text, dtype=np.int64)
@@ -126,12 +160,27 @@ class _Sequence:
                 self.drafts[decision.position] = decision.token
                 if decision.q is not None and 0 < decision.q <= 1:
                     self.certainties[decision.position] = decision.q
+        wrong = {d.step: d.position for d in tested if d.outcome == "rejected"}
+        self.strayed = {
+            (wrong[d.step], d.position): d.q
+            for d in discarded
+            if d.step in wrong and d.position > wrong[d.step] and d.q is not None and 0 < d.q <= 1
+        }
+        """(position of a wrong draft, later position) -> q of the draft there."""
+
+    def is_right(self, position: int) -> bool:
+        """Return whether the draft at a position is the target's token."""
+        return int(self._text[position - len(self._prompt)]) == self.drafts[position]
 
     def agreements(self) -> list[bool]:
         """Return for each position with a draft whether it is the target's token."""
-        return [
-            int(self._text[position - len(self._prompt)]) == token for position, token in self.drafts.items()
-        ]
+        return [self.is_right(position) for position in self.drafts]
+
+    def left(self, path: np.ndarray) -> int:
+        """Return the position where a path left the text."""
+        output = path[len(self._prompt) :]
+        known = np.append(self._text, np.full(max(0, len(output) - len(self._text)), self._end))
+        return len(self._prompt) + int((output != known[: len(output)]).argmax())
 
     def has_prompt(self, path: np.ndarray) -> bool:
         """Return whether the path starts with the recorded prompt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_another_engines_run_has_the_same_acceptance_on_another_cluster(
     assert len(replay.commits) == len(recorded.commits)
     assert known.keys() & mine.keys()
     undetermined = mine.keys() - known.keys()
-    assert result["drawn_at_recorded_rates"] >= len(undetermined)
+    assert result["drawn"] >= len(undetermined)
 
 
 def test_drafts_that_another_engines_run_did_not_test_are_named(capsys, imported):
@@ -140,13 +141,13 @@ def test_drafts_that_another_engines_run_did_not_test_are_named(capsys, imported
     steps, totals = runs["aiperf"]
     code, out, _ = call(capsys, "whatif", steps, *PROFILE, "--method", "pearl", *db)
     assert code == 0
-    assert "Tested drafts: 5 decided by the recording, 4 drawn at its acceptance rates." in out
+    assert re.search(r"Tested drafts: 5 decided by the recording, [1-9]\d* drawn from", out)
     assert "The prompt is unknown: its length is taken as one token." in out
     assert "The token ids are unknown: nothing can be copied from the text." in out
     assert "Recorded times have another clock: compare the last two columns." in out
     code, out, _ = call(capsys, "whatif", totals, *PROFILE, "--method", "pearl", *db)
     assert code == 0
-    assert "Tested drafts: 0 decided by the recording, 11 drawn at its acceptance rates." in out
+    assert re.search(r"Tested drafts: 0 decided by the recording, [1-9]\d* drawn from", out)
     assert "The file counts verifications without their order: the order is drawn." in out
     assert "The draft length is unknown: 3 is assumed, the most accepted tokens." in out
     code, _, err = call(capsys, "whatif", steps, "--method", "pearl", *db)

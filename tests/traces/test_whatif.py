@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 import engine
 from engine.errors import UsageError
+from engine.methods import METHODS
 from engine.pairs.pair import Pair
 from engine.run.serving import Load
-from engine.simulate.oracle import Source, bernoulli_models
+from engine.simulate.oracle import Scripted, Source, bernoulli_models, number
 from engine.trace.trace import Trace
 from tests.traces.samples import sample_trace
 from traces.comparable import comparisons
@@ -23,6 +25,7 @@ from traces.metrics import measure
 from traces.whatif.recording import LEAST, Rates, read
 from traces.whatif.replay import Change, WhatIf, what_if
 from traces.whatif.result import facts, rows, sentences
+from traces.whatif.rules import recorded_way, warped, way_of
 from traces.whatif.script import NO_TEXTS
 
 PROMPT = (5, 6, 7)
@@ -99,7 +102,7 @@ def test_what_the_recording_did_not_test_is_drawn_and_counted():
     assert replayed(trace, config={"gamma": 7}).replay.rounds == result.replay.rounds
     (first, *_) = sentences(result)
     assert first == (
-        f"Tested drafts: {result.decided} decided by the recording, {result.drawn} drawn at its acceptance rates."
+        f"Tested drafts: {result.decided} decided by the recording, {result.drawn} drawn from its probabilities or rates."
     )
 
 
@@ -137,13 +140,25 @@ def test_another_profile_changes_times_only():
 
 def test_devices_replace_the_profiles_number():
     trace = recorded("dsi")
-    more = replayed(trace, devices=8, config={"sp": 0, "lookahead": 0})
+    more = replayed(trace, devices=8)
     assert more.replay.header.profile == f"{PROFILE} with 8 devices"
     assert more.replay.header.config["sp"] > trace.header.config["sp"]
-    with pytest.raises(UsageError, match=r"the profile pearl-4xA100 with 2 devices has 2"):
-        replayed(trace, devices=2)
+    with pytest.raises(UsageError, match=r"the profile pearl-4xA100 with 1 devices has 1"):
+        replayed(trace, devices=1)
     with pytest.raises(UsageError, match=r"devices is 100000; it must be at least 1 and at most 1,?024"):
         replayed(trace, devices=100_000)
+
+
+@pytest.mark.parametrize(("method", "name"), [("pearl", "gamma"), ("dsi", "lookahead")])
+def test_planned_settings_are_planned_anew_and_given_ones_stay(method: str, name: str):
+    trace, pair = recorded(method), {"profile": "pearl-3xA100", "profile_pair": "codellama-7-34"}
+    with engine.open(runtime="virtual", **pair) as cluster:
+        planned = METHODS[method].plan(METHODS[method].Config(), cluster.situation)
+    result = replayed(trace, **pair)
+    assert result.replay.header.config[name] == getattr(planned, name) != trace.header.config[name]
+    assert f"{name} {getattr(planned, name)} (recorded {trace.header.config[name]})" in " ".join(result.notes)
+    given = recorded(method, **{name: trace.header.config[name]})
+    assert replayed(given, **pair).replay.header.config[name] == given.header.config[name]
 
 
 @pytest.mark.parametrize(
@@ -275,3 +290,143 @@ def test_a_draft_of_low_recorded_probability_ends_an_assisted_draft():
     sure = replayed(trace, "assisted", config=config).replay
     unsure = replayed(doubted, "assisted", config=config).replay
     assert max(r.drafted for r in unsure.rounds) < max(r.drafted for r in sure.rounds)
+
+
+@cache
+def sampled(method: str = "speculative", seed: int = 0, tokens: int = 60, **config: Any) -> Trace:
+    """Return a run at temperature 1 of two models that are unsure of their tokens."""
+    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 5, 4096, ())
+
+    def token(path: Any, key: str) -> int:
+        return number(key, path[-1], len(path)) % 5
+
+    models = [
+        Scripted(
+            "target", lambda path, _: token(path, "a"), 5, certainty=lambda path, _: 0.5 + path[-1] % 5 / 10
+        ),
+        Scripted(
+            "drafter",
+            lambda path, _: token(path, "a" if len(path) % 3 else "b"),
+            5,
+            certainty=lambda path, _: 0.3 + path[-1] % 4 / 10,
+        ),
+    ]
+    with engine.open(
+        pair, runtime="virtual", profile=PROFILE, tokens=Source(tuple(models), "unsure")
+    ) as cluster:
+        sampling, limits = engine.Sampling(temperature=1.0, seed=seed), engine.Limits(tokens)
+        return cluster.run(method, (1, 2, 3), config=config, sampling=sampling, limits=limits)
+
+
+class TestAboveTemperatureZero:
+    @pytest.mark.parametrize(
+        ("method", "config"),
+        [
+            ("speculative", {"gamma": 4}),
+            ("speculative", {"gamma": 4, "drafts": "greedy"}),
+            ("assisted", {}),
+            ("pearl", {}),
+            ("dsi", {}),
+            ("dsi", {"drafts": "sampled"}),
+            ("dsi", {"acceptance": "rejection"}),
+            ("tree", {"width": 1}),
+            ("ems", {"base": "speculative"}),
+        ],
+    )
+    def test_a_methods_settings_say_how_it_tests(self, method: str, config: dict[str, Any]):
+        trace = sampled(method, **config)
+        assert recorded_way(trace) == way_of(trace.header.config)
+        result = replayed(trace)
+        assert result.replay.spans == trace.spans
+        assert (result.drawn, result.differs, result.notes) == (0, None, ())
+
+    @pytest.mark.parametrize(
+        ("recorded", "method", "config"),
+        [
+            (sampled("speculative", gamma=5), "speculative", {"gamma": 2}),
+            (sampled("speculative", gamma=5), "dsi", {}),
+            (sampled("dsi"), "speculative", {"gamma": 5}),
+            (sampled("dsi"), "pearl", {"gamma": 3}),
+        ],
+    )
+    def test_the_text_differs_from_the_first_token_with_other_draws(
+        self, recorded: Trace, method: str, config: dict[str, Any]
+    ):
+        result = replayed(recorded, method, config=config)
+        real = sampled(method, **config)
+        pairs = zip(real.token_ids(), recorded.token_ids(), strict=True)
+        first = next(i for i, (a, b) in enumerate(pairs) if a != b)
+        assert result.differs is not None
+        assert result.differs <= first
+        assert facts(result)["text_differs_from"] == result.differs
+        assert f"another text from token {result.differs + 1} on" in " ".join(sentences(result))
+        assert result.decided <= result.differs
+
+    def test_without_other_draws_the_text_and_all_outcomes_are_the_recorded_ones(self):
+        result, real = replayed(sampled("dsi"), config={"lookahead": 9}), sampled("dsi", lookahead=9)
+        assert real.token_ids() == sampled("dsi").token_ids()
+        assert [(r.drafted, r.accepted) for r in result.replay.rounds] == [
+            (r.drafted, r.accepted) for r in real.rounds
+        ]
+        assert (result.drawn, result.differs) == (0, None)
+
+    @pytest.mark.parametrize(
+        ("method", "config", "other", "settings"),
+        [
+            ("speculative", {"gamma": 5}, "dsi", {}),
+            ("dsi", {}, "speculative", {"gamma": 5}),
+            ("speculative", {"gamma": 5}, "dsi", {"drafts": "sampled"}),
+            ("speculative", {"gamma": 5, "drafts": "greedy"}, "pearl", {"gamma": 5}),
+        ],
+    )
+    def test_acceptance_under_another_rule_is_that_of_real_runs(
+        self, method: str, config: dict[str, Any], other: str, settings: dict[str, Any]
+    ):
+        rates = [list[float](), list[float]()]
+        for seed in range(5):
+            result = replayed(sampled(method, seed, 100, **config), other, config=settings)
+            for found, trace in zip(
+                rates, (result.replay, sampled(other, seed, 100, **settings)), strict=True
+            ):
+                found.append(measure(trace).acceptance_rate_tested or 0)
+            assert result.decided <= (result.differs or 0)
+        predicted, real = map(fmean, rates)
+        unchanged = fmean(
+            measure(sampled(method, s, 100, **config)).acceptance_rate_tested or 0 for s in range(5)
+        )
+        assert abs(predicted - real) < 0.07 < abs(unchanged - real)
+
+    def test_a_temperature_and_a_nucleus_change_the_probabilities_of_greedy_drafts(self):
+        top = ((3, 0.5), (4, 0.25), (5, 0.25))
+        assert dict(warped(top, {"temperature": 0.5})) == pytest.approx({3: 2 / 3, 4: 1 / 6, 5: 1 / 6})
+        assert warped(top, {"temperature": 1.0, "top_k": 1}) == ((3, 1.0),)
+        assert dict(warped(top, {"temperature": 1.0, "top_p": 0.7})) == pytest.approx({3: 2 / 3, 4: 1 / 3})
+
+
+class TestConfidence:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_drafts_end_where_those_of_a_real_run_do(self, seed: int):
+        """After a wrong draft the recorded run's discarded drafts say how sure the drafter is."""
+        pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
+        target, drafter = bernoulli_models((0.7,), 30, avoid=[EOS], seed=seed)
+        unsure = Scripted(
+            "drafter",
+            drafter._next_token,
+            30,
+            certainty=lambda path, _: 0.15 + number("sure", *path) % 8 / 10,
+        )
+        with engine.open(
+            pair, runtime="virtual", profile=PROFILE, tokens=Source((target, unsure), "unsure")
+        ) as cluster:
+            limits = engine.Limits(120)
+            trace = cluster.run("speculative", PROMPT, config={"gamma": 5}, limits=limits)
+            real = cluster.run("assisted", PROMPT, config={"schedule": "constant"}, limits=limits)
+        replay = replayed(trace, "assisted", config={"schedule": "constant"}).replay
+        drafted = [sum(r.drafted for r in t.rounds) for t in (replay, real)]
+        assert drafted[0] == pytest.approx(drafted[1], rel=0.15)
+        assert measure(replay).decode_seconds == pytest.approx(measure(real).decode_seconds, rel=0.1)
+
+    def test_a_run_without_probabilities_is_refused(self):
+        trace = read_traces(FILES / "vllm.jsonl").traces[0]
+        with pytest.raises(UsageError, match="has no probabilities of its drafts"):
+            replayed(trace, "assisted", profile=PROFILE, config={"schedule": "constant"})

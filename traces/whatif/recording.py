@@ -1,9 +1,10 @@
 """The facts of a stored run that a replay needs: its output, and where the drafter was right.
 
-Whether a drafter agrees with the target after a prefix does not depend on the method that asks it.
-So a draft that the run tested is tested again with the same result, whatever drafts it. At an
-untested position (a bonus token, or one decoded plainly) agreement is drawn with a fixed seed: at
-the acceptance rate that the run had at this place of a draft.
+Whether a drafter agrees with the target after a prefix depends on the acceptance rule, not on the
+method that asks it. So a draft that the run tested is tested again with the same result, whatever
+drafts it; under another rule its result is drawn from the recorded p and q (`rules.py`). At an
+untested position (a bonus token, or one decoded plainly) agreement is drawn at the acceptance rate
+that the run had at this place of a draft. The output's tokens are the seed of all draws.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from engine.draws import Draws, Key
 from engine.errors import UsageError
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin
+from traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from engine.trace.events import Commit, Decision
     from engine.trace.trace import Trace
 
-SEED = 0
-"""Seed of all draws of a what-if."""
 LEAST = 10
 """Tests that a place of a draft needs for a rate of its own."""
 MOST_ROUNDS = 256
@@ -58,6 +59,10 @@ class Recording:
     rates: Rates
     notes: tuple[str, ...]
     """What had to be assumed, in sentences."""
+    old: Way | None = None
+    """How the run drafted and tested; None at temperature 0."""
+    new: Way | None = None
+    """How the replay does."""
 
     @property
     def name(self) -> str:
@@ -68,13 +73,6 @@ class Recording:
     def has_ids(self) -> bool:
         """Whether all token ids of prompts and outputs are known."""
         return all(output.prompt and NO_TOKEN not in output.tokens for output in self.outputs)
-
-    @property
-    def longest_draft(self) -> int:
-        """The most draft tokens of a verification."""
-        found = origin(self.trace.header)
-        counted = found.counts.gamma or len(found.counts.histogram) - 1 if found and found.counts else 0
-        return max((r.drafted for r in self.trace.rounds), default=counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +104,19 @@ class Rates:
         return self.accepted[nearest] / self.tested[nearest] if nearest else self.overall
 
 
-def read(trace: Trace) -> Recording:
+def longest_draft(trace: Trace) -> int:
+    """Return the most draft tokens of a verification."""
+    found = origin(trace.header)
+    counted = found.counts.gamma or len(found.counts.histogram) - 1 if found and found.counts else 0
+    return max((r.drafted for r in trace.rounds), default=counted)
+
+
+def read(trace: Trace, way: Way | None = None) -> Recording:
     """Return the recording of a stored run.
+
+    Args:
+        trace: The run.
+        way: How the replay drafts and tests; as recorded by default.
 
     Raises:
         UsageError: The run is in progress, or the recording lacks its tokens or steps.
@@ -121,15 +130,16 @@ def read(trace: Trace) -> Recording:
     missing = [i for i in range(max(1, len(trace.header.prompts))) if not commits.get(i)]
     if missing:
         raise UsageError(f"sequence {missing[0]} of {name} has no tokens; choose a run that got further")
+    old = recorded_way(trace)
+    new = way if old else None
     tests = {s: _tests(trace, s, rows) for s, rows in commits.items()}
-    rates = Rates.of(
-        (place, agrees(d, commits[s][i])) for s, row in tests.items() for i, (place, d) in row.items()
-    )
+    agreed = _agreed(trace, commits, tests, old, new or old)
+    rates = Rates.of((place, agreed[s][i]) for s, row in tests.items() for i, (place, _) in row.items())
     outputs = tuple(
-        _output(trace, s, rows, {i: d for i, (_, d) in tests[s].items()}, rates)
+        _output(trace, s, rows, {i: d for i, (_, d) in tests[s].items()}, agreed[s], rates)
         for s, rows in commits.items()
     )
-    return Recording(trace, outputs, rates, tuple(_notes(outputs)))
+    return Recording(trace, outputs, rates, tuple(_notes(outputs)), old, new or old)
 
 
 def _by_sequence(trace: Trace) -> dict[int, list[Commit]]:
@@ -162,19 +172,59 @@ def agrees(test: Decision, commit: Commit) -> bool:
     return test.outcome == "accepted" if test.token == NO_TOKEN else test.token == commit.token
 
 
+def _agreed(
+    trace: Trace,
+    commits: Mapping[int, list[Commit]],
+    tests: Mapping[int, dict[int, tuple[int, Decision]]],
+    old: Way | None,
+    new: Way | None,
+) -> dict[int, dict[int, bool]]:
+    """Return sequence -> index with a test -> whether the drafter drafts the output's token."""
+    agreed = {s: {i: agrees(d, commits[s][i]) for i, (_, d) in row.items()} for s, row in tests.items()}
+    if old is None or new is None or old == new:
+        return agreed
+    own = {
+        (d.sequence, d.position): d
+        for d in trace.decisions
+        if d.outcome == "accepted" or (d.node < 0 and d.outcome != "discarded")
+    }
+    pairs = {
+        (s, i): (d, own[s, d.position])
+        for s, row in tests.items()
+        for i, (_, d) in row.items()
+        if (s, d.position) in own
+    }
+    rule, draws = (
+        Rule(old, new, trace.header.sampling, pairs.values()),
+        {s: _draws(rows) for s, rows in commits.items()},
+    )
+    for (s, i), pair in pairs.items():
+        if (chance := rule.chance(*pair)) is not None:
+            agreed[s][i] = draws[s].below(Key(i, "accept"), chance)
+    return agreed
+
+
+def _draws(rows: Sequence[Commit]) -> Draws:
+    """Return the random numbers of one sequence."""
+    return Draws(crc32(repr([c.token for c in rows]).encode()), rows[0].sequence)
+
+
 def _output(
-    trace: Trace, sequence: int, rows: list[Commit], tests: dict[int, Decision], rates: Rates
+    trace: Trace,
+    sequence: int,
+    rows: list[Commit],
+    tests: dict[int, Decision],
+    agreed: Mapping[int, bool],
+    rates: Rates,
 ) -> Output:
     header, footer = trace.header, trace.footer
     reason = footer.reasons[sequence] if footer and sequence < len(footer.reasons) else ""
-    draws = Draws(SEED, sequence)
+    draws = _draws(rows)
     begun: dict[int, int] = {}
     for i, commit in enumerate(rows):
         begun.setdefault(commit.step, i)
     right = (
-        agrees(tests[i], commit)
-        if i in tests
-        else draws.below(Key(i, "accept"), rates.at(i - begun[commit.step] + 1))
+        agreed[i] if i in tests else draws.below(Key(i, "accept"), rates.at(i - begun[commit.step] + 1))
         for i, commit in enumerate(rows)
     )
     full = reason == "length" and len(rows) == header.limits.get("max_new_tokens")
@@ -194,7 +244,7 @@ def _shown(commit: Commit) -> str:
 
 
 def _of_counts(trace: Trace, counts: Counts) -> Recording:
-    """Return a recording of counts: its verifications in an order drawn with the fixed seed."""
+    """Return a recording of counts: its verifications in a drawn order."""
     top = counts.gamma or len(counts.histogram) - 1
     if top < 1 or not counts.steps:
         raise UsageError(f"run {trace.header.run_id} counts no drafts; import a file that does")
@@ -203,13 +253,13 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
         Counter({k: reached[k - 1] for k in range(1, top + 1)}),
         Counter({k: n for k, n in reached.items() if k}),
     )
-    order, few = Random(f"{SEED} {trace.header.run_id}"), counts.steps <= MOST_ROUNDS
+    order, few = Random(trace.header.run_id), counts.steps <= MOST_ROUNDS
     if few:
         lengths = [a for a, times in enumerate(counts.histogram) for _ in range(times)]
         order.shuffle(lengths)
     else:
         lengths = order.choices(range(len(counts.histogram)), counts.histogram, k=MOST_ROUNDS)
-    draws, right = Draws(SEED, 0), list[bool]()
+    draws, right = Draws(0, 0), list[bool]()
 
     def draw(place: int) -> bool:
         return draws.below(Key(len(right), "accept"), rates.at(place))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import engine
@@ -15,15 +15,16 @@ from engine.simulate.profile import Profile
 from engine.simulate.records import MOST_GPUS
 from engine.types import check_range
 from traces.requests import load_of
-from traces.whatif.recording import read
+from traces.whatif.recording import longest_draft, read
+from traces.whatif.rules import FIRST, way_of
 from traces.whatif.script import script_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from engine.methods import Method
     from engine.run.serving import Load
-    from engine.trace.events import Header
+    from engine.trace.events import Decision, Header
     from engine.trace.trace import Trace
     from traces.whatif.recording import Recording
 
@@ -33,7 +34,7 @@ OF_OTHER_ENGINES = "speculative"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The settings of a what-if; what is not given stays as recorded."""
+    """The settings of a what-if; what is not given stays as recorded, what was planned is open."""
 
     profile: str = ""
     """Name or path of a latency profile."""
@@ -58,7 +59,9 @@ class WhatIf:
     decided: int
     """Tests of drafts that the recording decided."""
     drawn: int
-    """Tests of drafts that were drawn at the recorded rates."""
+    """Tests of drafts that were drawn, from the recorded p and q or at the recorded rates."""
+    differs: int | None
+    """Index of the first token that a real run would draw anew; None if there is none."""
     notes: tuple[str, ...]
     seconds: float
     """Time that the replays took."""
@@ -79,8 +82,9 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     Raises:
         UsageError: A setting is wrong, or the recording cannot drive the method.
     """
-    began, recording = time.perf_counter(), read(trace)
-    method, config = _method(recording, change)
+    began = time.perf_counter()
+    method, config = _method(trace, change)
+    recording = read(trace, way_of(asdict(method.configure(config))))
     profile, pair = _cluster(trace.header, change)
     _check(recording, method, config)
     script = script_of(recording)
@@ -96,28 +100,30 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
             key, settings = baseline
             plain = script.restored(cluster.run(key, *script.prompts, config=settings, **options))
     _check_drafts(recording, replay)
-    decided, drawn = _tests(recording, replay)
-    notes = (*recording.notes, *_assumptions(trace, replay))
+    same = _same_text(recording, replay)
+    decided, drawn = _tests(recording, replay, same)
+    differs = min((i for i in same if i is not None), default=None)
+    notes = (*recording.notes, *_assumptions(recording, replay, differs))
     facts = {"run": trace.header.run_id, "decided": decided, "drawn": drawn, "notes": [*notes]}
     group = uuid.uuid4().hex[:12]
     for rows in filter(None, (replay, plain)):
         environment = {**rows.header.environment, "whatif": facts}
         rows.header = replace(rows.header, environment=environment, group=group)
-    return WhatIf(trace, replay, plain, decided, drawn, notes, time.perf_counter() - began)
+    return WhatIf(trace, replay, plain, decided, drawn, differs, notes, time.perf_counter() - began)
 
 
-def _method(recording: Recording, change: Change) -> tuple[Method, dict[str, Any]]:
+def _method(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
     """Return the method and its settings: the recorded ones with the changes."""
-    header = recording.trace.header
+    header = trace.header
     known = header.method in METHODS
     method, config = (
         find(change.method or (header.method if known else OF_OTHER_ENGINES)),
         dict(change.config),
     )
     if method.key == header.method:
-        config = {**header.config, **config}
+        config = {**header.config, **header.environment.get("open", {}), **config}
     elif not known and not change.method:
-        config = {"gamma": min(32, max(1, recording.longest_draft)), **config}
+        config = {"gamma": min(32, max(1, longest_draft(trace))), **config}
     return method, config
 
 
@@ -195,6 +201,13 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} drafts n-grams that the models write beside the text; {recording.name} has only the text: "
             "choose another method"
         )
+    if replay.header.config.get("confidence") and not any(
+        test.q for output in recording.outputs for test in output.tests.values()
+    ):
+        raise UsageError(
+            f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
+            "choose a schedule without confidence"
+        )
     if any(d.node >= 0 and d.parent != d.node - 1 for d in replay.decisions):
         raise UsageError(
             f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: "
@@ -202,21 +215,63 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
         )
 
 
-def _tests(recording: Recording, replay: Trace) -> tuple[int, int]:
-    """Return how many tests of drafts the recording decided, and how many its rates.
+def _tests(recording: Recording, replay: Trace, same: Sequence[int | None]) -> tuple[int, int]:
+    """Return how many tests of drafts the recording decided, and how many were drawn.
 
-    A draft without a drafter's span is copied, and the recorded text decides about it.
+    A draft without a drafter's span is copied, and the text decides about it. On tokens that a real
+    run would draw anew, nothing is decided.
     """
-    starts = [len(output.prompt) for output in recording.outputs]
-    tested = [d for d in replay.decisions if d.node >= 0 and d.outcome in ("accepted", "rejected")]
-    decided = sum(
-        d.draft_span < 0 or d.position - starts[d.sequence] in recording.outputs[d.sequence].tests
-        for d in tested
-    )
+    decided, tested = 0, [d for d in replay.decisions if _is_test(d)]
+    for d in tested:
+        output, end = recording.outputs[d.sequence], same[d.sequence]
+        index = d.position - len(output.prompt)
+        known = d.draft_span < 0 or (recording.old == recording.new and index in output.tests)
+        decided += known and (end is None or index < end)
     return decided, len(tested) - decided
 
 
-def _assumptions(trace: Trace, replay: Trace) -> Iterator[str]:
-    """Yield sentences on facts of the method that a replay leaves out."""
-    if replay.parts and not trace.parts:
+def _same_text(recording: Recording, replay: Trace) -> list[int | None]:
+    """Return the index of the first token of each output that a real run would draw anew, or None.
+
+    A token has the same draws if both runs test a draft for it by rule 1, or neither does.
+    """
+    ratio = [
+        {
+            (d.sequence, d.position - len(recording.outputs[d.sequence].prompt))
+            for d in trace.decisions
+            if _is_test(d) and rule(d) == "ratio"
+        }
+        for trace, rule in (
+            (recording.trace, lambda d: d.rule),
+            (replay, lambda d: recording.new.rule if recording.new and d.draft_span >= 0 else FIRST),
+        )
+    ]
+    changed = ratio[0] ^ ratio[1]
+    return [
+        min((i for s, i in changed if s == number and i < len(output.tokens)), default=None)
+        for number, output in enumerate(recording.outputs)
+    ]
+
+
+def _is_test(d: Decision) -> bool:
+    return d.node >= 0 and d.outcome in ("accepted", "rejected")
+
+
+def _assumptions(recording: Recording, replay: Trace, differs: int | None) -> Iterator[str]:
+    """Yield sentences on what a real run would do otherwise."""
+    if differs is not None:
+        yield (
+            f"A real run would draw another text from token {differs + 1} on: the recorded text is one sample, and so "
+            "are the outcomes of its drafts."
+        )
+    if recording.old != recording.new:
+        yield (
+            "The acceptance rule or the drafting is another one: agreement is drawn from the recorded p and q."
+        )
+    was, now = recording.trace.header.config, replay.header.config
+    if recording.trace.header.method == replay.header.method and (
+        anew := [n for n in recording.trace.header.environment.get("open", ()) if was.get(n) != now.get(n)]
+    ):
+        yield f"Planned anew: {', '.join(f'{n} {now.get(n)} (recorded {was.get(n)})' for n in anew)}."
+    if replay.parts and not recording.trace.parts:
         yield "A layer-parallel drafter drafts worse than the recorded one; its drafts are taken as recorded."

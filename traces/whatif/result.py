@@ -57,7 +57,8 @@ def facts(result: WhatIf) -> dict[str, Any]:
         },
         "speedup": speedup(replay, measure(plain)),
         "decided_by_recording": result.decided,
-        "drawn_at_recorded_rates": result.drawn,
+        "drawn": result.drawn,
+        "text_differs_from": result.differs,
         "notes": list(result.notes),
         "same_clock": same_clock(result),
         "replay_ms": round(1000 * result.seconds),
@@ -69,7 +70,7 @@ def sentences(result: WhatIf) -> list[str]:
     if result.decided + result.drawn:
         first = (
             f"Tested drafts: {result.decided} decided by the recording, "
-            f"{result.drawn} drawn at its acceptance rates."
+            f"{result.drawn} drawn from its probabilities or rates."
         )
     else:
         first = "No draft was tested; the recorded text decides every token."

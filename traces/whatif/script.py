@@ -113,7 +113,7 @@ class Script:
         elif d.outcome == "discarded" or not 0 <= index < len(output.tokens):
             token = NO_TOKEN
         elif d.outcome == "rejected":
-            token = test.token if test else NO_TOKEN
+            token = test.token if test and test.token != output.tokens[index] else NO_TOKEN
         else:
             token = output.tokens[index]
         if test and test.token == token != NO_TOKEN and d.outcome != "discarded":
@@ -144,6 +144,8 @@ def script_of(recording: Recording) -> Script:
     for i, output in enumerate(recording.outputs):
         for row in _rows(i, output, len(prompts[i]), texts[i]):
             rows.add(row)
+        for row in _strayed(recording.trace, i, output, len(prompts[i])):
+            rows.add(row)
     pair = Pair(f"recorded run {header.run_id}", Path(), Path(), NO_TEXTS, next(fresh), CONTEXT, eos)
     source = Source(recorded_pair(rows, doubts=True), f"recorded run {header.run_id}")
     return Script(recording, prompts, source, pair, Limits(most), {new: old for old, new in numbers.items()})
@@ -155,8 +157,18 @@ def _rows(sequence: int, output: Output, start: int, text: tuple[int, ...]) -> I
         position, draft = start + index, token if right else _WRONG
         yield Commit(1, sequence, position, token, "plain", "", 0)
         outcome = "accepted" if right else "rejected"
-        q = output.tests[index].q if index in output.tests else None
-        yield Decision(1, sequence, 0, -1, position, draft, None, q, None, "match", outcome, -1, -1)
+        known = index in output.tests
+        q = output.tests[index].q if known else None
+        yield Decision(1 + index, sequence, 0, -1, position, draft, None, q, None, "match", outcome, -1, -1)
+
+
+def _strayed(trace: Trace, sequence: int, output: Output, start: int) -> Iterator[Decision]:
+    """Yield the drafts after a wrong one, with the step of its decision in `_rows`: q counts."""
+    shift = start - len(output.prompt)
+    wrong = {d.step: i for i, d in output.tests.items() if d.outcome == "rejected" and not output.agrees[i]}
+    for d in trace.decisions:
+        if d.sequence == sequence and d.node >= 0 and d.outcome == "discarded" and d.step in wrong:
+            yield replace(d, step=1 + wrong[d.step], position=d.position + shift, token=_WRONG)
 
 
 def _unknown_text(token: int) -> str:  # noqa: ARG001 - the call of a tokenizer

@@ -292,6 +292,9 @@ def test_with_doubts_the_drafter_has_the_recorded_q():
 
     assert q([1, 2, 10]) == (11, pytest.approx(0.3))
     assert q([1, 2]) == (10, pytest.approx(2 / 100))  # still the most probable token
-    token, certainty = q([1, 2, *range(10, 16)])  # the bonus token: without a recorded q
+    token, certainty = q([1, 2, *range(10, 16)])  # the bonus token: the q of another draft
     assert token in range(100)
-    assert 0.999 < certainty < 1
+    assert any(certainty == pytest.approx(known) for known in (0.3, 2 / 100))
+    trace.decisions = [replace(d, q=None) for d in trace.decisions]
+    _, drafter = recorded_pair(trace, doubts=True)
+    assert 0.999 < q([1, 2, 10])[1] < 1
