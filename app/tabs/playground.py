@@ -51,8 +51,8 @@ class Playground:
         self.service, self.pair, self.ray = service, pair, ray
         self.form = Form()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
-        build_demo()
         self.composer = Composer(self.form, chosen=pair is not None)
+        build_demo()
         self.folded = gr.HTML(
             elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
         )

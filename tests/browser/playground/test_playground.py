@@ -39,6 +39,10 @@ BUSY = """(pane) => {
     return width;
 }"""
 """Return the width of the warning that a pane has if other programs ran."""
+FIRST_PAGE = """() => {
+    const box = (name) => document.querySelector(name).getBoundingClientRect();
+    return { prompt: box("#prompt textarea").bottom, race: box("#demo").top, raceEnd: box("#demo").bottom };
+}"""
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 ANOTHER_TURN = """(link) => {
     const done = document.querySelector('.app-turn[data-state="done"]');
@@ -303,9 +307,18 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     page = open_page(motion="no-preference")
     race = page.locator("#demo .app-demo-root")
     expect(race.locator(".ss-pane")).to_have_count(3)
-    expect(race.locator(".app-look")).to_have_count(3)
+    expect(race.get_by_role("list", name="Legend")).to_have_count(1)
+    expect(race.locator(".app-demo-line rect.app-band-both").first).to_be_attached()
+    for width, height in ((400, 800), (1400, 900)):
+        page.set_viewport_size({"width": width, "height": height})
+        places = page.evaluate(FIRST_PAGE)
+        assert places["prompt"] <= height, (width, places)
+        assert places["prompt"] <= places["race"], (width, places)
+    assert places["raceEnd"] <= 900, places
     expect(race.locator(".ss-replay")).to_have_attribute("data-races", "1")
     expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
+    page.get_by_role("button", name="The whole timeline").click()
+    expect(race.locator(".app-look").first).to_be_visible()
     race.locator(".ss-menu > summary").click()
     race.locator(".ss-menu").get_by_role("button", name="Pin").first.click()
     race.locator(".ss-gantt-card").last.evaluate("(card) => card.scrollIntoView()")
@@ -346,7 +359,7 @@ def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     expect(page.locator("#get-smollm2")).to_be_visible()
 
 
-def test_after_a_virtual_run_the_settings_fold_a_race_plays_once_and_a_reload_keeps_all(
+def test_after_a_virtual_run_the_settings_fold_the_answer_stays_and_a_reload_keeps_all(
     open_page, window
 ) -> None:
     page = open_page(motion="no-preference")
@@ -359,9 +372,11 @@ def test_after_a_virtual_run_the_settings_fold_a_race_plays_once_and_a_reload_ke
     expect(live.locator(".ss-badge", has_text="measured")).to_have_count(0)
     expect(page.locator("#settings")).to_be_hidden()
     expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
-    expect(live.locator(".ss-replay")).to_have_attribute("data-races", "1")
-    expect(live.get_by_role("button", name="Play")).to_be_visible()
     expect(page.locator("#turn")).to_be_in_viewport()
+    expect(live.locator(".ss-token.ss-future")).to_have_count(0)  # no replay takes the answer away
+    expect(live.locator(".ss-replay:not([data-races])")).to_be_visible()
+    live.get_by_role("button", name="Play").click()
+    live.locator(".ss-token.ss-future").first.wait_for(state="attached")
     advised = live.locator(".ss-verdict button")
     expect(live.locator(".ss-verdict-main")).to_have_count(2)
     window.reload()
