@@ -212,8 +212,8 @@ def test_the_scripts_of_the_page_run_before_those_of_gradio(client) -> None:
     sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
     deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
     ours = [address(name) for name in ("picker.js", "charts.js", "demo.js", "app.js", "viewer.js")]
-    assert deferred[:4] == ours
-    assert deferred[4].startswith("./assets/index-"), "Gradio's"
+    assert deferred[:5] == ours
+    assert deferred[5].startswith("./assets/index-"), "Gradio's"
     assert client.head("/").content == b""
 
 
