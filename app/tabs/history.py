@@ -61,7 +61,7 @@ class History:
                 "",
                 show_label=False,
                 label="Search",
-                placeholder="Search prompts, answers, methods, ids",
+                placeholder="Search words, ids, models, races; tokens:>50, temperature:0, speedup:>1.5, load:busy",
                 elem_id="history-search",
                 container=False,
             )
