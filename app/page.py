@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -14,7 +15,7 @@ from app.tabs.lab import Lab
 from app.tabs.load import LoadTab
 from app.tabs.papers import build_papers
 from app.tabs.playground import Playground
-from app.tabs.wiring import QUIET
+from app.tabs.wiring import QUIET, Update
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ TITLE = """
   <button type="button" class="ss-button app-theme" aria-label="Light or dark" title="Light or dark">◐</button>
 </header>
 """
+TABS = {
+    "history": "history",
+    "lab": "lab-tab",
+    "load": "load-tab",
+    "papers": "papers-tab",
+    "about": "about",
+}
+"""Ids of the tabs by their name in an address; the Playground's address has none."""
 MAX_DEPTH = 16
 """Most levels of lists and objects in a handler's input. The page itself sends four."""
 MAX_UNREAD = 32
@@ -129,14 +138,50 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:
-            """Open the runs named in the address."""
+            """Open the runs or the tab of the address."""
+            query = request.query_params
             try:
-                runs = wanted_runs(request.query_params.get("run", ""))
+                runs = wanted_runs(query.get("run", ""))
             except UsageError:
                 runs = []
-            return {tabs: gr.update(selected="history"), **history.show(runs)} if runs else gr.skip()
+            if runs:
+                return {tabs: gr.update(selected="history"), **history.show(runs)}
+            tab = TABS.get(query.get("tab", ""))
+            return {tabs: gr.update(selected=tab)} if tab else gr.skip()
 
         linked = page.load(follow_link, None, opened, **QUIET)
         linked.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
+        router = gr.HTML(
+            "",
+            html_template="<span hidden></span>",
+            js_on_load="SpecScopeAddress.follow(trigger, 'moved');",
+            apply_default_css=False,
+            elem_id="router",
+        )
+
+        async def move(event: gr.EventData) -> AsyncIterator[Update]:
+            """Show what the page showed at an earlier address."""
+            tab = TABS.get(str(event.tab), "playground")
+            if runs := wanted_runs(str(event.run)):
+                yield {tabs: gr.update(selected="history"), **history.show(runs)}
+            elif tab == "history":
+                yield {tabs: gr.update(selected=tab), **history.list_again("", {})}
+            elif tab != "playground":
+                yield {tabs: gr.update(selected=tab)}
+            else:
+                yield {tabs: gr.update(selected=tab)}
+                async for update in playground.restore(event.chat, moved=True):
+                    yield update
+
+        places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
+        moved = router.moved(
+            playground.streams.pointed(move),
+            None,
+            places,
+            concurrency_limit=None,
+            trigger_mode="multiple",
+            **QUIET,
+        )
+        moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

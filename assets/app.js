@@ -94,7 +94,7 @@ window.SpecScopeApp = (() => {
       if (view) view.update(model);
       else {
         const source = { window: (query) => ask(`window?${query}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
-        view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
+        view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: wanted.live ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
@@ -188,25 +188,6 @@ window.SpecScopeApp = (() => {
     refresh();
   }
 
-  /** Whether this visit begins with something to see: a conversation, or the runs of the address. */
-  const busy = () => Boolean(sessionStorage.getItem(CHAT) || new URL(location.href).searchParams.has("run"));
-
-  // -- the conversation, kept over a reload
-
-  const CHAT = "specscope-chat";
-  function keep(chat) {
-    if (chat?.answers?.length) sessionStorage.setItem(CHAT, JSON.stringify(chat));
-    else sessionStorage.removeItem(CHAT);
-    return [];
-  }
-  function kept() {
-    try {
-      return [JSON.parse(sessionStorage.getItem(CHAT) ?? "null")];
-    } catch {
-      return [null];
-    }
-  }
-
   // -- charts
 
   const self = document.currentScript;
@@ -248,6 +229,13 @@ window.SpecScopeApp = (() => {
     };
     watch("value", refresh);
     refresh();
+  }
+
+  /** The heading of open runs: their times, and their address. */
+  function heading(element, watch) {
+    times(element, watch);
+    new MutationObserver(SpecScopeAddress.compared).observe(element, { childList: true, subtree: true });
+    SpecScopeAddress.compared();
   }
 
   // -- the history's table
@@ -302,5 +290,5 @@ window.SpecScopeApp = (() => {
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, viewer, fold, busy, keep, kept, charts, times, history: history_ };
+  return { head, viewer, fold, charts, heading, history: history_ };
 })();

@@ -18,7 +18,7 @@ def build_demo() -> None:
     gr.HTML(
         value="",
         html_template=TEMPLATE,
-        js_on_load="SpecScopeDemo.mount(element, SpecScopeApp.busy());",
+        js_on_load="SpecScopeDemo.mount(element, SpecScopeAddress.later());",
         apply_default_css=False,
         elem_id="demo",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -13,6 +14,7 @@ from app.tabs import playground
 from app.tabs.chat import Chat
 from app.tabs.picker import contents, control_of
 from app.tabs.playground import Playground
+from app.tabs.races import Streams
 from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
 from engine.methods.registry import Setting
@@ -169,10 +171,70 @@ def test_a_closed_service_refuses_a_prompt(page, service) -> None:
 
 def test_a_new_conversation_drops_the_old_one(page) -> None:
     first = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    state = page.forget(first[page.chat])
+    state = merged(play(page.forget(first[page.chat])))
     assert Chat.of(state[page.chat]) == Chat()
     assert 'data-state="idle"' in state[page.turn]
     assert state[page.talk] == ""
+
+
+def test_a_reload_follows_the_running_race_and_later_shows_it_from_memory_or_the_database(
+    page, service, opener
+) -> None:
+    opener.waiting = [FakeCluster(step=(steps := threading.Semaphore(2)))]
+
+    async def left():
+        stream = page.ask("Hi", "", None, None, *given(page))
+        begun = await anext(stream)
+        await stream.aclose()  # as when the page is reloaded
+        return begun
+
+    kept = json.loads(asyncio.run(left())[page.kept])
+    for _ in range(100):
+        steps.release()
+    chats = [kept, {"race": kept["race"]}]  # of this page, and of one that got the address
+    for chat in chats:
+        state = merged(play(page.restore(chat)))
+        assert 'data-state="done"' in state[page.turn]
+        assert Chat.of(state[page.chat]).prompt == "Hi"
+        assert [text for _, text in Chat.of(state[page.chat]).answers] == ["".join(WORDS)] * 3
+    service._runs.clear()  # as after a new start of the server
+    for chat in chats:
+        state = merged(play(page.restore(chat)))
+        assert 'data-state="done"' in state[page.turn]
+        assert len(json.loads(state[page.viewer])["runs"]) == 3
+        assert Chat.of(state[page.chat]).race == kept["race"]
+
+
+def test_an_unknown_race_changes_a_new_page_by_nothing_and_a_moved_one_to_the_first_page(page) -> None:
+    assert list(merged(play(page.restore({"race": "nothing"})))) == [page.kept]
+    assert list(merged(play(page.restore(None)))) == [page.kept]
+    assert 'data-state="idle"' in merged(play(page.restore(None, moved=True)))[page.turn]
+
+
+def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
+    streams, seen = Streams(), list[str]()
+
+    async def endless(name: str):
+        while True:
+            yield {"from": name}
+            await asyncio.sleep(0.001)
+
+    async def read(name: str, page: str, most: int) -> None:
+        async for update in streams.only(SimpleNamespace(session_hash=page), endless(name)):
+            seen.append(update["from"])
+            if seen.count(name) == most:
+                return
+
+    async def both() -> None:
+        first = asyncio.create_task(read("first", "a", 10**6))
+        await asyncio.sleep(0.02)
+        await read("other page", "b", 3)
+        assert not first.done()
+        await read("second", "a", 3)
+        await asyncio.wait_for(first, 20)
+
+    asyncio.run(both())
+    assert {"first", "other page", "second"} == set(seen)
 
 
 def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -222,6 +223,54 @@ def export_and_import(page: Page, rows: Locator, file: Path) -> None:
     chooser.value.set_files(file)
     expect(page.locator("#history-message")).to_contain_text("imported01 was imported")
     expect(page.locator('tr[data-run="imported01"]')).to_be_visible()
+
+
+def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_running_race(
+    page: Page, window
+) -> None:
+    prompt, tab = page.locator(".app-prompt"), page.get_by_role("tab", selected=True)
+    answer(page, "First question", tokens=6)
+    first = page.url
+    answer(page, "Second question", tokens=6)
+    assert "?race=" in first
+    assert "?race=" in page.url != first
+    page.get_by_role("tab", name="Lab").click()
+    expect(page).to_have_url(re.compile(r"[?&]tab=lab$"))
+    page.get_by_role("tab", name="History").click()
+    page.locator(".app-runs [data-group]").first.click()
+    viewer(page, "#history-viewer").wait_for()
+    expect(page).to_have_url(re.compile(r"[?&]run=\w+,\w+,\w+$"))
+    page.go_back()
+    expect(page.locator(".app-runs tbody tr").first).to_be_visible()
+    expect(page).to_have_url(re.compile(r"[?&]tab=history$"))
+    page.go_back()
+    expect(tab).to_have_text("Lab")
+    page.go_back()
+    expect(tab).to_have_text("Playground")
+    expect(prompt).to_have_text("Second question")
+    page.go_back()
+    expect(prompt).to_have_text("First question")
+    assert page.url == first
+    page.go_back()
+    wait_for(page, "idle")
+    page.go_forward()
+    expect(prompt).to_have_text("First question")
+    wait_for(page, "done")
+
+    new_tokens(page, 1500)
+    fill(page.locator("#temperature input[type=number]"), "2")
+    type_prompt(page, STORY)
+    press_run(page, turn(page, "queued", "running"))
+    page.locator("#panes .ss-token").first.wait_for()
+    running = page.url
+    page.reload()  # not window.reload(), which waits until nothing runs
+    page.locator("#panes .ss-token").first.wait_for()
+    assert page.url == running
+    expect(prompt).to_have_text(STORY)
+    page.locator("#stop").click()
+    wait_for(page, "cancelled")
+    left = ("AbortError", "Connection errored out")  # what Gradio writes when an open call is left
+    window.complaints = [text for text in window.complaints if not any(part in text for part in left)]
 
 
 INK_AND_GROUND = (
