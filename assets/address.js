@@ -51,7 +51,7 @@ window.SpecScopeAddress = (() => {
     return race ? races[race] ?? { race } : null;
   }
 
-  /** Keep every conversation that the component gets, and give the page the address of its race. */
+  /** Keep every conversation that the component gets, and give the page the address of a new race. */
   function keep(props, watch) {
     watch("value", () => {
       if (!props.value) return;
@@ -60,7 +60,7 @@ window.SpecScopeAddress = (() => {
       const rest = Object.entries(races).filter(([race]) => race !== chat.race).slice(1 - MOST);
       const all = chat.race ? [...rest, [chat.race, chat]] : rest;
       sessionStorage.setItem(CHATS, JSON.stringify({ last: chat.race, races: Object.fromEntries(all) }));
-      if (selected() === "") go({ race: chat.race });
+      if (selected() === "" && !(chat.race in races)) go({ race: chat.race });
     });
   }
 
@@ -97,6 +97,7 @@ window.SpecScopeAddress = (() => {
       const place = here();
       if (keyOf(place) === now) return; // the fragment only
       now = keyOf(place);
+      if (!place.run && !place.tab) sessionStorage.setItem(CHATS, JSON.stringify({ ...chats(), last: place.race }));
       trigger(moved, { ...place, chat: chatOf(place) });
     });
   }

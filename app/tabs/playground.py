@@ -350,7 +350,9 @@ def _follow(chat: Chat) -> dict[str, Any]:
 
 def _warning(lanes: Sequence[Lane], before: Reading) -> str:
     """Return the warning of a busy machine for a comparison that it measured; else empty."""
-    elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
+    elsewhere = not any(lane.name for lane in lanes) or any(
+        lane.request.profile or lane.request.address for lane in lanes
+    )
     return "" if elsewhere else busy_since(before)
 
 

@@ -25,6 +25,12 @@ function untimedCard(run) {
     el("p", {}, "There is no timeline: the file holds no times. ", run.tokens.length ? run.note : ""));
 }
 
+/** The source of the times; a narrow window shows its first word only. */
+function clockBadge(text) {
+  const [kind, ...rest] = text.split(" · ");
+  return el("span", { class: "ss-badge", title: text }, kind, rest.length ? el("span", { class: "ss-wide-only" }, ` · ${rest.join(" · ")}`) : null);
+}
+
 function headOf(run) {
   const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none" },
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
@@ -32,7 +38,7 @@ function headOf(run) {
   const each = run.figures.tokens_per_target_forward;
   const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
   return [
-    el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge),
+    el("div", { class: "ss-gantt-title" }, el("h3", { title: runName(run) }, runName(run)), clockBadge(run.badge),
       run.note ? el("span", { class: "ss-note" }, run.note) : null),
     el("div", { class: "ss-headline" }, shares, el("span", { class: "ss-rest" }, rest)),
   ];

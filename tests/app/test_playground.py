@@ -124,6 +124,7 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
 
     state = merged(play(page.ask("Hi", "", None, None, *given(page)), act))
     assert 'data-state="cancelled"' in state[page.turn]
+    assert "Not begun: Speculative decoding, PEARL." in state[page.turn]
     assert 'data-state="cancelled"' in state[page.panes[2]]
     assert Chat.of(state[page.chat]).answers[0][1] == "".join(WORDS[:4])
     assert state[page.composer.follow]["choices"] == [("Autoregressive", 0)]
@@ -340,6 +341,14 @@ def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) ->
     assert "Other programs used 1.7 of 2 cores" in state[page.turn]
     virtual = given(page, runtime="virtual")
     assert "Other programs" not in merged(play(page.ask("Hi", "", None, None, *virtual)))[page.turn]
+
+
+def test_a_refused_prompt_has_no_times_that_may_be_wrong(page, opener, monkeypatch) -> None:
+    monkeypatch.setattr(playground, "busy_since", lambda *_: "Other programs used 1.7 of 2 cores.")
+    opener.waiting = [FakeCluster(error=UsageError("the prompt is too long"))]
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "the prompt is too long" in message(page, state, "prompt")
+    assert "Other programs" not in state[page.turn]
 
 
 def test_opening_the_page_changes_the_models_only_if_one_came_or_went(page, monkeypatch):

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.browser
 BUSY = """(pane) => {
     const badge = document.createElement("span");
     badge.className = "ss-badge ss-warn";
-    badge.textContent = "Other programs used 1.2 of 2 cores during the run: the times may be wrong.";
+    badge.textContent = "other load: 1.2 of 2 cores";
     pane.querySelector(".ss-marks").append(badge);
     const { width } = badge.getBoundingClientRect();
     badge.remove();
