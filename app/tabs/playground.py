@@ -350,10 +350,9 @@ def _follow(chat: Chat) -> dict[str, Any]:
 
 def _warning(lanes: Sequence[Lane], before: Reading) -> str:
     """Return the warning of a busy machine for a comparison that it measured; else empty."""
-    elsewhere = not any(lane.name for lane in lanes) or any(
-        lane.request.profile or lane.request.address for lane in lanes
-    )
-    return "" if elsewhere else busy_since(before)
+    elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
+    decoded = any((trace := lane.trace()) is not None and trace.commits for lane in lanes)
+    return busy_since(before) if decoded and not elsewhere else ""
 
 
 def _blame(runs: Sequence[LiveRun]) -> FormError | None:
