@@ -32,7 +32,9 @@ function clockBadge(text) {
 }
 
 function headOf(run) {
-  const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none" },
+  const seconds = run.metrics.decode_seconds;
+  const whole = `Share of decoding, from the end of prefill to the last token${seconds ? `: ${ms(1000 * seconds)}` : ""}.`;
+  const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none", title: whole },
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
   const forwards = run.metrics.target_forwards;
   const each = run.figures.tokens_per_target_forward;
