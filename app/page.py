@@ -123,10 +123,10 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 playground = Playground(service, pair, ray)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
-            with gr.Tab("Lab", id="lab-tab"):
-                Lab(lambda: service, pair)
-            with gr.Tab("Load", id="load-tab"):
-                LoadTab(lambda: service)
+            with gr.Tab("Lab", id="lab-tab") as lab_tab:
+                lab = Lab(lambda: service, pair)
+            with gr.Tab("Load", id="load-tab") as load_tab:
+                load = LoadTab(lambda: service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:
@@ -135,6 +135,8 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         # A search that is typed while the list is on its way may be answered first: look again.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
+        lab_tab.select(lab.first, lab.name, lab.map, **QUIET)
+        load_tab.select(load.first, load.name, load.result, **QUIET)
         opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:

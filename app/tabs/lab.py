@@ -68,7 +68,7 @@ class Lab:
             with gr.Row(elem_classes="app-whatif", equal_height=True, visible=False) as self.decoded:
                 self._build_models()
             self.message = html(elem_id="lab-message")
-            self.map = html(lab_example(), elem_id="lab-map", js_on_load=CHARTS)
+            self.map = html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
             """Name of the page's last sweep."""
         self._connect()
@@ -121,6 +121,10 @@ class Lab:
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.map])
 
     # -- event handlers
+
+    def first(self, name: str) -> Any:
+        """Show the finished example, until a sweep has run: its charts import plotly."""
+        return gr.skip() if name else lab_example()
 
     def offer(self, method: str) -> list[Any]:
         """Offer the axes of a method."""

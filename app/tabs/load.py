@@ -69,7 +69,7 @@ class LoadTab:
             with gr.Row(elem_classes="app-whatif", equal_height=True):
                 self._build_limits()
             self.message = html(elem_id="load-message")
-            self.result = html(load_example(), elem_id="load-result", js_on_load=CHARTS)
+            self.result = html(elem_id="load-result", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
             """Name of the page's last series."""
         self._connect()
@@ -129,6 +129,10 @@ class LoadTab:
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
 
     # -- event handlers
+
+    def first(self, name: str) -> Any:
+        """Show the finished example, until a series has run."""
+        return gr.skip() if name else load_example()
 
     def offer(self, arriving: str) -> list[Any]:
         """Show the settings of the way in which requests arrive."""

@@ -24,12 +24,13 @@ def tabs():
 
 
 def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(tabs) -> None:
-    for shown in (tabs[0].map.value, tabs[1].result.value):
+    for shown in (tab.first("") for tab in tabs):
         assert 'data-state="example"' in shown
         assert ">example</span>" in shown
         assert "virtual · " in shown
         assert "app-figure" in shown
         assert "href=" not in shown, "the runs of an example are in no database"
+    assert [tab.first("a sweep") for tab in tabs] == [gr.skip()] * 2, "a result stays"
     assert [tab.stop.interactive for tab in tabs] == [False, False]
 
 
