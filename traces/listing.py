@@ -5,16 +5,19 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import String, func, or_, select, type_coerce
+from sqlalchemy import String, case, func, or_, select, type_coerce
+from sqlalchemy.exc import DatabaseError
 
 from engine.pairs.forms import model_name
 from engine.trace.events import OTHERS, Commit, Header, Occupancy, Round, Span
 from engine.trace.trace import Trace
 from traces import schema
 from traces.comparable import comparisons
+from traces.database import is_damage
 from traces.load import of_cores
 from traces.passes import grouped
 from traces.schema import RUN
@@ -33,6 +36,11 @@ _SIGNS: dict[str, Callable[[float, float], bool]] = {
 }
 TEXTS = ("id", "model", "race")
 NUMBERS = ("temperature", "tokens", "speedup")
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    DatabaseError,
+)
+"""What reading a damaged value raises."""
 BUSY = "load:busy"
 """The search for the runs whose times may be wrong."""
 
@@ -94,7 +102,7 @@ def matches(connection: Connection, search: Search) -> list[ColumnElement[bool]]
         parts.append(
             _has_model(connection, value) if found is None else found.icontains(value, autoescape=True)
         )
-    heat = func.json_extract(RUN.c.sampling, "$.temperature")
+    heat = _json(RUN.c.sampling, "$.temperature")
     for name, sign, number in search.numbers:
         if name == "temperature":
             parts.append(heat == number if sign in ("", "=") else heat.op(sign)(number))
@@ -137,6 +145,11 @@ def needs_facts(search: Search) -> bool:
     return search.busy or any(name != "temperature" for name, _, _ in search.numbers)
 
 
+def _json(column: Any, path: str) -> Any:
+    """Return a value in a JSON column; null for damaged JSON."""
+    return case((func.json_valid(column) == 1, func.json_extract(column, path)), else_=None)
+
+
 def facts(
     connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
 ) -> dict[int, Facts]:
@@ -147,6 +160,19 @@ def facts(
         keys: Of the runs.
         headers: Returns the header of a run; None for a damaged one.
     """
+    try:
+        return _facts(connection, keys, headers)
+    except _DAMAGE as error:
+        if isinstance(error, DatabaseError) and not is_damage(error):
+            raise
+        if len(keys) == 1:
+            return {keys[0]: Facts(0, None)}
+        return {key: found for one in keys for key, found in facts(connection, [one], headers).items()}
+
+
+def _facts(
+    connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
+) -> dict[int, Facts]:
     races = {k: name for k, name in _select(connection, RUN.c.id, keys, RUN.c.group) if name}
     members = dict[str, list[int]]()
     for key, name in connection.execute(
@@ -158,7 +184,8 @@ def facts(
     faster = dict[int, float]()
     for race in members.values():
         found = {key: header for key in race if (header := headers(key)) is not None}
-        faster |= _speedups(connection, found, known)
+        with suppress(*_DAMAGE):  # a damaged run leaves its race without speed-ups
+            faster |= _speedups(connection, found, known)
     loads = _loads(connection, keys)
     return {key: known[key]._replace(speedup=faster.get(key), load=loads.get(key, "")) for key in keys}
 
@@ -189,8 +216,9 @@ def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
     )
     found = dict[int, Facts]()
     for key in keys:
-        count, last = ended.get(key, (0, None))
-        found[key] = Facts(count, None if last is None else max(0, last - (begun.get(key) or 0)) / 1e9)
+        (count, last), first = ended.get(key, (0, None)), begun.get(key) or 0
+        whole = isinstance(last, int) and isinstance(first, int)  # SQLite does not check types
+        found[key] = Facts(count, max(0, last - first) / 1e9 if whole else None)
     return found
 
 
@@ -227,7 +255,7 @@ def _outline(connection: Connection, key: int, header: Header) -> Trace:
 
 def _loads(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
     """Return the warnings of the runs during which other programs used the machine."""
-    table, cores = schema.ROWS[Occupancy], func.json_extract(RUN.c.environment, "$.cores")
+    table, cores = schema.ROWS[Occupancy], _json(RUN.c.environment, "$.cores")
     rows = connection.execute(
         select(table.c.run, table.c.busy, cores)
         .join(RUN, RUN.c.id == table.c.run)

@@ -36,8 +36,8 @@ def other_load(trace: Trace) -> OtherLoad | None:
     return of_cores(share, trace.header.environment.get("cores"))
 
 
-def of_cores(share: float | None, cores: object) -> OtherLoad | None:
+def of_cores(share: object, cores: object) -> OtherLoad | None:
     """Return the load of a share of a machine's cores; None if one of them is unknown."""
-    if share is None or not isinstance(cores, int):
+    if not isinstance(share, int | float) or not isinstance(cores, int):
         return None
     return OtherLoad(share * cores, cores)
