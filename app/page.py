@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -15,7 +16,7 @@ from app.tabs.lab import Lab
 from app.tabs.load import LoadTab
 from app.tabs.papers import build_papers
 from app.tabs.playground import Playground
-from app.tabs.wiring import QUIET
+from app.tabs.wiring import QUIET, Update
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ TITLE = """
 </header>
 """
 MALFORMED = "this call has another form than the page's own; reload the page"
+TABS = {
+    "history": "history",
+    "lab": "lab-tab",
+    "load": "load-tab",
+    "papers": "papers-tab",
+    "about": "about",
+}
+"""Ids of the tabs by their name in an address; the Playground's address has none."""
 MAX_DEPTH = 16
 """Most levels of lists and objects in a handler's input. The page itself sends four."""
 MAX_UNREAD = 32
@@ -145,10 +154,10 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 playground = Playground(service, pair, ray)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
-            with gr.Tab("Lab", id="lab-tab"):
-                Lab(lambda: service, pair)
-            with gr.Tab("Load", id="load-tab"):
-                LoadTab(lambda: service)
+            with gr.Tab("Lab", id="lab-tab") as lab_tab:
+                lab = Lab(lambda: service, pair)
+            with gr.Tab("Load", id="load-tab") as load_tab:
+                load = LoadTab(lambda: service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:
@@ -157,17 +166,55 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         # A search that is typed while the list is on its way may be answered first: look again.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
+        lab_tab.select(lab.first, lab.name, lab.map, **QUIET)
+        load_tab.select(load.first, load.name, load.result, **QUIET)
         opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:
-            """Open the runs named in the address."""
+            """Open the runs or the tab of the address."""
+            query = request.query_params
             try:
-                runs = wanted_runs(request.query_params.get("run", ""))
+                runs = wanted_runs(query.get("run", ""))
             except UsageError:
                 runs = []
-            return {tabs: gr.update(selected="history"), **history.show(runs)} if runs else gr.skip()
+            if runs:
+                return {tabs: gr.update(selected="history"), **history.show(runs)}
+            tab = TABS.get(query.get("tab", ""))
+            return {tabs: gr.update(selected=tab)} if tab else gr.skip()
 
         linked = page.load(follow_link, None, opened, **QUIET)
         linked.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
+        router = gr.HTML(
+            "",
+            html_template="<span hidden></span>",
+            js_on_load="SpecScopeAddress.follow(trigger, 'moved');",
+            apply_default_css=False,
+            elem_id="router",
+        )
+
+        async def move(event: gr.EventData) -> AsyncIterator[Update]:
+            """Show what the page showed at an earlier address."""
+            tab = TABS.get(str(event.tab), "playground")
+            if runs := wanted_runs(str(event.run)):
+                yield {tabs: gr.update(selected="history"), **history.show(runs)}
+            elif tab == "history":
+                yield {tabs: gr.update(selected=tab), **history.list_again("", {})}
+            elif tab != "playground":
+                yield {tabs: gr.update(selected=tab)}
+            else:
+                yield {tabs: gr.update(selected=tab)}
+                async for update in playground.restore(event.chat, moved=True):
+                    yield update
+
+        places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
+        moved = router.moved(
+            playground.streams.pointed(move),
+            None,
+            places,
+            concurrency_limit=None,
+            trigger_mode="multiple",
+            **QUIET,
+        )
+        moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

@@ -55,6 +55,8 @@ FILES: dict[str, tuple[Callable[[], str], str]] = {
     "plotly.js": (plotly_script, "text/javascript"),
     "picker.js": (lambda: page_asset("picker.js"), "text/javascript"),
     "charts.js": (lambda: page_asset("charts.js"), "text/javascript"),
+    "address.js": (lambda: page_asset("address.js"), "text/javascript"),
+    "demo.js": (lambda: page_asset("demo.js"), "text/javascript"),
     "app.js": (lambda: page_asset("app.js"), "text/javascript"),
     "app.css": (lambda: page_asset("app.css"), "text/css"),
     "papers.css": (lambda: page_asset("papers/papers.css"), "text/css"),
@@ -100,6 +102,8 @@ def scripts() -> str:
     return (
         f'<script src="{address("picker.js")}" defer></script>'
         f'<script src="{address("charts.js")}" defer></script>'
+        f'<script src="{address("address.js")}" defer></script>'
+        f'<script src="{address("demo.js")}" defer></script>'
         f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}" defer></script>'
         f'<script src="{address("viewer.js")}" defer></script>'
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -212,6 +212,18 @@ class Lane:
         """Return the trace of the median pass; None before the first header."""
         found = [trace for run in self.runs if (trace := run.trace()) is not None]
         return median_first(found)[0] if found else None
+
+
+def lanes_of(runs: Iterable[LiveRun]) -> list[Lane]:
+    """Return the lanes of a race's runs, in the order of their first passes."""
+    lanes: list[list[LiveRun]] = []
+    for run in runs:
+        mine = next((lane for lane in lanes if lane[0].request == run.request), None)
+        if mine is None:
+            lanes.append([run])
+        else:
+            mine.append(run)
+    return [Lane(lane) for lane in lanes]
 
 
 def alternating(requests: Sequence[RunRequest], passes: int) -> list[tuple[int, RunRequest]]:

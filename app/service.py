@@ -163,6 +163,11 @@ class Service:
                 (r for r in self._runs.values() if r.run_id == ticket), None
             )
 
+    def race(self, group: str) -> list[LiveRun]:
+        """Return the runs of a comparison that are in memory, in the order they were started."""
+        with self._changed:
+            return [run for run in self._runs.values() if group and run.request.group == group]
+
     def trace(self, name: str) -> Trace | None:
         """Return the live or stored trace of a ticket or run id; None for an unknown one.
 

@@ -62,7 +62,7 @@ window.SpecScopeApp = (() => {
     let mounted = "";
     let busy = false;
     let again = false;
-    let ran = false; // a turn has run since the last finished view
+    let ran = false; // a turn runs
     let listening = false;
 
     const state = (name) => {
@@ -80,7 +80,8 @@ window.SpecScopeApp = (() => {
     const advise = (used, { method, config, drafter = "" }) => trigger(advised, { run: used.id, method, config, drafter });
 
     async function draw(wanted) {
-      ran ||= wanted.live;
+      if (wanted.live && !ran) arrive();
+      ran = wanted.live;
       if (!wanted.runs.length) {
         clear();
         state("empty");
@@ -93,17 +94,12 @@ window.SpecScopeApp = (() => {
       if (view) view.update(model);
       else {
         const source = { window: (query) => ask(`window?${query}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
-        view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: results ? "" : location.hash.slice(1) });
+        view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: wanted.live ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];
       state(wanted.live ? "live" : "ready");
       element.dataset.revision = String(wanted.revision);
       if (wanted.live && !listening) listen();
-      if (ran && !wanted.live) {
-        ran = false;
-        arrive();
-        view.race();
-      }
     }
 
     /** While the viewer is live, add what the runs have done since; ask for a document if a device is new. */
@@ -173,9 +169,11 @@ window.SpecScopeApp = (() => {
     setTimeout(done, 100);
   });
 
-  /** Bring the results into view. */
+  /** Bring the results into view when a turn begins, unless they are; later the reader may be anywhere. */
   function arrive() {
-    document.getElementById("results")?.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    const line = document.getElementById("turn");
+    const top = line?.getBoundingClientRect().top ?? 0;
+    if (top < 0 || top > innerHeight / 2) line?.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
   }
 
   // -- the settings in one line
@@ -188,76 +186,6 @@ window.SpecScopeApp = (() => {
     });
     watch("value", refresh);
     refresh();
-  }
-
-  // -- the finished race on the first page
-
-  const DEMO = "specscope-demo";
-
-  /** Play a finished race; it leaves for good when the user hides it, and for this visit after a run. */
-  function demo(element) {
-    const root = element.querySelector(".app-demo-root");
-    const hide = element.querySelector(".app-demo-hide");
-    let view = null;
-    const close = () => {
-      view?.destroy();
-      view = null;
-      root.replaceChildren();
-    };
-    async function open() {
-      const answer = await fetch("/specscope/demo");
-      const { prompt, looks, model } = await answer.json();
-      element.querySelector(".app-demo-prompt").textContent = prompt;
-      view = SpecScope.mount(root, model, { theme: "class", header: false });
-      root.querySelectorAll(".ss-pane").forEach((pane, i) => {
-        const line = document.createElement("p");
-        line.className = "app-look";
-        line.textContent = looks[i];
-        pane.querySelector(".ss-pane-head").after(line);
-      });
-      element.dataset.state = "ready";
-      view.race();
-    }
-    const show = (on) => {
-      element.dataset.state = on ? "loading" : "hidden";
-      element.classList.toggle("app-demo-closed", !on);
-      hide.textContent = on ? "Hide" : "Watch a finished race";
-      if (on) open().catch((error) => { element.dataset.state = "error"; root.textContent = `The race cannot be shown: ${error.message}`; });
-      else close();
-    };
-    element.querySelector(".app-demo-own").addEventListener("click", (event) => {
-      event.preventDefault();
-      const box = document.querySelector("#prompt textarea");
-      box.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "center" });
-      box.focus({ preventScroll: true });
-    });
-    hide.addEventListener("click", () => {
-      const on = !view;
-      if (on) localStorage.removeItem(DEMO);
-      else localStorage.setItem(DEMO, "hidden");
-      show(on);
-    });
-    new MutationObserver(() => {
-      if (view && document.body.classList.contains("app-ran")) show(false);
-    }).observe(document.body, { attributes: true, attributeFilter: ["class"] });
-    const later = localStorage.getItem(DEMO) || sessionStorage.getItem(CHAT) || new URL(location.href).searchParams.has("run");
-    show(!later);
-  }
-
-  // -- the conversation, kept over a reload
-
-  const CHAT = "specscope-chat";
-  function keep(chat) {
-    if (chat?.answers?.length) sessionStorage.setItem(CHAT, JSON.stringify(chat));
-    else sessionStorage.removeItem(CHAT);
-    return [];
-  }
-  function kept() {
-    try {
-      return [JSON.parse(sessionStorage.getItem(CHAT) ?? "null")];
-    } catch {
-      return [null];
-    }
   }
 
   // -- charts
@@ -301,6 +229,13 @@ window.SpecScopeApp = (() => {
     };
     watch("value", refresh);
     refresh();
+  }
+
+  /** The heading of open runs: their times, and their address. */
+  function heading(element, watch) {
+    times(element, watch);
+    new MutationObserver(SpecScopeAddress.compared).observe(element, { childList: true, subtree: true });
+    SpecScopeAddress.compared();
   }
 
   // -- the history's table
@@ -355,5 +290,5 @@ window.SpecScopeApp = (() => {
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, viewer, fold, demo, keep, kept, charts, times, history: history_ };
+  return { head, viewer, fold, charts, heading, history: history_ };
 })();

@@ -33,7 +33,11 @@ class OtherLoad(NamedTuple):
 def other_load(trace: Trace) -> OtherLoad | None:
     """Return the load by other programs; None for a run without this row, such as a virtual one."""
     share = next((row.busy for row in trace.occupancy if row.device == OTHERS), None)
-    cores = trace.header.environment.get("cores")
-    if share is None or not isinstance(cores, int):
+    return of_cores(share, trace.header.environment.get("cores"))
+
+
+def of_cores(share: object, cores: object) -> OtherLoad | None:
+    """Return the load of a share of a machine's cores; None if one of them is unknown."""
+    if not isinstance(share, int | float) or not isinstance(cores, int):
         return None
     return OtherLoad(share * cores, cores)

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sqlalchemy import LargeBinary, String, and_, cast, func, or_, select, type_coerce
+from sqlalchemy import LargeBinary, and_, cast, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.checking import check_types
-from engine.trace.events import Commit, Device, Footer, Header, Span, Status
+from engine.trace.events import Device, Footer, Header, Status
 from engine.trace.trace import Trace
-from traces import recorder, schema, windows
+from traces import listing, recorder, schema, windows
 from traces.checks import check
 from traces.database import is_damage
 from traces.schema import RUN
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
 _FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
-_TOKEN = schema.ROWS[Commit]
-_SPAN = schema.ROWS[Span]
 _RAW_ID = cast(RUN.c.run_id, LargeBinary)
 """A run's id as bytes, which can be read even if they are not UTF-8."""
 
@@ -45,6 +43,10 @@ class Summary(NamedTuple):
     text: str
     """Of the first sequence; empty while the run is in progress."""
     error: str
+    speedup: float | None = None
+    """Over the plain decoding of its race; None without one."""
+    load: str = ""
+    """The warning that other programs used the machine during the run; else empty."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -57,11 +59,28 @@ def page(
 ) -> tuple[list[Summary], int]:
     """Return a page of the matching runs, newest first, and the number of all matching runs."""
     live = set(recorded(connection))
-    where = _filter(query, method, status, live)
-    total = connection.scalar(select(func.count()).select_from(RUN).where(where)) or 0
-    newest = select(RUN.c.id).where(where).order_by(RUN.c.created.desc(), RUN.c.id.desc())
-    keys = connection.scalars(newest.offset(offset).limit(limit)).all()
-    return [_summary(connection, key, key in live) for key in keys], total
+    search = listing.parse(query)
+    where = _filter(connection, search, method, status, live)
+    keys = connection.scalars(
+        select(RUN.c.id).where(where).order_by(RUN.c.created.desc(), RUN.c.id.desc())
+    ).all()
+    if listing.needs_facts(search):
+        known = listing.facts(connection, keys, lambda key: _header_of(connection, key))
+        keys = [key for key in keys if listing.fits(search, known[key])]
+    shown_keys = keys[offset : offset + limit]
+    known = listing.facts(connection, shown_keys, lambda key: _header_of(connection, key))
+    return [_summary(connection, key, key in live, known[key]) for key in shown_keys], len(keys)
+
+
+def _header_of(connection: Connection, key: int) -> Header | None:
+    """Return the header of a run; None if it is damaged."""
+    try:
+        with undamaged(str(key)):
+            found = _header(connection.execute(select(*_HEADER).where(RUN.c.id == key)).one())
+            check_types([found])
+            return found
+    except StoreError:
+        return None
 
 
 def load(connection: Connection, run_id: str) -> Trace:
@@ -144,14 +163,10 @@ def find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> R
     return row
 
 
-def _filter(query: str, method: str, status: str, live: set[int]) -> ColumnElement[bool]:
-    parts: list[ColumnElement[bool]] = [RUN.c.id > 0]
-    if query:
-        # Prompts and texts are stored as JSON, so the query is compared as JSON writes it.
-        escaped = schema.dump(query)[1:-1]
-        plain = [c.icontains(query, autoescape=True) for c in (RUN.c.run_id, RUN.c.title, RUN.c.method)]
-        coded = (type_coerce(RUN.c.prompts, String), type_coerce(RUN.c.texts, String))
-        parts.append(or_(*plain, *(c.icontains(escaped, autoescape=True) for c in coded)))
+def _filter(
+    connection: Connection, search: listing.Search, method: str, status: str, live: set[int]
+) -> ColumnElement[bool]:
+    parts: list[ColumnElement[bool]] = [RUN.c.id > 0, *listing.matches(connection, search)]
     if method:
         parts.append(RUN.c.method == method)
     if status == "running":
@@ -175,20 +190,20 @@ def _footer(row: Row[Any]) -> Footer | None:
     return Footer(**{f.name: getattr(row, f"footer_{f.name}") for f in fields(Footer)})
 
 
-def _summary(connection: Connection, key: int, live: bool) -> Summary:
+def _summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
     run_id = _id_of(connection, key)
     try:
         with undamaged(run_id):
-            return _undamaged_summary(connection, key, live)
+            return _undamaged_summary(connection, key, live, known)
     except StoreError as error:
         header = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")
         return Summary(header, "damaged", 0, None, None, "", str(error))
 
 
-def _undamaged_summary(connection: Connection, key: int, live: bool) -> Summary:
+def _undamaged_summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
     columns = select(*_HEADER, *_FOOTER)
     row = connection.execute(columns.where(RUN.c.id == key)).one()
-    tokens, decode = _speed(connection, key)
+    tokens, decode = known.tokens, known.decode_seconds
     header, footer = _header(row), _footer(row)
     check_types([header])
     check_types(header.devices)
@@ -196,17 +211,17 @@ def _undamaged_summary(connection: Connection, key: int, live: bool) -> Summary:
         return Summary(header, "running" if live else "incomplete", tokens, None, decode, "", "")
     check_types([footer])
     text = footer.texts[0] if footer.texts else ""
-    return Summary(header, footer.status, tokens, footer.time / 1e9, decode, text, footer.error)
-
-
-def _speed(connection: Connection, key: int) -> tuple[int, float | None]:
-    """Return a run's number of tokens and its decode seconds, as `traces.metrics` defines them."""
-    tokens, last = connection.execute(
-        select(func.count(), func.max(_TOKEN.c.time)).where(_TOKEN.c.run == key)
-    ).one()
-    prefill = (_SPAN.c.kind == "prefill", _SPAN.c.step == 0)
-    begun = connection.scalar(select(func.max(_SPAN.c.end)).where(_SPAN.c.run == key, *prefill))
-    return tokens, None if last is None else max(0, last - (begun or 0)) / 1e9
+    return Summary(
+        header,
+        footer.status,
+        tokens,
+        footer.time / 1e9,
+        decode,
+        text,
+        footer.error,
+        known.speedup,
+        known.load,
+    )
 
 
 def _id_of(connection: Connection, key: int) -> str:

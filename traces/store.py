@@ -114,8 +114,9 @@ class Store:
         """Return a page of the stored runs, newest first, and the number of all matching runs.
 
         Args:
-            query: A text in the id, the title, the method, a prompt or the output; upper and lower
-                case are equal.
+            query: Words in the id, the title, the method, a model's name, the race, a prompt or the
+                output, in upper or lower case, and terms such as `tokens:>50`; see
+                `traces.listing.parse`. All of them must match.
             method: A method's key.
             status: running, done, cancelled, failed or incomplete.
             offset: Runs to skip.

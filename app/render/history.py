@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.render.html import badge, drafter, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
+from engine.pairs.forms import model_name
 from traces.imported import origin
 from traces.view.settings import config_text
 
@@ -17,16 +18,20 @@ if TYPE_CHECKING:
 
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
 HEAD = (
-    '<span class="ss-sr">Select</span>',
-    "When",
-    "Method",
-    "Prompt",
-    "Times",
-    "Tokens",
-    "Tokens/s",
-    "Status",
-    '<span class="ss-sr">Actions</span>',
+    ('<span class="ss-sr">Select</span>', "", ""),
+    ("Run", "", "When the run began, and its id."),
+    ("Method", "", "The method with its settings, and the models: target and drafter."),
+    ("Prompt", "", ""),
+    ("T", "app-n", "Sampling temperature; 0 takes the most probable token."),
+    ("Times", "", "Source of the times."),
+    ("Tokens", "app-n", "New tokens of all sequences."),
+    ("Tok/s", "app-n", "Tokens per second of decoding, without prefill."),
+    ("Speed-up", "app-n", "This pass over the plain decoding of its race, under the same conditions."),
+    ("Race", "", "Runs that were compared with each other."),
+    ("Status", "", ""),
+    ('<span class="ss-sr">Actions</span>', "", ""),
 )
+"""Heading, class and explanation of each column."""
 
 
 def runs_table(
@@ -40,7 +45,9 @@ def runs_table(
     """Return a page of runs; boxes and buttons hold the run id for `app.js`."""
     if not rows:
         return f'<div data-state="empty"><p class="ss-empty">{_nothing(query)}</p></div>'
-    head = "".join(f'<th scope="col">{name}</th>' for name in HEAD)
+    head = "".join(
+        f'<th scope="col" class="{kind}" title="{text(hint)}">{name}</th>' for name, kind, hint in HEAD
+    )
     body = "".join(_row(row, row.header.run_id in selected) for row in rows)
     return (
         f'<div data-state="ready" data-total="{total}"><div class="app-scroll">'
@@ -59,22 +66,41 @@ def _row(row: Summary, selected: bool) -> str:
     header = row.header
     run_id, prompt = text(header.run_id), header.prompts[0] if header.prompts else ""
     speed = f"{row.tokens_per_second:.1f}" if row.tokens_per_second else "–"
+    faster = f"{row.speedup:.2f}×" if row.speedup else "–"
+    heat = header.sampling.get("temperature")
     status = badge(row.status, KINDS.get(row.status, ""), row.error)
-    compare = (
-        f'<button type="button" class="ss-button" data-group="{run_id}" aria-label="Compare run {run_id} with its group" title="Open with the other runs of its comparison">'
-        "compare</button>"
-        if header.group
-        else ""
-    )
+    load = f" {badge('load', 'warn', row.load)}" if row.load else ""
     return (
         f'<tr data-run="{run_id}"><td><input type="checkbox" value="{run_id}" {"checked" if selected else ""} '
-        f'aria-label="Select run {run_id}"></td><td class="app-when">{moment(header.created)}</td>'
-        f"<td>{text(name_of(header))} {drafter(header)}{lossy(header)}</td>"
+        f'aria-label="Select run {run_id}"></td>'
+        f'<td class="app-when">{moment(header.created)}<small>{run_id}</small></td>'
+        f"<td>{text(name_of(header))} {drafter(header)}{lossy(header)}<small>{text(models_of(header))}</small></td>"
         f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
+        f'<td class="app-n">{text(f"{heat:g}" if isinstance(heat, int | float) else "–")}</td>'
         f'<td>{badge(header.clock)}</td><td class="app-n">{_tokens(row)}</td><td class="app-n">{speed}</td>'
-        f'<td>{status}</td><td class="app-acts">'
-        f'<button type="button" class="ss-button" data-open="{run_id}" aria-label="Open run {run_id}">open</button>{compare}</td></tr>'
+        f'<td class="app-n">{faster}</td><td>{_race(header)}</td><td>{status}{load}</td><td class="app-acts">'
+        f'<button type="button" class="ss-button" data-open="{run_id}" aria-label="Open run {run_id}">open</button></td></tr>'
     )
+
+
+def _race(header: Header) -> str:
+    """Return a button that opens the runs of a race; a dash without one."""
+    if not header.group:
+        return "–"
+    return (
+        f'<button type="button" class="ss-button" data-group="{text(header.run_id)}" '
+        f'aria-label="Compare run {text(header.run_id)} with its race" title="Open with the other runs of race {text(header.group)}">'
+        f"{text(header.group[:8])}</button>"
+    )
+
+
+def models_of(header: Header) -> str:
+    """Return the names of target and drafter; one name for both if they are of one pair."""
+    names = [model_name(path) for path in (header.target_path, header.drafter_path) if path]
+    pairs = [name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in ("target", "drafter")]
+    if len(pairs) == len(names) and len(set(pairs)) == 1:
+        return pairs[0]
+    return " + ".join(names)
 
 
 def _tokens(row: Summary) -> str:

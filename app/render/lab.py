@@ -50,7 +50,9 @@ STYLES = (
 PAPER = ("#767676", "#8f8f8f", "solid")
 
 
-def result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = False) -> str:
+def result(
+    plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = False, links: bool = True
+) -> str:
     """Return caption, heat map and list of points, and the chart.
 
     Args:
@@ -58,9 +60,10 @@ def result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn
         cells: The cells that are done.
         points: The papers' points that belong to the sweep.
         drawn: Whether the sweep has ended, so that its chart is drawn.
+        links: Whether a cell opens its trace.
     """
     chart = spread_chart(plan, cells, points) if drawn else ""
-    return caption(plan, cells) + heat_map(plan, cells, points) + chart
+    return caption(plan, cells) + heat_map(plan, cells, points, links=links) + chart
 
 
 def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
@@ -228,12 +231,14 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
     weight = min(1.0, abs(mean - 1) / abs(edge - 1))
     kind = "faster" if mean >= 1 else "slower"
     mark = " app-best" if any(cell is one for one in framed) else ""
-    hint = f"{mean:.2f} times as fast as plain decoding, {cell.low:.2f} to {cell.high:.2f}; {cell.clock}"
+    range_ = f"{mean:.2f} times as fast as plain decoding, {cell.low:.2f} to {cell.high:.2f}"
+    hint = "; ".join(filter(None, (range_, cell.clock)))
+    unlinked = "; run ".join(filter(None, (hint, " ".join(cell.runs))))
     number = f"{mean:.2f}×<small>{cell.spread}</small>"
     opened = f"{hint}; open the trace of the first sample"
     body = (
         f'<a href="{run_address(cell.runs)}" title="{text(opened)}">{number}</a>'
         if links
-        else f'<span title="{text(hint)}; run {text(" ".join(cell.runs))}">{number}</span>'
+        else f'<span title="{text(unlinked)}">{number}</span>'
     )
     return f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">{body}{marks}</td>'

@@ -39,18 +39,19 @@ def _state(plan: LoadPlan, run: LiveRun) -> str:
     return f"{begun} of {len(plan.arrivals)} requests have their first token"
 
 
-def shown(result: Mapping[str, Any]) -> str:
+def shown(result: Mapping[str, Any], *, links: bool = True) -> str:
     """Return verdicts, charts and table of the runs that are done.
 
     Args:
         result: See `app.loaded.result_of`.
+        links: Whether a row of the table opens its run.
     """
     facts = f"{result['requests']} requests · good: first token within {result['limits']['ttft_ms']:g} ms, further tokens {result['limits']['itl_ms']:g} ms in the mean"
     lines = "".join(f"<li>{text(_titled(line))}</li>" for line in verdicts(result))
     warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
     return (
         f'<p class="app-note">{badge(result["clock"])} {text(facts)}</p>{warning}'
-        f"{lines and f'<ul class=app-verdicts>{lines}</ul>'}{_charts(result)}{_table(result)}"
+        f"{lines and f'<ul class=app-verdicts>{lines}</ul>'}{_charts(result)}{_table(result, links=links)}"
     )
 
 
@@ -88,13 +89,22 @@ def _charts(result: Mapping[str, Any]) -> str:
     return f'<div class="app-load-charts">{"".join(found)}</div>'
 
 
-def _table(result: Mapping[str, Any]) -> str:
+def _table(result: Mapping[str, Any], *, links: bool) -> str:
     """Return a row per method and batch size; its first cell opens the run."""
+
+    def name(key: str, run: str) -> str:
+        title = text(METHODS[key].title)
+        return (
+            f'<a href="{run_address([run])}" title="open this run\'s timeline">{title}</a>'
+            if links
+            else title
+        )
+
     rows = [
         [
-            f'<a href="{run_address([row["run"]])}" title="open this run\'s timeline">{text(METHODS[key].title)}</a>',
+            name(key, row["run"]),
             str(batch),
-            *(text("–" if row[name] is None else format(row[name], form)) for _, name, form in COLUMNS),
+            *(text("–" if row[column] is None else format(row[column], form)) for _, column, form in COLUMNS),
         ]
         for key, method in result["methods"].items()
         for batch, row in method["batches"].items()

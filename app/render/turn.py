@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from app.render.html import text
 from app.routes import report_address, run_address
+from engine.methods import METHODS
 
 if TYPE_CHECKING:
     from app.runs import Lane, LiveRun
@@ -41,7 +42,15 @@ def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "", earlier
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
     return (
         f'<div class="app-turn" data-state="{state}" role="status"><span class="app-lamp"></span>'
-        f"<span>{text(_sentence(state, runs))}</span>{_warning(warning)}{_links(state, lanes, earlier)}</div>"
+        f"<span>{text(_sentence(state, runs) + _not_begun(state, lanes))}</span>{_warning(warning)}{_links(state, lanes, earlier)}</div>"
+    )
+
+
+def _not_begun(state: str, lanes: Sequence[Lane]) -> str:
+    """Return the names of the methods that a stop kept from beginning; empty without one."""
+    waited = [METHODS[lane.request.method].title for lane in lanes if not lane.name]
+    return (
+        f" Not begun: {', '.join(waited)}." if state == "cancelled" and 0 < len(waited) < len(lanes) else ""
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""
-MOST_C = 40
+MOST_C = 1000
+"""Largest c of the chart; the slider ends at the run's own c, or at `USUAL_C`."""
+USUAL_C = 40
 CHARTS = "SpecScopeApp.charts(element, watch);"
 
 
@@ -97,7 +100,14 @@ class Analysis:
         with gr.Row(elem_classes="app-sliders"):
             self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance")
             self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma")
-            self.c = gr.Slider(1, MOST_C, 4, step=0.1, label="c (target / drafter)")
+            self.c = gr.Slider(
+                1,
+                USUAL_C,
+                4,
+                step=0.01,
+                label="drafter speed, c",
+                info="Median verification / median draft forward, as in Figures; without drafts, the cluster's.",
+            )
         self.chart = _html(elem_id="whatif-chart", js_on_load=CHARTS)
 
     def _connect(self) -> None:
@@ -139,7 +149,7 @@ class Analysis:
         values = (
             0.8 if rate is None else round(rate, 2),
             min(LONGEST, max(1, gamma if isinstance(gamma, int) else 4)),
-            min(MOST_C, max(1.0, round(metrics.c or latency.c, 1))),
+            min(MOST_C, max(1.0, round(metrics.c or latency.c, 2))),
         )
         return {
             self.run: header.run_id,
@@ -154,7 +164,9 @@ class Analysis:
             self.viewer: viewed(()),
             self.keep: gr.update(visible=False),
             self.kept: "",
-            **dict(zip(self.sliders, values, strict=True)),
+            self.rate: values[0],
+            self.gamma: values[1],
+            self.c: gr.update(value=values[2], maximum=max(USUAL_C, math.ceil(values[2]))),
             self.chart: chart(*values),
         }
 

@@ -31,6 +31,8 @@ class Chat:
     """(method with its settings, text) per pane; empty until all runs have ended."""
     shown: tuple[str, ...] = ()
     """Names of the current turn's runs in the viewer; empty until all runs have ended."""
+    race: str = ""
+    """Id of the current turn's comparison, which is its address; empty before the first."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Chat:
@@ -40,7 +42,7 @@ class Chat:
             past = tuple(_past(*turn) for turn in rows.get("past", ()))
             answers = tuple((str(who), str(text)) for who, text in rows.get("answers", ()))
             runs, shown = (tuple(map(str, rows.get(name, ()))) for name in ("runs", "shown"))
-            return cls(past, str(rows.get("prompt", "")), runs, answers, shown)
+            return cls(past, str(rows.get("prompt", "")), runs, answers, shown, str(rows.get("race", "")))
         except (TypeError, ValueError):
             return cls()
 
@@ -74,9 +76,9 @@ class Chat:
         """The names of the runs of every turn that has any, the current one last."""
         return tuple(filter(None, (*(turn.shown for turn in self.past), self.shown)))
 
-    def started(self, runs: tuple[str, ...]) -> Chat:
-        """Return a copy with the tickets of the current turn's runs."""
-        return replace(self, runs=runs, answers=(), shown=())
+    def started(self, runs: tuple[str, ...], race: str = "") -> Chat:
+        """Return a copy with the tickets and the race of the current turn's runs."""
+        return replace(self, runs=runs, answers=(), shown=(), race=race)
 
     def answered(self, answers: tuple[tuple[str, str], ...], shown: tuple[str, ...] = ()) -> Chat:
         """Return a copy with the current turn's answers and the names of its runs."""

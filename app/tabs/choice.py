@@ -38,7 +38,20 @@ def read_choices(value: str | None) -> list[Choice]:
     choices = [_choice(row) for row in _rows(value)]
     if not 1 <= len(choices) <= MOST_METHODS:
         raise UsageError(f"{len(choices)} methods are chosen; choose 1 to {MOST_METHODS}")
+    for i, choice in enumerate(choices):
+        if any(_same(choice, other) for other in choices[:i]):
+            raise UsageError(
+                f"{choice.title} is chosen twice with the same settings; change one, or take it out"
+            )
     return choices
+
+
+def _same(one: Choice, other: Choice) -> bool:
+    """Return whether two choices run the same method with the same settings and prompts."""
+    method = METHODS[one.method]
+    return (one.method, one.prompts) == (other.method, other.prompts) and method.configure(
+        one.config
+    ) == method.configure(other.config)
 
 
 def _rows(value: str | None) -> list[Any]:

@@ -31,7 +31,7 @@ class Composer:
                 show_label=False,
                 lines=2,
                 max_lines=12,
-                placeholder="Type a prompt or pick an example below. All methods get the same prompt. Ctrl+Enter runs it.",
+                placeholder="Type a prompt for all methods, or pick an example. Ctrl+Enter runs it.",
                 elem_id="prompt",
                 autofocus=True,
             )

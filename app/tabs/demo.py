@@ -6,18 +6,19 @@ import gradio as gr
 
 TEMPLATE = (
     '<section class="app-demo app-card" aria-label="A finished race"><header><h2>A finished race: '
-    '<span class="app-demo-prompt"></span></h2><a href="#prompt" class="app-demo-own">Your own prompt ↓</a><button type="button" class="app-link app-demo-hide">Hide</button></header>'
+    '<span class="app-demo-prompt"></span></h2><button type="button" class="app-link app-demo-more">The whole '
+    'timeline</button><button type="button" class="app-link app-demo-hide">Hide</button></header>'
     '<div class="app-demo-root"></div></section>'
 )
 """Constant, so that Gradio never renders it again."""
 
 
 def build_demo() -> None:
-    """Lay out the race; `app.js` fetches its document (see `app.demo`)."""
+    """Lay out the race; `demo.js` fetches its document (see `app.demo`)."""
     gr.HTML(
         value="",
         html_template=TEMPLATE,
-        js_on_load="SpecScopeApp.demo(element);",
+        js_on_load="SpecScopeDemo.mount(element, SpecScopeAddress.later());",
         apply_default_css=False,
         elem_id="demo",
     )

@@ -63,7 +63,7 @@ class Form:
 
 
 def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
-    """Build the settings below the prompt: methods, sampling, models and devices.
+    """Build the settings below the prompt: models, sampling and devices, then the methods.
 
     Args:
         form: Takes the controls.
@@ -73,11 +73,8 @@ def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
     Returns:
         The card of the models, for more about them.
     """
+    picker = form.add("methods", build_picker(pair))
     with gr.Column(elem_id="settings", elem_classes="app-plain"):
-        with gr.Column(elem_classes="app-card"):
-            gr.HTML("<h2>Methods</h2>")
-            form.add("methods", build_picker(pair))
-            form.alert("methods")
         with gr.Row(equal_height=False):
             with gr.Column(elem_classes="app-card", min_width=280) as models:
                 _build_models(form, pair)
@@ -85,6 +82,10 @@ def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
                 _build_sampling(form)
             with gr.Column(elem_classes="app-card", min_width=280):
                 _build_place(form, ray)
+        with gr.Column(elem_classes="app-card"):
+            gr.HTML("<h2>Methods</h2>")
+            picker.render()
+            form.alert("methods")
     return models
 
 

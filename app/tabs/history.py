@@ -42,7 +42,7 @@ class History:
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
             self.back = gr.Button("All runs", size="sm", min_width=0, elem_id="history-back")
             self.heading = gr.HTML(
-                elem_id="history-heading", js_on_load="SpecScopeApp.times(element, watch);"
+                elem_id="history-heading", js_on_load="SpecScopeApp.heading(element, watch);"
             )
             self.viewer = build_viewer("history-viewer")
             self.analysis = Analysis(lambda: self.service)
@@ -53,6 +53,8 @@ class History:
         opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
         self.opened = [*opened, *self.analysis.shown]
         """Components that `show` updates."""
+        self.left = [*self.listed, self.listing, self.detail, self.viewer, self.heading]
+        """Components that `list_again` updates."""
         self._connect()
 
     def _build_list(self) -> None:
@@ -61,7 +63,7 @@ class History:
                 "",
                 show_label=False,
                 label="Search",
-                placeholder="Search prompts, answers, methods, ids",
+                placeholder="Search words, ids, models, races; tokens:>50, temperature:0, speedup:>1.5, load:busy",
                 elem_id="history-search",
                 container=False,
             )
@@ -104,7 +106,7 @@ class History:
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
         self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
-        self.back.click(self.list_again, view, [*listed, self.listing, self.detail, self.viewer], **QUIET)
+        self.back.click(self.list_again, view, self.left, **QUIET)
 
     # -- the list
 
@@ -159,6 +161,7 @@ class History:
             self.listing: gr.update(visible=True),
             self.detail: gr.update(visible=False),
             self.viewer: viewed(()),
+            self.heading: "",
         }
 
     # -- open

@@ -11,6 +11,7 @@ import gradio as gr
 
 from app import pairs
 from app.busy import busy_since, read_load
+from app.examples import lab_example, lab_settings
 from app.render.html import alert, note
 from app.render.lab import progress, result
 from app.tabs.analysis import CHARTS
@@ -55,7 +56,7 @@ class Lab:
     """
 
     def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
-        self.service, self._opening = service, pair
+        self.service, self._opening, self._first = service, pair, lab_settings()
         self.stops = Stops()
         html = partial(gr.HTML, apply_default_css=False)
         with gr.Column(elem_id="lab", elem_classes="app-card"):
@@ -73,30 +74,36 @@ class Lab:
         self._connect()
 
     def _build_axes(self) -> None:
-        key = next(k for k in sweepable() if can_be_scripted(METHODS[k]))
+        first = self._first
         titles = [(METHODS[k].title, k) for k in sweepable()]
-        self.method = gr.Dropdown(titles, value=key, label="Method")
-        self.field = gr.Dropdown(label="Sweep over", **_fields(key))
-        self.values = gr.Textbox(_usual(numeric(METHODS[key])[0]), label="Values", max_lines=1)
-        self.rows = gr.Dropdown(label="Against", **_rows(key))
-        self.row_values = gr.Textbox(RATES, label="Rates, drafters or values", max_lines=1)
+        fields, rows = _fields(first.method)["choices"], _rows(first.method)["choices"]
+        self.method = gr.Dropdown(titles, value=first.method, label="Method")
+        self.field = gr.Dropdown(fields, value=first.field, label="Sweep over")
+        self.values = gr.Textbox(first.values, label="Values", max_lines=1)
+        self.rows = gr.Dropdown(rows, value=first.rows, label="Against")
+        self.row_values = gr.Textbox(first.row_values, label="Rates, drafters or values", max_lines=1)
 
     def _build_place(self) -> None:
+        first = self._first
         clusters = [(Profile.load(name).title, name) for name in profiles()]
         places = [*clusters, ("This machine, measured", HERE)]
-        self.profile = gr.Dropdown(places, value=profiles()[0], label="Cluster")
-        self.pair = gr.Dropdown(label="Modelled pair", **pairs_of(profiles()[0]))
-        self.tokens = gr.Number(64, precision=0, label="Tokens")
-        self.seeds = gr.Number(2, precision=0, label="Seeds")
+        modelled = pairs_of(first.profile)["choices"]
+        self.profile = gr.Dropdown(places, value=first.profile, label="Cluster")
+        self.pair = gr.Dropdown(modelled, value=first.pair, label="Modelled pair")
+        self.tokens = gr.Number(first.tokens, precision=0, label="Tokens")
+        self.seeds = gr.Number(first.seeds, precision=0, label="Seeds")
         self.start = gr.Button("Sweep", variant="primary", size="sm", min_width=0, elem_id="lab-start")
-        self.stop = gr.Button("Stop", size="sm", min_width=0, elem_id="lab-stop")
+        self.stop = gr.Button("Stop", size="sm", min_width=0, interactive=False, elem_id="lab-stop")
 
     def _build_models(self) -> None:
         names = [(pairs.label(name), name) for name in pairs.NAMES]
         self.models = gr.Dropdown(names, value=self._opening or pairs.opening(), label="Models")
-        self.prompts = gr.Textbox("Tell me a story.", label="Prompts, one per line", lines=2, max_lines=8)
+        self.prompts = gr.Textbox(self._first.prompts, label="Prompts, one per line", lines=2, max_lines=8)
         self.passes = gr.Radio(
-            list(range(1, MOST_PASSES + 1)), value=2, label="Passes of measured runs", elem_id="lab-passes"
+            list(range(1, MOST_PASSES + 1)),
+            value=self._first.passes,
+            label="Passes of measured runs",
+            elem_id="lab-passes",
         )
 
     def _connect(self) -> None:
@@ -111,10 +118,13 @@ class Lab:
         against = [self.row_values, self.decoded, self.seeds]
         self.rows.change(self.offer_rows, [self.method, self.rows], against, **QUIET)
         self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
-        self.start.click(self.run, given, [self.name, self.message, self.map], **QUIET)
-        self.stop.click(self.stops.end, self.name, None, concurrency_limit=None, **QUIET)
+        self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.map])
 
     # -- event handlers
+
+    def first(self, name: str) -> Any:
+        """Show the finished example, until a sweep has run: its charts import plotly."""
+        return gr.skip() if name else lab_example()
 
     def offer(self, method: str) -> list[Any]:
         """Offer the axes of a method."""

@@ -11,6 +11,7 @@ import gradio as gr
 
 from app import pairs
 from app.busy import busy_since, read_load
+from app.examples import load_example, load_settings
 from app.loaded import result_of
 from app.render.html import alert, note
 from app.render.load import progress, shown
@@ -37,8 +38,6 @@ _ABOUT = (
     "slot, its prompt joins the forwards of the others in chunks, and every text equals the text of its prompt alone. "
     "Plain decoding runs beside every method. Each run is stored, and opens from the table."
 )
-PROFILE = "A100-40G"
-"""The cluster that is chosen at first: one GPU."""
 
 
 class State(NamedTuple):
@@ -57,7 +56,7 @@ class LoadTab:
     """
 
     def __init__(self, service: Callable[[], Service]) -> None:
-        self.service = service
+        self.service, self._first = service, load_settings()
         self.stops = Stops()
         html = partial(gr.HTML, apply_default_css=False)
         with gr.Column(elem_id="load", elem_classes="app-card"):
@@ -77,42 +76,47 @@ class LoadTab:
 
     def _build_methods(self) -> None:
         titles = [(METHODS[key].title, key) for key in servable() if key != BASELINE]
-        usual = ["speculative", "tree", "medusa"]
         self.methods = gr.Dropdown(
             titles,
-            value=usual,
+            value=self._first.methods,
             label="Methods beside plain decoding",
             multiselect=True,
             elem_id="load-methods",
         )
 
     def _build_place(self) -> None:
+        first = self._first
         clusters = [(Profile.load(name).title, name) for name in profiles()]
         places = [*clusters, ("This machine, measured", HERE)]
-        self.profile = gr.Dropdown(places, value=PROFILE, label="Cluster")
-        self.pair = gr.Dropdown(label="Modelled pair", **pairs_of(PROFILE))
+        self.profile = gr.Dropdown(places, value=first.profile, label="Cluster")
+        self.pair = gr.Dropdown(label="Modelled pair", **pairs_of(first.profile))
         names = [(pairs.label(name), name) for name in pairs.NAMES]
-        self.models = gr.Dropdown(names, value=pairs.TOY, label="Models that decode")
+        self.models = gr.Dropdown(names, value=first.models, label="Models that decode")
 
     def _build_requests(self) -> None:
+        first = self._first
         ways = [("All at once", AT_ONCE), ("At a rate", RATE), ("At these times", TIMES)]
-        self.arriving = gr.Dropdown(ways, value=AT_ONCE, label="Requests arrive")
-        self.rate = gr.Number(4, label="Requests per second", visible=False)
+        self.arriving = gr.Dropdown(ways, value=first.arriving, label="Requests arrive")
+        self.rate = gr.Number(first.rate, label="Requests per second", visible=False)
         self.times = gr.Textbox(
-            "0\n0.5\n0.5\n2", label="Seconds, one per line", lines=3, max_lines=8, visible=False
+            first.times, label="Seconds, one per line", lines=3, max_lines=8, visible=False
         )
-        self.requests = gr.Number(16, precision=0, label="Requests")
-        self.tokens = gr.Number(32, precision=0, label="New tokens of each")
+        self.requests = gr.Number(first.requests, precision=0, label="Requests")
+        self.tokens = gr.Number(first.tokens, precision=0, label="New tokens of each")
         self.prompts = gr.Textbox(
-            "", label="Prompts, one per line", placeholder="Empty: the bench's prompts.", lines=1, max_lines=6
+            first.prompts,
+            label="Prompts, one per line",
+            placeholder="Empty: the bench's prompts.",
+            lines=1,
+            max_lines=6,
         )
 
     def _build_limits(self) -> None:
-        self.sizes = gr.Textbox("1, 4, 16", label="Batch sizes", max_lines=1)
-        self.ttft = gr.Number(1000, label="Good: first token within ms")
-        self.itl = gr.Number(100, label="and ms per further token")
+        self.sizes = gr.Textbox(self._first.sizes, label="Batch sizes", max_lines=1)
+        self.ttft = gr.Number(self._first.ttft_ms, label="Good: first token within ms")
+        self.itl = gr.Number(self._first.itl_ms, label="and ms per further token")
         self.start = gr.Button("Serve", variant="primary", size="sm", min_width=0, elem_id="load-start")
-        self.stop = gr.Button("Stop", size="sm", min_width=0, elem_id="load-stop")
+        self.stop = gr.Button("Stop", size="sm", min_width=0, interactive=False, elem_id="load-stop")
 
     def _connect(self) -> None:
         given = [
@@ -122,10 +126,13 @@ class LoadTab:
         ways = [self.rate, self.times, self.requests]
         self.arriving.change(self.offer, self.arriving, ways, **QUIET)
         self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
-        self.start.click(self.run, given, [self.name, self.message, self.result], **QUIET)
-        self.stop.click(self.stops.end, self.name, None, concurrency_limit=None, **QUIET)
+        self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
 
     # -- event handlers
+
+    def first(self, name: str) -> Any:
+        """Show the finished example, until a series has run."""
+        return gr.skip() if name else load_example()
 
     def offer(self, arriving: str) -> list[Any]:
         """Show the settings of the way in which requests arrive."""

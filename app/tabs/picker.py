@@ -31,7 +31,7 @@ ONE_LINE = 900
 
 
 def build_picker(pair: str) -> gr.HTML:
-    """Return the picker with the usual methods of a pair."""
+    """Return the picker with the usual methods of a pair, which is not on the page yet."""
     return gr.HTML(
         value=value_of(pair, [(key, {}) for key in pairs.usual(pair)]),
         label="Methods",
@@ -39,6 +39,7 @@ def build_picker(pair: str) -> gr.HTML:
         js_on_load=f"SpecScopePicker.mount(element, props, watch, {json.dumps(contents())});",
         apply_default_css=False,
         elem_id="methods",
+        render=False,
     )
 
 

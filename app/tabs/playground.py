@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -25,6 +27,7 @@ from app.tabs.form import Form, build_settings, offer_script
 from app.tabs.library import Library
 from app.tabs.picker import value_of
 from app.tabs.plan import FormError, make_requests, passes_of
+from app.tabs.races import Streams, running, stored
 from app.tabs.streaming import Frame, frames
 from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
@@ -50,9 +53,18 @@ class Playground:
     def __init__(self, service: Service, pair: str | None = TOY, ray: Ray | None = None) -> None:
         self.service, self.pair, self.ray = service, pair, ray
         self.form = Form()
+        self.streams = Streams()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
-        build_demo()
+        self.kept = gr.HTML(
+            "",
+            html_template="<span hidden></span>",
+            js_on_load="SpecScopeAddress.keep(props, watch);",
+            apply_default_css=False,
+            elem_id="kept",
+        )
+        """The conversation as JSON: the page keeps it over a reload, and has the race's address."""
         self.composer = Composer(self.form, chosen=pair is not None)
+        build_demo()
         self.folded = gr.HTML(
             elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
         )
@@ -76,7 +88,15 @@ class Playground:
             *self.form.inputs,
         ]
         changed = [
-            *(self.chat, self.composer.prompt, self.composer.follow, self.turn, self.talk, self.viewer),
+            *(
+                self.chat,
+                self.kept,
+                self.composer.prompt,
+                self.composer.follow,
+                self.turn,
+                self.talk,
+                self.viewer,
+            ),
             *self.composer.buttons,
             *(self.form.controls[name] for name in ("seed", "methods", "drafting")),
             self.folded,
@@ -84,14 +104,11 @@ class Playground:
             *self.form.alerts.values(),
         ]
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
-        ends = [
-            self.composer.go.click(self.ask, given, changed, **runs),
-            self.composer.again.click(self.regenerate, given, changed, **runs),
-            self.viewer.advised(self.follow_advice, given, changed, **runs),
-            self.composer.clear.click(self.forget, self.chat, changed, **QUIET),
-        ]
-        for end in ends:  # the page keeps the conversation, for a reload
-            end.then(None, self.chat, None, js="(chat) => SpecScopeApp.keep(chat)", **QUIET)
+        streams = self.streams
+        self.composer.go.click(streams.handler(self.ask), given, changed, **runs)
+        self.composer.again.click(streams.handler(self.regenerate), given, changed, **runs)
+        self.viewer.advised(streams.pointed(self.follow_advice), given, changed, **runs)
+        self.composer.clear.click(streams.handler(self.forget), self.chat, changed, **QUIET)
         self.changed = changed
         self.composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
 
@@ -100,7 +117,14 @@ class Playground:
         form, models = self.form, self.form.controls["models"]
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
         page.load(self.reopen, None, [models, self.composer.notice], **QUIET)
-        page.load(self.restore, self.chat, self.changed, js="() => SpecScopeApp.kept()", **QUIET)
+        page.load(
+            self.streams.handler(self.restore),
+            self.chat,
+            self.changed,
+            js="() => SpecScopeAddress.kept()",
+            concurrency_limit=None,
+            **QUIET,
+        )
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
 
@@ -116,12 +140,31 @@ class Playground:
         models, pair = self.form.controls["models"], opening()
         return {self.composer.notice: absent_note()} | ({} if pair == models.value else {models: pair})
 
-    def restore(self, talk: Any) -> Any:
-        """Show the conversation that the page kept over a reload."""
+    async def restore(self, talk: Any, *, moved: bool = False) -> AsyncIterator[Update]:
+        """Show the race of the address, and follow it to its end if it still runs.
+
+        Args:
+            talk: The conversation that the page has kept.
+            moved: Whether the page may show another race now.
+        """
+        chat, lanes = running(self.service, Chat.of(talk))
+        if lanes:
+            yield {**self._begin(chat, lanes), self.folded: kept_line()}
+            async for update in self._follow(chat, lanes):
+                yield update
+            return
         chat = Chat.of(talk)
-        if not chat.answers:
-            return gr.skip()
+        with suppress(SpecScopeError):  # then the page is as without the race
+            chat = chat if chat.answers else stored(self.service, chat)
+        if chat.shown or chat.answers:
+            yield self._ended(chat)
+        else:
+            yield self.blank() if moved else {self.kept: gr.skip()}
+
+    def _ended(self, chat: Chat) -> Update:
+        """Show a race that has ended."""
         return {
+            **self.blank(),
             self.chat: chat.to_json(),
             self.talk: conversation(chat),
             self.turn: finished_line(chat.turns) if chat.shown else turn_line("idle"),
@@ -191,8 +234,14 @@ class Playground:
         except SpecScopeError as error:
             yield self._complaint(FormError("prompt", error))
             return
-        chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs))
-        yield {**self._begin(chat, lanes), self.folded: folded_line(values, lanes)}
+        chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs), group)
+        begun = {self.composer.prompt: "", self.folded: folded_line(values, lanes)}
+        yield {**self._begin(chat, lanes), **begun}
+        async for update in self._follow(chat, lanes):
+            yield update
+
+    async def _follow(self, chat: Chat, lanes: Sequence[Lane]) -> AsyncIterator[Update]:
+        """Yield the updates of a turn to its end."""
         revision, before = 0, read_load()
         async for frame in frames(lanes):
             revision += frame.draw
@@ -212,15 +261,20 @@ class Playground:
             if run is not None:
                 run.cancel()
 
-    def forget(self, talk: Any) -> Update:
+    async def forget(self, talk: Any) -> AsyncIterator[Update]:
         """Start a new conversation."""
         self.stop_runs(talk)
+        yield {**self.blank(), self.kept: json.dumps(Chat().to_json())}
+
+    def blank(self) -> Update:
+        """Show no conversation."""
         return {
             self.chat: Chat().to_json(),
             self.turn: turn_line("idle"),
             self.folded: "",
             self.talk: "",
             self.viewer: viewed(()),
+            **self.composer.shown(running=False),
             self.composer.follow: gr.update(choices=[], value=None, visible=False),
             self.composer.clear: gr.update(visible=False),
             self.composer.again: gr.update(visible=False),
@@ -232,8 +286,7 @@ class Playground:
 
     def _begin(self, chat: Chat, lanes: Sequence[Lane]) -> Update:
         return {
-            self.chat: chat.to_json(),
-            self.composer.prompt: "",
+            **self._keep(chat),
             self.talk: conversation(chat),
             self.turn: turn_line("queued", lanes),
             self.viewer: viewed((), live=True),
@@ -266,12 +319,15 @@ class Playground:
         blame = _blame([run for lane in lanes for run in lane.runs])
         message = {self.composer.prompt: chat.prompt} if blame and not answered else {}
         return {
-            self.chat: chat.to_json(),
+            **self._keep(chat),
             self.composer.follow: follow,
             **message,  # a refused message returns to the box, to be corrected
             **self.composer.shown(running=False),
             **self._alerts(blame),
         }
+
+    def _keep(self, chat: Chat) -> Update:
+        return {self.chat: chat.to_json(), self.kept: json.dumps(chat.to_json())}
 
     def _complaint(self, error: FormError) -> Update:
         return self._alerts(error)
@@ -295,7 +351,8 @@ def _follow(chat: Chat) -> dict[str, Any]:
 def _warning(lanes: Sequence[Lane], before: Reading) -> str:
     """Return the warning of a busy machine for a comparison that it measured; else empty."""
     elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
-    return "" if elsewhere else busy_since(before)
+    decoded = any((trace := lane.trace()) is not None and trace.commits for lane in lanes)
+    return busy_since(before) if decoded and not elsewhere else ""
 
 
 def _blame(runs: Sequence[LiveRun]) -> FormError | None:

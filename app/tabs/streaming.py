@@ -62,26 +62,21 @@ async def _tick(runs: Sequence[LiveRun]) -> None:
 
 
 async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
-    """Yield frames until all runs have ended. Closing the iterator early cancels the runs."""
+    """Yield frames until all runs have ended. They go on if the page is left or reloaded."""
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
     state, due, begun = "", 0.0, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
-    try:
-        while True:
-            ended = all(run.ended for run in runs)
-            changed = {i: pane.html for i, pane in enumerate(panes) if pane.update()}
-            now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
-            if not begun and any(run.run_id for run in runs):
-                begun, due = True, now + FIRST
-            draw = begun and bool(changed) and (ended or now >= due)
-            if draw:
-                due, pause = now + pause, 2 * pause
-            if ended or changed or state != before:
-                yield Frame(changed, state, draw or (ended and begun), ended)
-            if ended:
-                return
-            await _tick(runs)
-    finally:
-        for run in runs:
-            if not run.ended:
-                run.cancel()
+    while True:
+        ended = all(run.ended for run in runs)
+        changed = {i: pane.html for i, pane in enumerate(panes) if pane.update()}
+        now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
+        if not begun and any(run.run_id for run in runs):
+            begun, due = True, now + FIRST
+        draw = begun and bool(changed) and (ended or now >= due)
+        if draw:
+            due, pause = now + pause, 2 * pause
+        if ended or changed or state != before:
+            yield Frame(changed, state, draw or (ended and begun), ended)
+        if ended:
+            return
+        await _tick(runs)

@@ -25,14 +25,22 @@ function untimedCard(run) {
     el("p", {}, "There is no timeline: the file holds no times. ", run.tokens.length ? run.note : ""));
 }
 
+/** The source of the times; a narrow window shows its first word only. */
+function clockBadge(text) {
+  const [kind, ...rest] = text.split(" · ");
+  return el("span", { class: "ss-badge", title: text }, kind, rest.length ? el("span", { class: "ss-wide-only" }, ` · ${rest.join(" · ")}`) : null);
+}
+
 function headOf(run) {
-  const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none" },
+  const seconds = run.metrics.decode_seconds;
+  const whole = `Share of decoding, from the end of prefill to the last token${seconds ? `: ${ms(1000 * seconds)}` : ""}.`;
+  const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none", title: whole },
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
   const forwards = run.metrics.target_forwards;
   const each = run.figures.tokens_per_target_forward;
   const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
   return [
-    el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge),
+    el("div", { class: "ss-gantt-title" }, el("h3", { title: runName(run) }, runName(run)), clockBadge(run.badge),
       run.note ? el("span", { class: "ss-note" }, run.note) : null),
     el("div", { class: "ss-headline" }, shares, el("span", { class: "ss-rest" }, rest)),
   ];

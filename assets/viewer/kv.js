@@ -65,16 +65,19 @@ class Caches {
     const parts = this.rows.map(({ run }) => run).filter((run) => run.long);
     if (parts.some((run) => Math.min(this.t, run.to) > run.part.to)) return "in the last step of the loaded part: the replay's time is after it";
     if (parts.some((run) => this.t < run.part.from)) return "in the first step of the loaded part: the replay's time is before it";
-    return "in the step of the replay's time";
+    return this.rows.some(({ run }) => this.t >= run.to) ? "in the step of the replay's time; at the end of a run, in its last step whose rows are known" : "in the step of the replay's time";
   }
 
-  /** The entry of a cache to show: of the pointed step, else the last one that has begun. */
+  /** The entry of a cache to show: of the pointed step, else the last one that has begun; at the end the last one without unknown rows. */
   indexOf({ run, cache }) {
     if (this.pointed?.run === run) {
       const at = cache.step.indexOf(this.pointed.step);
       if (at >= 0) return at;
     }
-    return Math.max(0, upperBound(cache.t, this.t) - 1);
+    const last = Math.max(0, upperBound(cache.t, this.t) - 1);
+    if (this.t < run.to || run.long) return last;
+    const known = cache.step.findLastIndex((_, i) => i <= last && !cache.rows.unknown?.[i]);
+    return known < 0 ? last : known;
   }
 
   destroy() {

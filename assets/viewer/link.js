@@ -49,12 +49,19 @@ function follow(viewer, fragment) {
   viewer.later = shown?.long && !viewer.pinned ? fragment : ""; // the whole run may have it
 }
 
-/** Put the view into the address of the page and on the clipboard; return the address. */
+/**
+ * Put the view into the address of the page, and the permalink of its runs on the clipboard; return the permalink. A
+ * page that has the address of a race keeps it.
+ */
 function linkTo(viewer) {
   const here = new URL(location.href);
-  if (here.protocol.startsWith("http")) here.searchParams.set("run", viewer.model.runs.map((run) => run.id).join(","));
   here.hash = fragmentOf(viewer);
-  history.replaceState(history.state, "", here);
-  navigator.clipboard?.writeText(here.href).catch(() => {}); // without permission, the address bar has it
-  return here.href;
+  const link = new URL(here);
+  if (here.protocol.startsWith("http")) {
+    link.searchParams.set("run", viewer.model.runs.map((run) => run.id).join(","));
+    for (const name of ["race", "tab"]) link.searchParams.delete(name);
+  }
+  history.replaceState(history.state, "", here.searchParams.has("race") ? here : link);
+  navigator.clipboard?.writeText(link.href).catch(() => {}); // without permission, the address bar has it
+  return link.href;
 }

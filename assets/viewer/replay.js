@@ -10,10 +10,12 @@ const ICONS = {
 };
 
 class Replay {
-  /** `seek(t)` is called with every new time, `reveal(t)` after a step to it. */
-  constructor(seek, reveal) {
-    this.seek = seek;
-    this.reveal = reveal;
+  /**
+   * `seek(t)` is called with every new time, `reveal(t)` after a step to it; `start(direction)` is the time from which
+   * the next rejection is looked for.
+   */
+  constructor(seek, reveal, start) {
+    Object.assign(this, { seek, reveal, start });
     this.t = 0;
     this.playing = false;
     const button = (name, label, action) => el("button", { type: "button", class: "ss-button", "aria-label": label, title: label, onclick: action }, icon(ICONS[name]));
@@ -52,9 +54,10 @@ class Replay {
 
   step(kind, direction) {
     this.play(false);
-    const t = neighbour(moments(this.model, kind), this.t, direction);
-    if (t !== undefined) this.to(t);
-    else if (direction < 0) this.to(0);
+    const rejections = kind === "rejections";
+    const t = neighbour(moments(this.model, kind), rejections ? this.start(direction) : this.t, direction);
+    if (t === undefined && (rejections || direction > 0)) return;
+    this.to(t ?? 0);
     this.reveal(this.t);
   }
 

@@ -73,3 +73,21 @@ Viewer.prototype.pinTrack = function () {
   if (track) this.live.textContent = `${track.label} of ${runName(run)} is ${this.tracks.pin(run, track) ? "pinned" : "no longer pinned"}.`;
   else this.live.textContent = "No track is chosen: go to a span with the full stop or the comma, then press t.";
 };
+
+/** The time from which to look for the next rejection: the pinned item's, else the replay's if it is in view, else the view's edge. */
+Viewer.prototype.startOf = function (direction) {
+  const { item, run } = this.pinned ?? {};
+  const place = item?.span !== undefined ? findSpan(run, item.span) : null;
+  if (place) return place.track.spans.start[place.index];
+  if (item?.token) return item.token.t;
+  const [low, high] = this.gantt.range;
+  const { t } = this.replay;
+  const over = direction > 0 && t >= this.model.axis.max;
+  return t >= low && t <= high && !over ? t : direction > 0 ? low : high;
+};
+
+/** Show the time that a step has reached; a card of another time goes. */
+Viewer.prototype.arrive = function (t) {
+  this.release();
+  this.gantt.reveal(t);
+};

@@ -18,7 +18,7 @@ function marksOf(run, clocks) {
   if (run.status !== "done") marks.push(el("span", { class: `ss-badge ss-status-${run.status}` }, run.status));
   if (run.drafter) marks.push(el("span", { class: "ss-badge", title: "The target's own weights in fewer bits." }, `drafter ${run.drafter}`));
   if (run.lossy) marks.push(lossyBadge(run));
-  if (run.busy) marks.push(el("span", { class: "ss-badge ss-warn" }, run.busy));
+  if (run.busy) marks.push(el("span", { class: "ss-badge ss-warn", title: run.busy }, `other load: ${/used (.*) during/.exec(run.busy)?.[1] ?? "much"}`));
   if (run.baseline) marks.push(el("span", { class: "ss-badge" }, "baseline"));
   if (run.passes) marks.push(passesMark(run.passes));
   if (run.reason) marks.push(el("span", { class: "ss-badge", title: "A speed-up needs a run of plain decoding under the same conditions." }, `no speed-up: ${run.reason}`));

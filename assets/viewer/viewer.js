@@ -23,7 +23,7 @@ class Viewer {
   build() {
     this.tracks = new TrackChoice(() => this.gantt.update(this.model));
     this.gantt = new Gantt(this.root, this);
-    this.replay = new Replay((t) => this.seek(t), (t) => this.gantt.reveal(t));
+    this.replay = new Replay((t) => this.seek(t), (t) => this.arrive(t), (direction) => this.startOf(direction));
     this.search = new Search(this);
     this.windows = new Windows(this, this.options.source);
     this.panel = new RangePanel(this);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 
 import gradio as gr
@@ -11,12 +12,14 @@ import pytest
 
 from app.render.analysis import LONGEST, chart, difference
 from app.service import Service
-from app.tabs.analysis import OWN, Analysis, draw, pairs_of, settings_of
+from app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_of
 from engine.errors import UsageError
 from tests.traces.samples import sample_trace
 from traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
 from traces.diff import diff
 from traces.imports.reading import read_traces
+from traces.metrics import measure
+from traces.view.figures import FIGURES
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +133,22 @@ def test_bars_of_a_waterfall_end_at_the_sum():
         end = last[1] if last[0] == "won" else last[1] + last[2]
         sum_end = left if diff(first, second).difference < 0 else left + width
         assert end == pytest.approx(sum_end, abs=0.05)
+
+
+def test_the_slider_of_c_has_the_figure_of_the_run_also_beyond_its_usual_end(page) -> None:
+    trace = sample_trace("speculative")
+    figure = measure(trace).c
+    assert figure is not None
+    slower = replace(
+        trace,
+        spans=[
+            replace(s, end=s.start + 90 * (s.end - s.start)) if s.model == "target" else s
+            for s in trace.spans
+        ],
+    )
+    for one in (trace, slower):
+        slider = page.show([one])[page.c]
+        assert slider["value"] == round(measure(one).c, 2)
+        assert slider["maximum"] >= slider["value"]
+    assert measure(slower).c > USUAL_C
+    assert page.c.label == next(figure.label for figure in FIGURES if figure.key == "c")

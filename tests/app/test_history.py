@@ -11,7 +11,7 @@ import gradio as gr
 import pytest
 
 from app import windows
-from app.render.history import moment, when
+from app.render.history import models_of, moment, runs_table, when
 from app.routes import import_trace
 from app.service import Service
 from app.tabs import history
@@ -58,6 +58,27 @@ def test_the_list_and_the_open_run_have_the_same_speed(page, run) -> None:
     metrics = measure(page.service.store.load(opened.run_id))
     assert f"{metrics.tokens_per_second:.1f}" != f"{metrics.tokens_per_second_with_prefill:.1f}"
     assert f'<td class="app-n">{metrics.tokens_per_second:.1f}</td>' in page.refresh()[page.table]
+
+
+def test_a_row_has_id_models_temperature_speedup_race_and_load(page, run) -> None:
+    plain, pearl = (
+        run(m, group="race0123456", sampling=Sampling(temperature=0)) for m in ("autoregressive", "pearl")
+    )
+    rows = page.refresh()[page.table].split("<tr data-run=")[1:]
+    (row,) = (row for row in rows if row.startswith(f'"{pearl.run_id}"'))
+    speeds = [measure(page.service.store.load(r.run_id)).tokens_per_second for r in (pearl, plain)]
+    for part in (
+        f"<small>{pearl.run_id}</small>",
+        f"<small>{models_of(page.service.store.header(pearl.run_id))}</small>",
+        '<td class="app-n">0</td>',
+        f'<td class="app-n">{speeds[0] / speeds[1]:.2f}×</td>',
+        ">race0123</button>",
+    ):
+        assert part in row
+    assert ">load</span>" not in row
+    summaries, _ = page.service.store.runs()
+    busy = summaries[0]._replace(load="Other programs used 1.0 of 2 cores.")
+    assert 'title="Other programs used 1.0 of 2 cores.">load</span>' in runs_table([busy], 1, 0, 20)
 
 
 def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
@@ -205,7 +226,7 @@ def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> 
     rows = page.refresh()[page.table].split("<tr data-run=")[1:]
     counts = {row.split("imported · ")[1].split("<")[0]: row for row in rows}
     assert set(counts) == {"vLLM", "SGLang"}
-    numbers = sorted(cell for row in rows for cell in re.findall(r'class="app-n">([^<]*)<', row)[:1])
+    numbers = sorted(cell for row in rows for cell in re.findall(r'class="app-n">([^<]*)<', row)[1:2])
     assert numbers == ["10", "5", "8", "–"]
 
 

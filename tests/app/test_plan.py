@@ -9,6 +9,7 @@ import pytest
 from app.pairs import TOY, usual
 from app.tabs.choice import further_prompts
 from app.tabs.plan import FormError, make_requests, passes_of
+from engine.methods import METHODS
 from engine.pairs.forms import usual_form
 from engine.simulate.profile import Profile, profiles
 
@@ -62,6 +63,16 @@ def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> Non
     assert requests[0].config == {}
     assert (requests[0].sampling.temperature, requests[0].sampling.seed) == (0.8, 3)
     assert requests[0].limits.stop == ("END", "STOP")
+
+
+def test_the_same_method_with_the_same_settings_is_refused() -> None:
+    for first, second in (
+        ({}, {}),
+        ({"gamma": 4}, {"gamma": 4}),
+        ({}, {"gamma": METHODS["pearl"].configure({}).gamma}),
+    ):
+        with pytest.raises(FormError, match="PEARL is chosen twice with the same settings"):
+            make_requests(values(methods=picked(("pearl", first), ("pearl", second))), MESSAGES, "g")
 
 
 def test_a_method_alone_and_the_same_method_twice_are_fine() -> None:

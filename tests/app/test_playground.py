@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -13,6 +14,7 @@ from app.tabs import playground
 from app.tabs.chat import Chat
 from app.tabs.picker import contents, control_of
 from app.tabs.playground import Playground
+from app.tabs.races import Streams
 from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
 from engine.methods.registry import Setting
@@ -122,6 +124,7 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
 
     state = merged(play(page.ask("Hi", "", None, None, *given(page)), act))
     assert 'data-state="cancelled"' in state[page.turn]
+    assert "Not begun: Speculative decoding, PEARL." in state[page.turn]
     assert 'data-state="cancelled"' in state[page.panes[2]]
     assert Chat.of(state[page.chat]).answers[0][1] == "".join(WORDS[:4])
     assert state[page.composer.follow]["choices"] == [("Autoregressive", 0)]
@@ -169,10 +172,70 @@ def test_a_closed_service_refuses_a_prompt(page, service) -> None:
 
 def test_a_new_conversation_drops_the_old_one(page) -> None:
     first = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    state = page.forget(first[page.chat])
+    state = merged(play(page.forget(first[page.chat])))
     assert Chat.of(state[page.chat]) == Chat()
     assert 'data-state="idle"' in state[page.turn]
     assert state[page.talk] == ""
+
+
+def test_a_reload_follows_the_running_race_and_later_shows_it_from_memory_or_the_database(
+    page, service, opener
+) -> None:
+    opener.waiting = [FakeCluster(step=(steps := threading.Semaphore(2)))]
+
+    async def left():
+        stream = page.ask("Hi", "", None, None, *given(page))
+        begun = await anext(stream)
+        await stream.aclose()  # as when the page is reloaded
+        return begun
+
+    kept = json.loads(asyncio.run(left())[page.kept])
+    for _ in range(100):
+        steps.release()
+    chats = [kept, {"race": kept["race"]}]  # of this page, and of one that got the address
+    for chat in chats:
+        state = merged(play(page.restore(chat)))
+        assert 'data-state="done"' in state[page.turn]
+        assert Chat.of(state[page.chat]).prompt == "Hi"
+        assert [text for _, text in Chat.of(state[page.chat]).answers] == ["".join(WORDS)] * 3
+    service._runs.clear()  # as after a new start of the server
+    for chat in chats:
+        state = merged(play(page.restore(chat)))
+        assert 'data-state="done"' in state[page.turn]
+        assert len(json.loads(state[page.viewer])["runs"]) == 3
+        assert Chat.of(state[page.chat]).race == kept["race"]
+
+
+def test_an_unknown_race_changes_a_new_page_by_nothing_and_a_moved_one_to_the_first_page(page) -> None:
+    assert list(merged(play(page.restore({"race": "nothing"})))) == [page.kept]
+    assert list(merged(play(page.restore(None)))) == [page.kept]
+    assert 'data-state="idle"' in merged(play(page.restore(None, moved=True)))[page.turn]
+
+
+def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
+    streams, seen = Streams(), list[str]()
+
+    async def endless(name: str):
+        while True:
+            yield {"from": name}
+            await asyncio.sleep(0.001)
+
+    async def read(name: str, page: str, most: int) -> None:
+        async for update in streams.only(SimpleNamespace(session_hash=page), endless(name)):
+            seen.append(update["from"])
+            if seen.count(name) == most:
+                return
+
+    async def both() -> None:
+        first = asyncio.create_task(read("first", "a", 10**6))
+        await asyncio.sleep(0.02)
+        await read("other page", "b", 3)
+        assert not first.done()
+        await read("second", "a", 3)
+        await asyncio.wait_for(first, 20)
+
+    asyncio.run(both())
+    assert {"first", "other page", "second"} == set(seen)
 
 
 def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
@@ -278,6 +341,14 @@ def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) ->
     assert "Other programs used 1.7 of 2 cores" in state[page.turn]
     virtual = given(page, runtime="virtual")
     assert "Other programs" not in merged(play(page.ask("Hi", "", None, None, *virtual)))[page.turn]
+
+
+def test_a_refused_prompt_has_no_times_that_may_be_wrong(page, opener, monkeypatch) -> None:
+    monkeypatch.setattr(playground, "busy_since", lambda *_: "Other programs used 1.7 of 2 cores.")
+    opener.waiting = [FakeCluster(error=UsageError("the prompt is too long"))]
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "the prompt is too long" in message(page, state, "prompt")
+    assert "Other programs" not in state[page.turn]
 
 
 def test_opening_the_page_changes_the_models_only_if_one_came_or_went(page, monkeypatch):

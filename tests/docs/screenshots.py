@@ -61,6 +61,7 @@ def shrink(file: Path) -> None:
 def playground(page: Page) -> None:
     """The README's picture: the finished race of the first page, in both themes."""
     race = page.locator("#demo")
+    page.get_by_role("button", name="The whole timeline").click()
     race.locator(".ss-gantt canvas").first.wait_for()
     for theme in ("light", "dark"):
         save(f"playground-{theme}", page, race)

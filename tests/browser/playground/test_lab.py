@@ -18,6 +18,8 @@ def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(p
     """The first sweep has 60 cells of 512 tokens, so that it cannot end before Stop is pressed."""
     page.get_by_role("tab", name="Lab").click()
     card, message = page.locator("#lab"), page.locator("#lab-message")
+    page.locator('#lab-map [data-state="example"]').wait_for()
+    expect(page.locator("#lab-stop")).to_be_disabled()
     choose(card, "Cluster", "8 × A100 80GB")
     choose(card, "Method", "Speculative decoding")
     expect(card.get_by_role("combobox", name="Sweep over")).to_have_value("gamma")
@@ -34,6 +36,7 @@ def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(p
     cells.first.wait_for()
     page.locator("#lab-stop").click()
     expect(message).to_contain_text("Stopped after")
+    expect(page.locator("#lab-stop")).to_be_disabled()
     done = cells.count()
     assert 1 <= done < 60
     expect(message).to_contain_text(f"Stopped after {done} of 60 cells.")

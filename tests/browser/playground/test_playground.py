@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -32,13 +33,17 @@ pytestmark = pytest.mark.browser
 BUSY = """(pane) => {
     const badge = document.createElement("span");
     badge.className = "ss-badge ss-warn";
-    badge.textContent = "Other programs used 1.2 of 2 cores during the run: the times may be wrong.";
+    badge.textContent = "other load: 1.2 of 2 cores";
     pane.querySelector(".ss-marks").append(badge);
     const { width } = badge.getBoundingClientRect();
     badge.remove();
     return width;
 }"""
 """Return the width of the warning that a pane has if other programs ran."""
+FIRST_PAGE = """() => {
+    const box = (name) => document.querySelector(name).getBoundingClientRect();
+    return { prompt: box("#prompt textarea").bottom, race: box("#demo").top, raceEnd: box("#demo").bottom };
+}"""
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 ANOTHER_TURN = """(link) => {
     const done = document.querySelector('.app-turn[data-state="done"]');
@@ -220,6 +225,54 @@ def export_and_import(page: Page, rows: Locator, file: Path) -> None:
     expect(page.locator('tr[data-run="imported01"]')).to_be_visible()
 
 
+def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_running_race(
+    page: Page, window
+) -> None:
+    prompt, tab = page.locator(".app-prompt"), page.get_by_role("tab", selected=True)
+    answer(page, "First question", tokens=6)
+    first = page.url
+    answer(page, "Second question", tokens=6)
+    assert "?race=" in first
+    assert "?race=" in page.url != first
+    page.get_by_role("tab", name="Lab").click()
+    expect(page).to_have_url(re.compile(r"[?&]tab=lab$"))
+    page.get_by_role("tab", name="History").click()
+    page.locator(".app-runs [data-group]").first.click()
+    viewer(page, "#history-viewer").wait_for()
+    expect(page).to_have_url(re.compile(r"[?&]run=\w+,\w+,\w+$"))
+    page.go_back()
+    expect(page.locator(".app-runs tbody tr").first).to_be_visible()
+    expect(page).to_have_url(re.compile(r"[?&]tab=history$"))
+    page.go_back()
+    expect(tab).to_have_text("Lab")
+    page.go_back()
+    expect(tab).to_have_text("Playground")
+    expect(prompt).to_have_text("Second question")
+    page.go_back()
+    expect(prompt).to_have_text("First question")
+    assert page.url == first
+    page.go_back()
+    wait_for(page, "idle")
+    page.go_forward()
+    expect(prompt).to_have_text("First question")
+    wait_for(page, "done")
+
+    new_tokens(page, 1500)
+    fill(page.locator("#temperature input[type=number]"), "2")
+    type_prompt(page, STORY)
+    press_run(page, turn(page, "queued", "running"))
+    page.locator("#panes .ss-token").first.wait_for()
+    running = page.url
+    page.reload()  # not window.reload(), which waits until nothing runs
+    page.locator("#panes .ss-token").first.wait_for()
+    assert page.url == running
+    expect(prompt).to_have_text(STORY)
+    page.locator("#stop").click()
+    wait_for(page, "cancelled")
+    left = ("AbortError", "Connection errored out")  # what Gradio writes when an open call is left
+    window.complaints = [text for text in window.complaints if not any(part in text for part in left)]
+
+
 INK_AND_GROUND = (
     "[getComputedStyle(document.querySelector('#live-viewer h3')).color,"
     " getComputedStyle(document.body).backgroundColor].map(c => c.match(/[\\d.]+/g).slice(0, 3).map(Number))"
@@ -303,9 +356,18 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     page = open_page(motion="no-preference")
     race = page.locator("#demo .app-demo-root")
     expect(race.locator(".ss-pane")).to_have_count(3)
-    expect(race.locator(".app-look")).to_have_count(3)
+    expect(race.get_by_role("list", name="Legend")).to_have_count(1)
+    expect(race.locator(".app-demo-line rect.app-band-both").first).to_be_attached()
+    for width, height in ((400, 800), (1400, 900)):
+        page.set_viewport_size({"width": width, "height": height})
+        places = page.evaluate(FIRST_PAGE)
+        assert places["prompt"] <= height, (width, places)
+        assert places["prompt"] <= places["race"], (width, places)
+    assert places["raceEnd"] <= 900, places
     expect(race.locator(".ss-replay")).to_have_attribute("data-races", "1")
     expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
+    page.get_by_role("button", name="The whole timeline").click()
+    expect(race.locator(".app-look").first).to_be_visible()
     race.locator(".ss-menu > summary").click()
     race.locator(".ss-menu").get_by_role("button", name="Pin").first.click()
     race.locator(".ss-gantt-card").last.evaluate("(card) => card.scrollIntoView()")
@@ -346,7 +408,7 @@ def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     expect(page.locator("#get-smollm2")).to_be_visible()
 
 
-def test_after_a_virtual_run_the_settings_fold_a_race_plays_once_and_a_reload_keeps_all(
+def test_after_a_virtual_run_the_settings_fold_the_answer_stays_and_a_reload_keeps_all(
     open_page, window
 ) -> None:
     page = open_page(motion="no-preference")
@@ -359,9 +421,11 @@ def test_after_a_virtual_run_the_settings_fold_a_race_plays_once_and_a_reload_ke
     expect(live.locator(".ss-badge", has_text="measured")).to_have_count(0)
     expect(page.locator("#settings")).to_be_hidden()
     expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
-    expect(live.locator(".ss-replay")).to_have_attribute("data-races", "1")
-    expect(live.get_by_role("button", name="Play")).to_be_visible()
     expect(page.locator("#turn")).to_be_in_viewport()
+    expect(live.locator(".ss-token.ss-future")).to_have_count(0)  # no replay takes the answer away
+    expect(live.locator(".ss-replay:not([data-races])")).to_be_visible()
+    live.get_by_role("button", name="Play").click()
+    live.locator(".ss-token.ss-future").first.wait_for(state="attached")
     advised = live.locator(".ss-verdict button")
     expect(live.locator(".ss-verdict-main")).to_have_count(2)
     window.reload()

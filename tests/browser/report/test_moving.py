@@ -196,3 +196,33 @@ def test_a_step_to_a_rejection_moves_the_window_there(page):
     assert window(page)[0] > 0, "a time that is set does not move the window"
     page.keyboard.press("n")
     wait_until_the_time_is_in_the_window(page)
+
+
+def test_the_next_rejection_is_looked_for_from_the_view_or_the_selection(page, traces):
+    rows = [ghost for run in view_model(traces)["runs"] for ghost in run["ghosts"]]
+    times = sorted({row["t"] for row in rows if row["outcome"] == "rejected"})
+
+    def stepped(key):
+        page.keyboard.press(key)
+        return pytest.approx(float(page.get_attribute("#viewer", "data-time")), abs=1e-6)
+
+    page.locator(".ss-gantt").focus()
+    assert times[0] == stepped("n"), "at its end, a run is looked through from its beginning"
+    page.evaluate("view.seek(1e9)")
+    press(page, "f", "w", "w", "w")
+    low, high = window(page)
+    assert high < page.evaluate("Number(document.querySelector('.ss-slider').max)")
+    assert next(t for t in times if t > low) == stepped("n")
+    page.evaluate("view.seek(1e9)")
+    press(page, "f", ".")
+    expect(page.locator(".ss-float.ss-pinned")).to_be_visible()
+    for _ in range(8):
+        page.keyboard.press(".")
+    page.get_by_role("button", name="link").click()
+    run, span = map(int, parse_qs(page.evaluate("location.hash.slice(1)"))["span"][0].split("."))
+    start = next(s.start for s in traces[run].spans if s.id == span) / 1e6
+    origin = (
+        traces[run].spans[0].start / 1e6 - view_model(traces)["runs"][run]["tracks"][0]["spans"]["start"][0]
+    )
+    assert next(t for t in times if t > start - origin) == stepped("n")
+    expect(page.locator(".ss-float")).to_be_hidden()

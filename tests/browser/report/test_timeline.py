@@ -198,3 +198,17 @@ def test_the_table_has_the_data_of_the_timeline(page, traces):
     assert row[2] == str(len(verifies))
     assert row[3] == f"{sum(s.end - s.start for s in verifies) / 1e6:.1f} ms"
     assert any("waits for the drafter" in r for r in rows)
+
+
+def test_every_share_of_a_headline_says_of_what_it_is_a_share(page, traces):
+    page.locator(".ss-gantt").scroll_into_view_if_needed()
+    hints = page.evaluate(
+        """() => [...document.querySelectorAll(".ss-gantt-head .ss-headline > span:not(.ss-rest)")].slice(0, 6).map((span) => {
+          const { left, top, width, height } = span.getBoundingClientRect();
+          return document.elementFromPoint(left + width / 2, top + height / 2)?.closest("[title]")?.title ?? "none";
+        })"""
+    )
+    assert len(hints) == 6
+    assert all(
+        hint.startswith("Share of decoding, from the end of prefill to the last token: ") for hint in hints
+    ), hints

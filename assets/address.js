@@ -1,0 +1,106 @@
+// The address is what one sees: ?race=…, ?run=…,…, or ?tab=…; Back and Forward lead to the earlier ones.
+"use strict";
+
+window.SpecScopeAddress = (() => {
+  const CHATS = "specscope-chats"; // in the tab's storage: {last, races: {id: conversation}}
+  const MOST = 12;
+  const PARTS = ["race", "run", "tab"];
+  const TABS = { Playground: "", History: "history", Lab: "lab", Load: "load", Papers: "papers", About: "about" };
+
+  function here() {
+    const values = new URL(location.href).searchParams;
+    return Object.fromEntries(PARTS.map((name) => [name, values.get(name) ?? ""]));
+  }
+  const keyOf = (place) => PARTS.map((name) => place[name] ?? "").join("|");
+  let now = keyOf(here());
+
+  /** Give the page the address of a place, {race}, {run} or {tab}; nothing if it has it. */
+  function go(place) {
+    if (keyOf(place) === keyOf(here())) return;
+    const url = new URL(location.href);
+    for (const name of PARTS) {
+      if (place[name]) url.searchParams.set(name, place[name]);
+      else url.searchParams.delete(name);
+    }
+    url.hash = "";
+    url.search = url.search.replaceAll("%2C", ",").replaceAll("%7E", "~");
+    history.pushState(history.state, "", url);
+    now = keyOf(place);
+  }
+
+  const selected = () => {
+    const tab = document.querySelector('#tabs [role="tab"][aria-selected="true"]');
+    return TABS[tab?.textContent.trim()] ?? "";
+  };
+
+  // -- conversations
+
+  function chats() {
+    try {
+      const { last = "", races = {} } = JSON.parse(sessionStorage.getItem(CHATS) ?? "{}");
+      return { last, races };
+    } catch {
+      return { last: "", races: {} };
+    }
+  }
+
+  /** The conversation of a place: that of its race, else the last one for a place that is no race. */
+  function chatOf(place) {
+    const { last, races } = chats();
+    const race = place.race || (place.run || place.tab ? last : "");
+    return race ? races[race] ?? { race } : null;
+  }
+
+  /** Keep every conversation that the component gets, and give the page the address of a new race. */
+  function keep(props, watch) {
+    watch("value", () => {
+      if (!props.value) return;
+      const chat = JSON.parse(props.value);
+      const { races } = chats();
+      const rest = Object.entries(races).filter(([race]) => race !== chat.race).slice(1 - MOST);
+      const all = chat.race ? [...rest, [chat.race, chat]] : rest;
+      sessionStorage.setItem(CHATS, JSON.stringify({ last: chat.race, races: Object.fromEntries(all) }));
+      if (selected() === "" && !(chat.race in races)) go({ race: chat.race });
+    });
+  }
+
+  const kept = () => [chatOf(here())];
+
+  /** Whether this visit begins with something else than the first page. */
+  const later = () => Object.values(here()).some(Boolean);
+
+  // -- clicks and Back
+
+  document.addEventListener("click", (event) => {
+    const tab = event.target.closest?.('#tabs [role="tab"]');
+    if (event.target.closest?.("#history-back")) go({ tab: "history" });
+    else if (tab) {
+      const name = TABS[tab.textContent.trim()];
+      if (name === undefined || name === selected()) return;
+      if (name === "") go({ race: chats().last });
+      else if (name === "history" && heading()) go({ run: heading() });
+      else go({ tab: name });
+    }
+  }, true);
+
+  /** The runs that are open in the history, also while another tab is shown. */
+  const heading = () => document.querySelector("#history-heading .app-opened")?.dataset.runs ?? "";
+
+  /** Give an opened comparison its address. */
+  function compared() {
+    if (heading() && selected() === "history") go({ run: heading() });
+  }
+
+  /** Tell the server when Back or Forward leads to another place. */
+  function follow(trigger, moved) {
+    window.addEventListener("popstate", () => {
+      const place = here();
+      if (keyOf(place) === now) return; // the fragment only
+      now = keyOf(place);
+      if (!place.run && !place.tab) sessionStorage.setItem(CHATS, JSON.stringify({ ...chats(), last: place.race }));
+      trigger(moved, { ...place, chat: chatOf(place) });
+    });
+  }
+
+  return { go, keep, kept, later, compared, follow };
+})();

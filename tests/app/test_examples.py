@@ -1,0 +1,60 @@
+"""The finished examples of the Lab and of the Load tab, which the code still gives."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import gradio as gr
+import pytest
+
+from app import examples
+from app.loaded import result_of
+from app.service import Service
+from app.tabs import load_runs
+from app.tabs.lab import HERE, Lab
+from app.tabs.load import LoadTab
+
+
+@pytest.fixture(scope="module")
+def tabs():
+    with gr.Blocks():
+        return Lab(None), LoadTab(None)
+
+
+def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(tabs) -> None:
+    for shown in (tab.first("") for tab in tabs):
+        assert 'data-state="example"' in shown
+        assert ">example</span>" in shown
+        assert "virtual · " in shown
+        assert "app-figure" in shown
+        assert "href=" not in shown, "the runs of an example are in no database"
+    assert [tab.first("a sweep") for tab in tabs] == [gr.skip()] * 2, "a result stays"
+    assert [tab.stop.interactive for tab in tabs] == [False, False]
+
+
+def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> None:
+    tabs[0].service = lambda: service
+    stored = json.loads((examples.FOLDER / "lab.json").read_text())
+    given = examples.lab_settings()._replace(values="3, 5", row_values="0.7")
+    *_, last = tabs[0].run(*given)
+    mean = {(row, column): sum(s[0] for s in speeds) / len(speeds) for row, column, speeds in stored["cells"]}
+    assert re.findall(r">(\d\.\d\d)×<small>", last.map) == [f"{mean[0.7, column]:.2f}" for column in (3, 5)]
+
+
+def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
+    stored = json.loads((examples.FOLDER / "load.json").read_text())["result"]["methods"]
+    given = examples.load_settings()._replace(methods=["medusa"], sizes="16")
+    plan, service = load_runs.plan_of(given, HERE), Service(None)
+    try:
+        served = load_runs.serve(plan, service, threading.Event())
+        made = {cell.method: {cell.batch: trace} for cell, _, trace in served if trace is not None}
+    finally:
+        service.close()
+    rows = result_of(made, {}, plan.ttft_ms, plan.itl_ms, "")["methods"]
+    assert list(rows) == ["autoregressive", "medusa"]
+    for key, method in rows.items():
+        for figures in (method["batches"]["16"], stored[key]["batches"]["16"]):
+            figures.pop("run")
+        assert method["batches"]["16"] == pytest.approx(stored[key]["batches"]["16"]), key
