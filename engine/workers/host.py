@@ -225,7 +225,7 @@ class Host:
         self._sampling, self._run = job.sampling, job
         self._vocab_size = job.vocab_size
         self._scores.clear()
-        self.forwards.begin(job.slots, job.capacity, job.packing, job.features)
+        self.forwards.begin(job.slots, job.capacity, job.packing, job.features, job.sampling.seed)
         for exchange in self._exchanges.values():
             exchange.begin(job.run)
 
