@@ -35,7 +35,10 @@ DEFINITIONS: dict[str, str] = {
     "acceptance_rate_tested": (
         "Accepted / tested, where tested is accepted + rejected: discarded tokens are left out."
     ),
-    "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
+    "dsi_acceptance": (
+        "1 - 1/(1 + n), where n is the run length. DSI's n is the mean length of each prompt's first run only: the "
+        "same if tokens are accepted independently."
+    ),
     "tokens_per_target_forward": (
         "Tokens / target forwards. The target's own token of each round is included (the + 1), so it is 1 for "
         "autoregressive decoding."

@@ -261,7 +261,9 @@ PAPER = Paper(
         "Proposition 1": _proposition_1,
         "Theorems 1 and 2": _theorems,
         "Figure 2": lambda: _figure(0, "Best feasible lookahead of each"),
-        "Figure 7": lambda: _figure(5, "Lookahead 5 for both"),
+        "Figure 7": lambda: _figure(
+            5, "Lookahead 5 for SI as in the caption, and for DSI, which has none there"
+        ),
         "SP against MP": _sp_against_mp,
         "Thread pool": _thread_pool,
     },

@@ -1,7 +1,7 @@
 """EasySpec: Tables 1 to 6 from four times per model, fitted to Table 2 on MMLU at temperature 0.
 
-A round drafts five levels. Acceptance alpha is accepted levels over drafted ones (section 4.1), so
-a round gives 5 alpha + 1 tokens. Its drafting takes five ordinary forwards, or one (the
+A round drafts five levels. The paper does not define its acceptance alpha; its times per 100 tokens
+show that it is accepted levels over drafted ones, so a round gives 5 alpha + 1 tokens. Its drafting takes five ordinary forwards, or one (the
 calibration) and four fuzzy ones; its verification one forward of the target.
 """
 
