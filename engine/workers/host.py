@@ -184,7 +184,7 @@ class Host:
                 model = job.model if job.stage is None else job.stage.of(job.model)
                 value = measure(self.forwards.models[model], job, stopped, agree)
         time_of = self.forwards.clock.read()
-        return Reply(value, tuple(s._replace(start=time_of(s.start), end=time_of(s.end)) for s in stamps))
+        return Reply(value, tuple(stamp.read(time_of) for stamp in stamps))
 
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads

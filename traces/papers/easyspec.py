@@ -1,8 +1,9 @@
 """EasySpec: Tables 1 to 6 from four times per model, fitted to Table 2 on MMLU at temperature 0.
 
 A round drafts five levels. The paper does not define its acceptance alpha; its times per 100 tokens
-show that it is accepted levels over drafted ones, so a round gives 5 alpha + 1 tokens. Its drafting takes five ordinary forwards, or one (the
-calibration) and four fuzzy ones; its verification one forward of the target.
+show that it is accepted levels over drafted ones, so a round gives 5 alpha + 1 tokens. Its drafting
+takes five ordinary forwards, or one (the calibration) and four fuzzy ones; its verification one
+forward of the target.
 """
 
 from __future__ import annotations

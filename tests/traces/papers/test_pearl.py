@@ -4,7 +4,7 @@ import pytest
 
 from traces.papers import pearl as tables
 from traces.papers import pearl_speeds as pearl
-from traces.papers.pearl_steps import followed
+from traces.papers.pearl_steps import Step, followed, table_9
 from traces.papers.rows import numbers
 
 PAIRS = ["codellama-7-34", "codellama-7-70", "deepseek-1.3-33", "deepseek-6.7-33"]
@@ -37,7 +37,18 @@ def test_round_of_c_is_the_printed_window():
 
 def test_figure_3_adds_the_tokens_of_its_caption():
     figure = numbers("pearl")["Figure 3"]
-    assert followed(figure["right"]) == figure["added"] == [1, 1, 3, 2]
+    steps = followed(figure["right"], [True] * 7)
+    assert [step.added for step in steps] == figure["added"] == [1, 1, 3, 2]
+
+
+def test_table_9_replays_all_steps_of_the_paper():
+    rows = list(table_9())
+    assert len(rows) == 2 * 8
+    assert all(row.ours == row.published for row in rows)
+    words = [draft.split() for draft in numbers("pearl")["Table 9"]["drafts"]]
+    words[3][0] = "wrong"
+    steps = followed(words, numbers("pearl")["Table 9"]["text"].split())
+    assert steps[3] == Step(1, post=False), "the rows are computed from the drafts"
 
 
 @pytest.mark.parametrize(("gamma", "gain"), [(5, 1.13), (7, 1.15)])
