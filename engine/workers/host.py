@@ -272,7 +272,8 @@ class Host:
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)
-        prompts = [chunk.prefix for chunk in job.chunks]
+        decoding = {prefix.sequence for prefix in job.prefixes}  # or their prompts end here
+        prompts = [chunk.prefix for chunk in job.chunks if chunk.prefix.sequence not in decoding]
         logits = self.forwards.extend(
             model, job.prefixes, job.drafts, stamps, kind, prompts=prompts, stage_io=stage_io
         )
