@@ -15,7 +15,11 @@ DEFINITIONS: dict[str, str] = {
         "equal to tokens/s in a run of one sequence."
     ),
     "tokens_per_second_with_prefill": "Tokens / seconds of the whole run, prefill included.",
-    "ttft_ms": "Time to first token: from the run's start to its first committed token.",
+    "ttft_ms": (
+        "Time to first token: from the run's start to its first committed token. That is the prefill without the "
+        "prompt's last token, and the first round with its drafts; a serving engine, and a run under load, draws the "
+        "first token from the prefill."
+    ),
     "tpot_ms": (
         "Time per output token: (last commit - first commit) / (tokens - 1), the mean over the sequences."
     ),

@@ -19,6 +19,7 @@ from engine.types import Limits, Sampling
 from engine.workers import host
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
+from traces.view.packings import packings
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
 LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)
@@ -276,3 +277,21 @@ def test_the_values_of_a_load() -> None:
     for wrong in (-0.5, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="an arrival is"):
             Load((wrong,))
+
+
+def test_the_view_of_a_shared_forward_leaves_first_tokens_out(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "speculative", config={"gamma": 3}, load=Load((0.0,) * 5, batch=3, chunk=64))
+    known = {s.id: s for s in trace.spans}
+    shared = packings(trace)
+    assert shared
+    for forward in shared:
+        span = known[forward["span"]]
+        rounds = {r.sequence for r in trace.rounds if r.span == span.id}
+        assert {share["sequence"] for share in forward["shares"]} == rounds
+        assert sum(share["rows"] for share in forward["shares"]) == span.rows
+    mixed = [
+        s
+        for s in trace.spans
+        if s.kind == "prefill" and any(known[f["span"]].start == s.start for f in shared)
+    ]
+    assert mixed, "a prompt ends in such a forward"
