@@ -92,7 +92,7 @@ def _make_load() -> dict[str, Any]:
                 cells.setdefault(cell.method, {})[cell.batch] = trace
     finally:
         service.close()
-    return {"settings": given._asdict(), "result": result_of(cells, {}, plan.ttft_ms, plan.itl_ms, "")}
+    return {"settings": given._asdict(), "result": result_of(cells, {}, plan.ttft_ms, plan.tpot_ms, "")}
 
 
 def record() -> None:

@@ -21,6 +21,8 @@ COLUMNS = (
     ("busy tok/s", "busy_tokens_per_second", ".1f"),
     ("TTFT ms", "ttft_ms", ".1f"),
     ("p95", "ttft_p95_ms", ".1f"),
+    ("TPOT ms", "tpot_ms", ".2f"),
+    ("p95", "tpot_p95_ms", ".2f"),
     ("ITL ms", "itl_ms", ".2f"),
     ("p95", "itl_p95_ms", ".2f"),
     ("good", "good_share", ".0%"),
@@ -31,7 +33,7 @@ TITLES = (
     ("busy_tokens_per_second", "tokens/s while busy, {clock}"),
     ("goodput", "goodput, requests/s"),
     ("ttft_p95_ms", "time to first token, p95 ms"),
-    ("itl_p95_ms", "inter-token latency, p95 ms"),
+    ("tpot_p95_ms", "time per output token, p95 ms"),
 )
 """Figure and title of each chart."""
 
@@ -59,7 +61,7 @@ def result_of(
     cells: Mapping[str, Mapping[int, Trace]],
     left_out: Mapping[str, str],
     ttft_ms: float,
-    itl_ms: float,
+    tpot_ms: float,
     warning: str,
 ) -> dict[str, Any]:
     """Return the JSON object of the command.
@@ -68,11 +70,11 @@ def result_of(
         cells: The runs by method and batch size, at least the baseline's first one.
         left_out: Why a method was not run.
         ttft_ms: Limit of a good request's time to first token.
-        itl_ms: Limit of its mean time per further token.
+        tpot_ms: Limit of its mean time per further token.
         warning: A sentence about the machine or the run; may be empty.
     """
     known = {
-        key: {batch: figures(trace, ttft_ms, itl_ms) for batch, trace in runs.items()}
+        key: {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in runs.items()}
         for key, runs in cells.items()
         if runs
     }
@@ -86,7 +88,7 @@ def result_of(
         "requests": len(load.arrivals),
         "arrivals": [time / 1e9 for time in load.arrivals],
         "chunk": load.chunk,
-        "limits": {"ttft_ms": ttft_ms, "itl_ms": itl_ms},
+        "limits": {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms},
         "methods": {
             key: {
                 "config": cells[key][next(iter(runs))].header.config,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from traces.definitions import DEFINITIONS
 from traces.imported import origin
 from traces.metrics import measure
+from traces.places import drafted_levels
 from traces.view.figures import FIGURES, UNKNOWN, figure_texts
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 USED_BY = {
     "acceptance_rate": "vLLM and AIPerf: draft acceptance rate",
     "acceptance_rate_tested": "Leviathan et al.: α",
-    "dsi_acceptance": "DSI",
+    "levels": "EasySpec: α, as its times show",
+    "dsi_acceptance": "DSI, from the first run of each prompt only",
     "mean_accepted_length": "drafts only",
     "acceptance_length": "vLLM, AIPerf, Model Optimizer: mean acceptance length; EMS-SD",
     "tokens_per_target_forward": "Spec-Bench: mean accepted tokens",
@@ -28,7 +30,17 @@ USED_BY = {
     "conditional": "Model Optimizer: conditional rates",
 }
 """Where each definition is used, by key of the figure."""
-_CONDITIONAL = "Accepted / tested at each place of the draft: the rate after accepted tokens."
+_OWN = {
+    "conditional": (
+        "conditional, by place",
+        "Accepted / tested at each place of the draft: the rate after accepted tokens.",
+    ),
+    "levels": (
+        "accepted / drafted levels",
+        "Accepted / drafted levels: siblings of a tree count once. Of chains it is accepted / drafted.",
+    ),
+}
+"""Label and definition of what is in no other table."""
 
 
 class Definition(NamedTuple):
@@ -43,12 +55,10 @@ class Definition(NamedTuple):
 
 def acceptance(traces: Sequence[Trace]) -> list[Definition]:
     """Return every definition of acceptance with its value for each run."""
-    labels = {figure.key: figure.label for figure in FIGURES} | {"conditional": "conditional, by place"}
+    known = {figure.key: (figure.label, DEFINITIONS.get(figure.key, "")) for figure in FIGURES} | _OWN
     columns = [_texts(trace) for trace in traces]
     return [
-        Definition(
-            labels[key], tuple(column[key] for column in columns), user, DEFINITIONS.get(key, _CONDITIONAL)
-        )
+        Definition(known[key][0], tuple(column[key] for column in columns), user, known[key][1])
         for key, user in USED_BY.items()
     ]
 
@@ -57,7 +67,16 @@ def _texts(trace: Trace) -> dict[str, str]:
     metrics, found = measure(trace), origin(trace.header)
     unknown = found.figures if found else frozenset[str]()
     texts = figure_texts(metrics, None, {}, unknown)
-    return texts | {"conditional": UNKNOWN if "per_position" in unknown else _conditional(metrics)}
+    own = {
+        "conditional": UNKNOWN if "per_position" in unknown else _conditional(metrics),
+        "levels": UNKNOWN if "per_level" in unknown else _levels(trace),
+    }
+    return texts | own
+
+
+def _levels(trace: Trace) -> str:
+    accepted, drafted = drafted_levels(trace.decisions)
+    return f"{100 * accepted / drafted:.0f} %" if drafted else "–"
 
 
 def _conditional(metrics: Metrics) -> str:

@@ -15,7 +15,11 @@ DEFINITIONS: dict[str, str] = {
         "equal to tokens/s in a run of one sequence."
     ),
     "tokens_per_second_with_prefill": "Tokens / seconds of the whole run, prefill included.",
-    "ttft_ms": "Time to first token: from the run's start to its first committed token.",
+    "ttft_ms": (
+        "Time to first token: from the run's start to its first committed token. That is the prefill without the "
+        "prompt's last token, and the first round with its drafts; a serving engine, and a run under load, draws the "
+        "first token from the prefill."
+    ),
     "tpot_ms": (
         "Time per output token: (last commit - first commit) / (tokens - 1), the mean over the sequences."
     ),
@@ -35,7 +39,10 @@ DEFINITIONS: dict[str, str] = {
     "acceptance_rate_tested": (
         "Accepted / tested, where tested is accepted + rejected: discarded tokens are left out."
     ),
-    "dsi_acceptance": "DSI's estimate 1 - 1/(1 + n), where n is the run length.",
+    "dsi_acceptance": (
+        "1 - 1/(1 + n), where n is the run length. DSI's n is the mean length of each prompt's first run only: the "
+        "same if tokens are accepted independently."
+    ),
     "tokens_per_target_forward": (
         "Tokens / target forwards. The target's own token of each round is included (the + 1), so it is 1 for "
         "autoregressive decoding."

@@ -80,6 +80,15 @@ def per_level(decisions: Iterable[Decision]) -> tuple[Level, ...]:
     return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
 
 
+def drafted_levels(decisions: Iterable[Decision]) -> tuple[int, int]:
+    """Return how many levels of all drafts had an accepted token, and how many were drafted."""
+    kept, all_levels = 0, 0
+    for judged in _rounds(decisions):
+        all_levels += len({place for place, outcome in judged if outcome in FATES})
+        kept += len({place for place, outcome in judged if outcome == "accepted"})
+    return kept, all_levels
+
+
 def per_level_of(traces: Iterable[Trace]) -> tuple[Level, ...]:
     """Return the acceptance of each level over the rounds of several runs."""
     counts: dict[int, tuple[int, int]] = {}

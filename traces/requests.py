@@ -8,8 +8,7 @@ with its first round. Times are integer nanoseconds since the run's start.
 from __future__ import annotations
 
 from itertools import pairwise
-from math import ceil
-from statistics import median
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 if TYPE_CHECKING:
@@ -47,20 +46,22 @@ class Request(NamedTuple):
         return self.commits[0][0] - self.arrival if self.commits else None
 
     @property
-    def gaps(self) -> list[float]:
-        """Inter-token latencies: a round's tokens share the time since the round before."""
-        times = pairwise(self.commits)
-        return [(end - start) / n for (start, _), (end, n) in times for _ in range(n)]
+    def gaps(self) -> list[int]:
+        """VLLM's inter-token latencies: between rounds, whose tokens appear at once."""
+        return [end - start for (start, _), (end, _) in pairwise(self.commits)]
 
     @property
-    def itl(self) -> float | None:
-        """Mean time per token after the first; None with fewer than two tokens."""
+    def tpot(self) -> float | None:
+        """Time per output token: the mean after the first; None with fewer than two tokens.
+
+        vLLM's TPOT, AIPerf's inter-token latency.
+        """
         tokens = sum(n for _, n in self.commits)
         return (self.commits[-1][0] - self.commits[0][0]) / (tokens - 1) if tokens > 1 else None
 
-    def meets(self, ttft: float, itl: float) -> bool:
-        """Return whether it finished within limits in nanoseconds for `ttft` and `itl`."""
-        return self.finished and self.ttft is not None and self.ttft <= ttft and (self.itl or 0.0) <= itl
+    def meets(self, ttft: float, tpot: float) -> bool:
+        """Return whether it finished within limits in nanoseconds for `ttft` and `tpot`."""
+        return self.finished and self.ttft is not None and self.ttft <= ttft and (self.tpot or 0.0) <= tpot
 
 
 class Figures(TypedDict):
@@ -79,8 +80,11 @@ class Figures(TypedDict):
     ttft_ms: float | None
     """Median time to first token."""
     ttft_p95_ms: float | None
+    tpot_ms: float | None
+    """Median over the requests of their time per output token."""
+    tpot_p95_ms: float | None
     itl_ms: float | None
-    """Median inter-token latency."""
+    """Median time between two rounds of a request."""
     itl_p95_ms: float | None
     good: int
     """Finished requests that meet both limits."""
@@ -131,19 +135,20 @@ def requests(trace: Trace) -> list[Request]:
     ]
 
 
-def figures(trace: Trace, ttft_ms: float, itl_ms: float) -> Figures:
+def figures(trace: Trace, ttft_ms: float, tpot_ms: float) -> Figures:
     """Return the figures of a run under load.
 
     Args:
         trace: The run.
         ttft_ms: Limit of a good request's time to first token.
-        itl_ms: Limit of its mean time per further token.
+        tpot_ms: Limit of its mean time per further token.
     """
     found = requests(trace)
     first, gaps = [r.ttft for r in found if r.ttft is not None], [gap for r in found for gap in r.gaps]
+    means = [r.tpot for r in found if r.tpot is not None]
     ends = [r.commits[-1][0] for r in found if r.commits]
     busy = _union([(r.arrival, r.commits[-1][0]) for r in found if r.commits]) / 1e9
-    tokens, good = len(trace.commits), sum(r.meets(1e6 * ttft_ms, 1e6 * itl_ms) for r in found)
+    tokens, good = len(trace.commits), sum(r.meets(1e6 * ttft_ms, 1e6 * tpot_ms) for r in found)
     seconds = (max(ends) - min(r.arrival for r in found)) / 1e9 if ends else 0.0
     return {
         "requests": len(found),
@@ -152,10 +157,12 @@ def figures(trace: Trace, ttft_ms: float, itl_ms: float) -> Figures:
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds else None,
         "busy_tokens_per_second": tokens / busy if busy else None,
-        "ttft_ms": median(first) / 1e6 if first else None,
-        "ttft_p95_ms": _p95(first),
-        "itl_ms": median(gaps) / 1e6 if gaps else None,
-        "itl_p95_ms": _p95(gaps),
+        "ttft_ms": _percentile(first, 0.5),
+        "ttft_p95_ms": _percentile(first, 0.95),
+        "tpot_ms": _percentile(means, 0.5),
+        "tpot_p95_ms": _percentile(means, 0.95),
+        "itl_ms": _percentile(gaps, 0.5),
+        "itl_p95_ms": _percentile(gaps, 0.95),
         "good": good,
         "good_share": good / len(found) if found else 0.0,
         "goodput": good / seconds if seconds else None,
@@ -188,6 +195,10 @@ def _union(times: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def _p95(values: Sequence[float]) -> float | None:
-    """Return the 95th percentile in milliseconds: the smallest value that 95 % do not exceed."""
-    return sorted(values)[ceil(0.95 * len(values)) - 1] / 1e6 if values else None
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    """Return a percentile in milliseconds, interpolated as in vLLM and AIPerf (numpy's default)."""
+    if not values:
+        return None
+    ordered, place = sorted(values), share * (len(values) - 1)
+    low = ordered[floor(place)]
+    return (low + (place - floor(place)) * (ordered[ceil(place)] - low)) / 1e6

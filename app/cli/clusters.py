@@ -61,7 +61,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         default="pair",
         metavar="SOURCE",
-        help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate (pair)",
+        help="virtual only: pair decodes, bernoulli:RATE accepts drafts at that rate, drawn from --seed (pair)",
     )
     parser.add_argument(
         "--forward",

@@ -1,8 +1,8 @@
 """Serve requests that arrive while others decode: where does a method stop paying?
 
 One run per method and batch size, and plain decoding beside them. Prompts join in chunks, in the
-forwards that decode the others. Without --rate and --arrivals all requests arrive at once. Request
-i has seed S + i and the text of its prompt alone.
+forwards that decode the others; the last chunk gives the first token. Without --rate and --arrivals
+all requests arrive at once. Request i has seed S + i.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ttft-ms", type=float, default=1000.0, metavar="MS", help="a good request's first token (1000)"
     )
     parser.add_argument(
-        "--itl-ms", type=float, default=100.0, metavar="MS", help="its mean time per further token (100)"
+        "--tpot-ms",
+        "--itl-ms",
+        type=float,
+        default=100.0,
+        metavar="MS",
+        help="its mean time per further token (100)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="draw the chart: .svg, or .html")
     common.add_generation(parser, required=False)
@@ -117,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
                 print(f"specscope: {key} with batch {batch} is done ({i} of {len(jobs)})", file=sys.stderr)
         except KeyboardInterrupt:
             if cells[keys[0]]:  # what is finished is kept
-                _show(args, result_of(cells, left_out, args.ttft_ms, args.itl_ms, "stopped before the end"))
+                _show(args, result_of(cells, left_out, args.ttft_ms, args.tpot_ms, "stopped before the end"))
             raise
         warning = common.busy_warning(args, before)
-    _show(args, result_of(cells, left_out, args.ttft_ms, args.itl_ms, warning))
+    _show(args, result_of(cells, left_out, args.ttft_ms, args.tpot_ms, warning))
     return 0
 
 
@@ -135,7 +140,7 @@ def _checked(args: argparse.Namespace) -> list[int]:
     batches = batch_sizes(args.batch, "--batch")
     check_range("--chunk", args.chunk, 1)
     check_range("--ttft-ms", args.ttft_ms, 0, exclusive=True)
-    check_range("--itl-ms", args.itl_ms, 0, exclusive=True)
+    check_range("--tpot-ms", args.tpot_ms, 0, exclusive=True)
     if args.requests is not None:
         check_range("--requests", args.requests, 1, MOST_PROMPTS)
     if args.output is not None:

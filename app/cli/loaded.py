@@ -40,7 +40,7 @@ def print_load(result: Mapping[str, Any]) -> None:
     for key, reason in result["left_out"].items():
         print(f"{key:20}left out: {reason}")
     print(
-        f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['itl_ms']:g} ms in the mean"
+        f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
     )
     print("busy tok/s: tokens by the time in which a request waits or is served")
     if result["warning"]:

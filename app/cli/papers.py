@@ -1,7 +1,8 @@
 """Compare the papers' tables and figures with computed ones, row by row.
 
 Each row has the published number, ours, their difference, the kind of computation and its
-assumption. Rows to which a parameter was fitted are marked and not judged.
+assumption. Rows to which a parameter was fitted, and predictions that can hardly miss (easy), are
+marked and not judged.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         for paper in papers:
             _print(paper.title, [row for row in rows if row.paper == paper.key], paper.inconsistencies)
         print(f"\n{summary.sentence()}")
-    return 0 if summary.exact_equal == summary.exact else 1
+    return 0 if summary.exact_equal == summary.counts["exact"] else 1
 
 
 def _print(title: str, rows: list[Row], inconsistencies: Sequence[str]) -> None:
@@ -75,7 +76,7 @@ def _print(title: str, rows: list[Row], inconsistencies: Sequence[str]) -> None:
         for row in own:
             name = row.row if len(row.row) < _WIDEST else f"{row.row[: _WIDEST - 2]}…"
             difference = "" if row.difference is None else f"{row.difference:+.1%}"
-            mark = " (fitted)" if row.fitted else ""
+            mark = f" ({row.group})" if row.group in ("fitted", "easy") else ""
             print(
                 f"{name:{_WIDEST}}{_number(row.published):>12}{_number(row.ours):>12}{difference:>9}  {row.kind}{mark}"
             )

@@ -46,7 +46,7 @@ def shown(result: Mapping[str, Any], *, links: bool = True) -> str:
         result: See `app.loaded.result_of`.
         links: Whether a row of the table opens its run.
     """
-    facts = f"{result['requests']} requests · good: first token within {result['limits']['ttft_ms']:g} ms, further tokens {result['limits']['itl_ms']:g} ms in the mean"
+    facts = f"{result['requests']} requests · good: first token within {result['limits']['ttft_ms']:g} ms, further tokens {result['limits']['tpot_ms']:g} ms in the mean"
     lines = "".join(f"<li>{text(_titled(line))}</li>" for line in verdicts(result))
     warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
     return (

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _ABOUT = (
     "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
-    "slot, its prompt joins the forwards of the others in chunks, and every text equals the text of its prompt alone. "
+    "slot, and its prompt joins the forwards of the others in chunks; the last one gives its first token. "
     "Plain decoding runs beside every method. Each run is stored, and opens from the table."
 )
 
@@ -114,14 +114,14 @@ class LoadTab:
     def _build_limits(self) -> None:
         self.sizes = gr.Textbox(self._first.sizes, label="Batch sizes", max_lines=1)
         self.ttft = gr.Number(self._first.ttft_ms, label="Good: first token within ms")
-        self.itl = gr.Number(self._first.itl_ms, label="and ms per further token")
+        self.tpot = gr.Number(self._first.tpot_ms, label="and ms per further token")
         self.start = gr.Button("Serve", variant="primary", size="sm", min_width=0, elem_id="load-start")
         self.stop = gr.Button("Stop", size="sm", min_width=0, interactive=False, elem_id="load-stop")
 
     def _connect(self) -> None:
         given = [
             *(self.methods, self.models, self.profile, self.pair, self.arriving, self.rate, self.times),
-            *(self.requests, self.sizes, self.tokens, self.ttft, self.itl, self.prompts),
+            *(self.requests, self.sizes, self.tokens, self.ttft, self.tpot, self.prompts),
         ]
         ways = [self.rate, self.times, self.requests]
         self.arriving.change(self.offer, self.arriving, ways, **QUIET)
@@ -176,4 +176,4 @@ def _result(plan: LoadPlan, cells: Cells, warning: str) -> str:
     """Return the figures of the runs that are done; empty without one."""
     if not cells.get(BASELINE):
         return ""
-    return shown(result_of(cells, {}, plan.ttft_ms, plan.itl_ms, warning))
+    return shown(result_of(cells, {}, plan.ttft_ms, plan.tpot_ms, warning))

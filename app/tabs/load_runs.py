@@ -62,7 +62,7 @@ class Settings(NamedTuple):
     """Batch sizes, separated by commas."""
     tokens: float | None
     ttft_ms: float | None
-    itl_ms: float | None
+    tpot_ms: float | None
     prompts: str
     """One a line; the bench's if empty."""
 
@@ -83,7 +83,7 @@ class LoadPlan:
     request: RunRequest
     """What all runs share; `prompt` and `further` are the requests' prompts."""
     ttft_ms: float
-    itl_ms: float
+    tpot_ms: float
 
     def start(self, cell: Cell, service: Service, group: str) -> LiveRun:
         """Queue a run."""
@@ -120,7 +120,7 @@ def plan_of(given: Settings, here: str) -> LoadPlan:
     tokens = _whole("new tokens", given.tokens, MOST_TOKENS)
     arrivals, prompts = _arrivals(given), _prompts(given)
     limits = [
-        _limit(*one) for one in (("the limit of TTFT", given.ttft_ms), ("the limit of ITL", given.itl_ms))
+        _limit(*one) for one in (("the limit of TTFT", given.ttft_ms), ("the limit of TPOT", given.tpot_ms))
     ]
     place: dict[str, Any] = {}
     if given.profile != here:

@@ -184,7 +184,8 @@ class Execution:
             return method.decode(view, request.cfg)
 
         dispatcher.step = 1
-        await Serving(run, request.load, decode, gathering, dispatcher, self.recording.clock).serve()
+        parts = (run, request.load, decode, gathering, dispatcher, self.recording.clock)
+        await Serving(*parts, scored=request.layout.in_step).serve()
 
     def _seconds_to_settle(
         self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None

@@ -3,7 +3,7 @@
 A shape decides how many children each node gets (`engine/drafters/level.py` grows the levels):
 
 - `Wide`: at most `width` nodes per level, with any parents. Source: SpecInfer (Miao et al. 2024),
-  token trees of a small model; a fixed width per level as in EasySpec's ablation (section 5).
+  token trees of a small model; a fixed width per level as in EasySpec's ablation (section 4.4).
 - `Static`: always the same tree (Medusa, Cai et al. 2024; EAGLE, Li et al. 2024); `static.py` reads
   the files.
 - `Dynamic`: the most probable nodes of a level get children, and the most probable nodes of the

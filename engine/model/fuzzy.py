@@ -81,7 +81,7 @@ class SingleDevice:
 
 
 class PartTime(NamedTuple):
-    """Start and end of one part of a forward on a device, in nanoseconds of its clock."""
+    """Start and end of one part of a forward on a device: marks, then nanoseconds of its clock."""
 
     kind: PartKind
     """`attention`, or `exchange` for exchanging a group's attention outputs."""
@@ -103,6 +103,7 @@ class Fuzzy:
             order.
         devices: Devices that share the attention layers; default: this one alone.
         watch: Called with layer and buffers after each attention computed on this device.
+        mark: Returns a mark in time (`engine.model.clock`): no layer waits for its own end.
     """
 
     def __init__(
@@ -110,10 +111,12 @@ class Fuzzy:
         groups: Sequence[range],
         devices: DeviceGroup | None = None,
         watch: Callable[[int, Buffers], None] | None = None,
+        mark: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.groups = groups
         self.watch = watch
         self._devices: DeviceGroup = devices or SingleDevice()
+        self._mark = mark
         self._times: list[PartTime] = []
 
     def attend(self, group: range, like: Tensor, attention: Callable[[int], Tensor]) -> list[Tensor]:
@@ -129,25 +132,17 @@ class Fuzzy:
         devices = self._devices
         mine: dict[int, Tensor] = {}
         for i in range(devices.rank, len(group), devices.ways):
-            start = time.perf_counter_ns()
+            start = self._mark()
             mine[i] = attention(group[i])
-            self._record("attention", group[i], start, like)
+            self._times.append(PartTime("attention", group[i], start, self._mark()))
         if devices.ways == 1:
             return list(mine.values())
-        start = time.perf_counter_ns()
+        start = self._mark()
         outputs = devices.swap(mine, len(group), like)
-        self._record("exchange", group.start, start, like)
+        self._times.append(PartTime("exchange", group.start, start, self._mark()))
         return outputs
 
     def times(self) -> tuple[PartTime, ...]:
         """Return the parts that this device computed since the last call."""
         times, self._times = tuple(self._times), []
         return times
-
-    def _record(self, kind: PartKind, layer: int, start: int, like: Tensor) -> None:
-        if like.is_cuda:
-            # Without a wait, the clock would show the launch of the kernels, not their end.
-            import torch
-
-            torch.cuda.current_stream(like.device).synchronize()
-        self._times.append(PartTime(kind, layer, start, time.perf_counter_ns()))

@@ -119,6 +119,8 @@ class Slots:
         """Rows whose keys and values were not computed (`engine.model.memoized`)."""
         self.sequences = list(range(slots))
         """The number of the sequence in each slot."""
+        self.seed = 0
+        """The run's seed, for models that draw their tokens (`engine.simulate.oracle`)."""
         self.padded_length = 0
         """Cached rows per slot that attention reads, padding included; 0 without padding."""
         self._extents = [_EMPTY] * slots

@@ -35,6 +35,8 @@ class JoinedScores:
         self.number = -1
         """The worker's number for its logits."""
         self.forward: Submission | None = None
+        self.span = -1
+        """The span that scored it: the forward's, or that of its prompt's last part."""
         target.gathering.begin(Call("scores", target.score, ((self,), (draft,)), ()))
 
     async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0, mode: str = "") -> Verdict:
@@ -69,8 +71,10 @@ class JoinedTarget:
         job = Score(self._model, tuple(part.prefix for part in parts), rows, spans[0], chunks=chunks)
         forward = dispatcher.keep(dispatcher.submit(self._worker, "target", job, spans))
         forward.kind = "verify"
+        ends = chunk_spans(chunks, spans, self._lanes)
         for part, number in zip(parts, spans, strict=False):
             part.forward, part.number = forward, number
+            part.span = ends.get(part.prefix.sequence, spans[0])
         await forward.wait()
         return [None] * len(parts)
 
@@ -86,24 +90,28 @@ class JoinedTarget:
         numbers = [part.number for part in parts]
         job = JudgeAll(tuple(map(judge_job, numbers, drafts, bonuses, skips)))
         usual = [mode_of(d.depth, p.rows - skip) for p, d, skip in zip(parts, drafts, skips, strict=True)]
-        spans = [_record(part.forward, parts, usual) for part in parts]
+        for part in parts:
+            _record(part.forward, parts, usual)
         judging = self._dispatcher.submit(
             self._worker, "target", job, self._dispatcher.span_ids(2 * self._lanes)
         )
         judging.sequence = parts[0].prefix.sequence if len(parts) == 1 else -1
         judgements = (await judging.result()).value
         return [
-            new_verdict(judgement, part.prefix, draft, mode or own, span)
-            for judgement, part, draft, mode, own, span in zip(
-                judgements, parts, drafts, modes, usual, spans, strict=True
-            )
+            new_verdict(judgement, part.prefix, draft, mode or own, part.span)
+            for judgement, part, draft, mode, own in zip(judgements, parts, drafts, modes, usual, strict=True)
         ]
 
 
-def _record(forward: Submission | None, parts: Sequence[JoinedScores], modes: Sequence[str]) -> int:
-    """Emit a forward's spans, once; return the first one's id."""
+def chunk_spans(chunks: Sequence[Chunk], spans: Sequence[int], lanes: int) -> dict[int, int]:
+    """Return the span of each sequence's part of a prompt: the last ids of a forward."""
+    own = spans[-lanes * len(chunks) :: lanes] if chunks else ()
+    return {chunk.prefix.sequence: span for chunk, span in zip(chunks, own, strict=True)}
+
+
+def _record(forward: Submission | None, parts: Sequence[JoinedScores], modes: Sequence[str]) -> None:
+    """Emit a forward's spans, once."""
     assert forward is not None, "the forward is over"
     own = {mode for part, mode in zip(parts, modes, strict=True) if part.forward is forward}
-    forward.kind = "pre-verify" if own == {"pre-verify"} else "verify"
+    forward.kind = "pre-verify" if own - {"plain"} == {"pre-verify"} else "verify"
     forward.record()
-    return forward.spans[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.drafters.tree import TreeShape
 from engine.run.drafted import confirmed, grown, rows_of
-from engine.run.joined import JoinedScores, JoinedTarget
+from engine.run.joined import JoinedScores, JoinedTarget, chunk_spans
 from engine.run.scores import Scores, judge_job, mode_of, new_verdict
 from engine.run.together import Call, Gathering
 from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
@@ -189,26 +189,27 @@ class Model:
 
         For `windows`, one per prefix or none at all, and for `typical` see `verify`.
         """
-        columns = (prefixes, drafts, windows or [None] * len(drafts))
-        return await self._join(Call(self.role, self._verify, columns, (typical,)))
+        columns = (prefixes, drafts, windows or [None] * len(drafts), [typical] * len(drafts))
+        return await self._join(Call(self.role, self._verify, columns, ()))
 
     async def _verify(
         self,
         prefixes: Sequence[Prefix],
         drafts: Sequence[Draft],
         windows: Sequence[Tree | None],
-        typical: Typical | None,
+        typicals: Sequence[Typical | None],
         chunks: tuple[Chunk, ...] = (),
     ) -> list[Verdict]:
         spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
-        judges = tuple(judge_job(spans[0], draft, typical=typical) for draft in drafts)
+        rules = zip(drafts, typicals, strict=True)
+        judges = tuple(judge_job(spans[0], draft, typical=typical) for draft, typical in rules)
         rows = tuple(rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
         best = any(window is not None for window in windows)
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=best, chunks=chunks)
-        judgements = (await self._call(job, spans)).value
+        judgements, ends = (await self._call(job, spans)).value, chunk_spans(chunks, spans, self.lanes)
         return [
-            new_verdict(judgement, x, draft, mode_of(len(draft), len(draft)), spans[0])
-            for judgement, x, draft in zip(judgements, prefixes, drafts, strict=True)
+            new_verdict(j, x, draft, mode_of(len(draft), len(draft)), ends.get(x.sequence, spans[0]))
+            for j, x, draft in zip(judgements, prefixes, drafts, strict=True)
         ]
 
     def score(self, prefix: Prefix, draft: Draft) -> Scores | JoinedScores:
@@ -277,7 +278,7 @@ class Model:
 
     async def cache(self, chunks: tuple[Chunk, ...]) -> None:
         """Cache parts of prompts in one forward of the target."""
-        await self._verify((), (), (), None, chunks)
+        await self._verify((), (), (), (), chunks)
 
     async def retire(self, sequences: Sequence[int]) -> None:
         """Free the KV slots of sequences that ended."""

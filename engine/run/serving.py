@@ -1,8 +1,9 @@
 """Requests that arrive while others decode: continuous batching with chunked prefill.
 
 A request waits for a free KV slot. Then its prompt is cached in chunks, each in the forward that
-verifies the drafts of the others (Sarathi-Serve, arXiv:2403.02310). Then its sequence decodes: the
-method's own coroutine, which sees a run of this sequence alone. The coroutines go in step: when all
+verifies the drafts of the others (Sarathi-Serve, arXiv:2403.02310). The logits of the prompt's last
+token give the first token, as in vLLM. Then its sequence decodes: the method's own coroutine, which
+sees a run of this sequence alone. The coroutines go in step: when all
 of them wait for a model, their drafts are one call, and so are their verifications. A sequence that
 ends frees its slot (Orca, OSDI 2022).
 """
@@ -13,7 +14,9 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from engine.bounds import MOST_SEQUENCES
 from engine.errors import UsageError, shown
@@ -21,11 +24,8 @@ from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.together import Gathering
-from engine.types import Prefix, check_range
+from engine.types import Draft, Prefix, check_range
 from engine.workers.jobs import Chunk
-
-if TYPE_CHECKING:
-    import numpy as np
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""
@@ -114,6 +114,8 @@ class Serving:
         gathering: The calls of the sequences that decode.
         dispatcher: Its step counts the rounds.
         clock: Returns nanoseconds since the run's start.
+        scored: Whether the method drafts while its earlier drafts are scored: first tokens are then
+            judged with these scores.
     """
 
     def __init__(
@@ -124,7 +126,10 @@ class Serving:
         gathering: Gathering,
         dispatcher: Dispatcher,
         clock: Callable[[], int],
+        *,
+        scored: bool,
     ) -> None:
+        self._scored = scored
         self._run, self._load, self._decode = run, load, decode
         self._gathering, self._dispatcher, self._clock = gathering, dispatcher, clock
         self._times = load.times
@@ -139,12 +144,11 @@ class Serving:
             while True:
                 await self._free_slots()
                 self._admit()
-                self._begin(decoders)
                 await self._gathering.complete()
                 if self._ended:
                     continue  # a slot is free
                 if self._gathering.decoding or self._cached:
-                    await self._round()
+                    await self._round(decoders)
                 elif self._waiting:
                     await asyncio.sleep((self._times[self._waiting[0]] - self._clock()) / 1e9)
                 else:
@@ -164,22 +168,33 @@ class Serving:
         ):
             self._cached[self._waiting.pop(0)] = 0
 
-    def _begin(self, decoders: asyncio.TaskGroup) -> None:
-        """Start the method for each sequence whose prompt is cached."""
-        for number, cached in list(self._cached.items()):
-            if cached == self._prompt(number) - 1:
-                del self._cached[number]
+    def _begin(self, parts: Sequence[_Part], decoders: asyncio.TaskGroup) -> None:
+        """Start the sequences whose prompts end with these parts."""
+        for part in parts:
+            if part.end == self._prompt(part.sequence):
+                del self._cached[part.sequence]
                 self._gathering.decoding += 1
-                decoders.create_task(self._decode_one(number))
+                decoders.create_task(self._decode_one(part.sequence))
 
     async def _decode_one(self, number: int) -> None:
-        await self._decode(self._run.of(number))
+        """Draw the first token from the forward that ends the prompt; then decode."""
+        run, nothing = self._run.of(number), Draft.empty()
+        if self._scored:
+            run.commit(await run.target.score(run.x, nothing).judge(nothing, mode="plain"))
+        else:
+            run.commit(await run.target.verify(run.x, nothing))
+        if not run.done:
+            await self._decode(run)
         self._ended.append(number)
         self._gathering.end()
 
-    async def _round(self) -> None:
+    async def _round(self, decoders: asyncio.TaskGroup) -> None:
         """Draft for all sequences that decode, verify all drafts, and cache parts of prompts."""
-        gathering, parts = self._gathering, await self._draft(self._next_parts())
+        gathering, parts = self._gathering, self._next_parts()
+        self._cached |= {p.sequence: p.end for p in parts}
+        self._begin(parts, decoders)
+        await gathering.complete()
+        parts = await self._draft(parts)
         async with asyncio.TaskGroup() as work:
             # the target is first: heads read the states that it leaves on their worker
             if gathering.waits("target"):
@@ -202,9 +217,8 @@ class Serving:
             The parts that are left.
         """
         gathering = self._gathering
-        while gathering.waits("drafter"):
+        while (scores := gathering.waits("scores")) or gathering.waits("drafter"):
             async with asyncio.TaskGroup() as work:
-                scores = gathering.waits("scores")
                 if scores:
                     work.create_task(gathering.make("scores", chunks=self._chunks(parts)))
                 work.create_task(gathering.make("drafter"))
@@ -220,16 +234,16 @@ class Serving:
 
     def _prefill(self, parts: Sequence[_Part], work: asyncio.TaskGroup) -> None:
         """Start to cache parts of prompts on the drafters."""
-        prefixes = [Prefix(p.sequence, self._tokens(p.sequence)[: p.end + 1]) for p in parts]
+        # a prefill leaves out its last token: here any
+        prefixes = [Prefix(p.sequence, np.append(self._tokens(p.sequence)[: p.end], 0)) for p in parts]
         for model in self._run.drafters if parts else ():
             work.create_task(model.prefill(prefixes))
-        self._cached |= {p.sequence: p.end for p in parts}
 
     def _next_parts(self) -> list[_Part]:
         """Return the parts of prompts for one forward, in the order of the requests."""
         left, parts = self._load.chunk, list[_Part]()
         for number, cached in self._cached.items():
-            count = min(left, self._prompt(number) - 1 - cached)
+            count = min(left, self._prompt(number) - cached)
             if count > 0:
                 parts.append(_Part(number, cached, cached + count))
                 left -= count

@@ -52,6 +52,7 @@ class Scripted:
         context: The most positions.
         certainty: Returns the next token's probability; all other tokens share the rest. It is 1
             without this function.
+        seeded: Whether sequence i of a run with seed s is number s + i to these functions.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Scripted:
         vocab_size: int,
         context: int = 1 << 20,
         certainty: Certainty | None = None,
+        *,
+        seeded: bool = False,
     ) -> None:
         check_range("vocab_size", vocab_size, 2)
         self.name = name
@@ -69,6 +72,7 @@ class Scripted:
         self.depth = 0
         self._next_token = next_token
         self._certainty = certainty
+        self._seeded = seeded
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
         """Return empty slots: the model caches tokens only."""
@@ -104,7 +108,8 @@ class Scripted:
         logits = torch.full((len(want), self.vocab_size), IMPOSSIBLE)
         for line, row in enumerate(want):
             slot = int(rows.slots[row])
-            path, sequence = cache.tokens_to(slot, int(indices[row])), cache.sequences[slot]
+            path = cache.tokens_to(slot, int(indices[row]))
+            sequence = cache.sequences[slot] + (cache.seed if self._seeded else 0)
             token = self._next_token(path, sequence)
             if not 0 <= token < self.vocab_size:
                 raise UsageError(
@@ -133,7 +138,8 @@ def bernoulli_models(
     """Return a target and one drafter per rate, which agrees at each position independently.
 
     The target's token is a keyed hash of the seed, the sequence, the position and the previous
-    token, so a wrong draft leaves the target's text. A drafter returns the target's token with
+    token, so a wrong draft leaves the target's text. Sequence i of a run with seed s is s + i: it
+    has the tokens of its prompt alone with seed s + i. A drafter returns the target's token with
     probability `rate`, by a keyed hash of the seed, the sequence and the position, and otherwise
     another token. This holds on every path. Drafters agree independently of each other.
 
@@ -142,7 +148,7 @@ def bernoulli_models(
         vocab_size: V, at least 2 more than the tokens to avoid.
         prompt_length: Position of the first token to count. With the prompt's length, neither text
             nor agreement depends on the prompt.
-        seed: Selects the text and the positions of agreement.
+        seed: Selects the text and the positions of agreement, beside the run's own seed.
         avoid: Token ids that are never returned, such as EOS ids.
 
     Raises:
@@ -167,9 +173,12 @@ def bernoulli_models(
             return int(words[right])
         return int(words[another(right, len(words), "other", seed, sequence, position, last, *key)])
 
+    def say(path: np.ndarray, sequence: int) -> int:
+        return int(words[target_word(path, sequence)])
+
     return (
-        Scripted("target", lambda path, sequence: int(words[target_word(path, sequence)]), vocab_size),
-        *(Scripted(drafter_key(i), partial(draft, i), vocab_size) for i in range(len(rates))),
+        Scripted("target", say, vocab_size, seeded=True),
+        *(Scripted(drafter_key(i), partial(draft, i), vocab_size, seeded=True) for i in range(len(rates))),
     )
 
 

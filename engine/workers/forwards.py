@@ -48,6 +48,7 @@ class Forwards:
         self._free: list[int] = []
         self.packing = Packing()
         """How forwards are packed."""
+        self._seed = 0
         self._alignment = Alignment()
         self.heads: dict[str, Head] = {}
         """Drafting heads by name; a head's layer is in `models` under the same name."""
@@ -61,7 +62,9 @@ class Forwards:
         self.clock = Clock()
         """Takes the times of forwards."""
 
-    def begin(self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = ()) -> None:
+    def begin(
+        self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = (), seed: int = 0
+    ) -> None:
         """Empty all slots; make new caches if these are too few or too short.
 
         Args:
@@ -69,7 +72,9 @@ class Forwards:
             capacity: KV rows per slot.
             packing: How forwards are packed.
             features: The target's hidden states to keep for a drafting head, see `Output.hidden`.
+            seed: The run's seed.
         """
+        self._seed = seed
         self._kept_states = self.kept_states(features)
         if (size := next_size(self.size, slots, capacity)) != self.size:
             self.size, self.caches = size, {}
@@ -78,6 +83,7 @@ class Forwards:
         for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
+            cache.seed = seed
             for slot in range(slots):
                 cache.reset(slot)
 
@@ -99,6 +105,7 @@ class Forwards:
         """Return a model's cache; the first use makes it."""
         if model not in self.caches:
             self.caches[model] = self.models[model].new_cache(*self.size)
+            self.caches[model].seed = self._seed
             for sequence, slot in self._slots.items():
                 self.caches[model].reset(slot, sequence)
         return self.caches[model]

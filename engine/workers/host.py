@@ -184,7 +184,7 @@ class Host:
                 model = job.model if job.stage is None else job.stage.of(job.model)
                 value = measure(self.forwards.models[model], job, stopped, agree)
         time_of = self.forwards.clock.read()
-        return Reply(value, tuple(s._replace(start=time_of(s.start), end=time_of(s.end)) for s in stamps))
+        return Reply(value, tuple(stamp.read(time_of) for stamp in stamps))
 
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
@@ -225,7 +225,7 @@ class Host:
         self._sampling, self._run = job.sampling, job
         self._vocab_size = job.vocab_size
         self._scores.clear()
-        self.forwards.begin(job.slots, job.capacity, job.packing, job.features)
+        self.forwards.begin(job.slots, job.capacity, job.packing, job.features, job.sampling.seed)
         for exchange in self._exchanges.values():
             exchange.begin(job.run)
 
@@ -272,7 +272,8 @@ class Host:
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)
-        prompts = [chunk.prefix for chunk in job.chunks]
+        decoding = {prefix.sequence for prefix in job.prefixes}  # or their prompts end here
+        prompts = [chunk.prefix for chunk in job.chunks if chunk.prefix.sequence not in decoding]
         logits = self.forwards.extend(
             model, job.prefixes, job.drafts, stamps, kind, prompts=prompts, stage_io=stage_io
         )

@@ -227,7 +227,8 @@ class Score:
     """Judge at temperature 0 and within the target's vocabulary: a drafter decodes greedily."""
     stage: Stage | None = None
     chunks: tuple[Chunk, ...] = ()
-    """Parts of other sequences' prompts, cached by the same forward (chunked prefill)."""
+    """Parts of prompts in the same forward (chunked prefill). Where a part ends its prompt, this is
+    one of the prefixes too, with an empty draft."""
 
 
 @dataclass(frozen=True)

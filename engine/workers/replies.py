@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from engine.model.fuzzy import PartTime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.heads.work import Work
 
 
@@ -76,6 +78,11 @@ class Stamp(NamedTuple):
     """Nanoseconds of its communication with the other ranks of a model split by tensors."""
     alone: bool = False
     """Whether this device alone ran the job, in any lane."""
+
+    def read(self, time_of: Callable[[int], int]) -> Stamp:
+        """Return a copy with times in place of marks (`engine.model.clock`)."""
+        parts = tuple(p._replace(start=time_of(p.start), end=time_of(p.end)) for p in self.parts)
+        return self._replace(start=time_of(self.start), end=time_of(self.end), parts=parts)
 
 
 class Reply(NamedTuple):

@@ -62,7 +62,11 @@ def grow(
 
 def _model_levels(forwards: Forwards, job: Grow, partners: Partners, stamps: list[Stamp]) -> ModelLevels:
     depth = forwards.models[job.model].depth
-    fuzzy = Fuzzy(layer_groups(depth, job.fuzzy), partners) if depth and job.fuzzy > 1 else None
+    fuzzy = (
+        Fuzzy(layer_groups(depth, job.fuzzy), partners, mark=forwards.clock.mark)
+        if depth and job.fuzzy > 1
+        else None
+    )
     return ModelLevels(forwards, job, fuzzy, stamps)
 
 

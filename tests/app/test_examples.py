@@ -52,7 +52,7 @@ def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
         made = {cell.method: {cell.batch: trace} for cell, _, trace in served if trace is not None}
     finally:
         service.close()
-    rows = result_of(made, {}, plan.ttft_ms, plan.itl_ms, "")["methods"]
+    rows = result_of(made, {}, plan.ttft_ms, plan.tpot_ms, "")["methods"]
     assert list(rows) == ["autoregressive", "medusa"]
     for key, method in rows.items():
         for figures in (method["batches"]["16"], stored[key]["batches"]["16"]):

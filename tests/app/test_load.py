@@ -107,7 +107,7 @@ def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate():
         (["--batch", "0,2"], "--batch is 0; it must be at least 1 and at most 64"),
         (["--batch", "1,x"], "--batch is '1,x'; it must be whole numbers"),
         (["--chunk", "0"], "--chunk is 0"),
-        (["--itl-ms", "0"], "--itl-ms is 0"),
+        (["--itl-ms", "0"], "--tpot-ms is 0"),
         (["--requests", "0"], "--requests is 0"),
         (["-o", "chart.pdf"], "the output chart.pdf is no chart"),
         (["--methods", "dsi"], "dsi cannot run under load"),

@@ -26,7 +26,7 @@ GIVEN = Settings(
     sizes="2, 1",
     tokens=5,
     ttft_ms=1000,
-    itl_ms=100,
+    tpot_ms=100,
     prompts="",
 )
 
@@ -119,7 +119,7 @@ def test_methods_that_cannot_be_served_are_not_offered():
         ({"arriving": TIMES}, "the list of times has no arrival"),
         ({"arriving": "now"}, "requests arrive 'now'; choose at once, rate or times"),
         ({"ttft_ms": 0}, "the limit of TTFT in ms is 0"),
-        ({"itl_ms": float("inf")}, "the limit of ITL in ms is inf"),
+        ({"tpot_ms": float("inf")}, "the limit of TPOT in ms is inf"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_in_one_line(change, message):

@@ -25,7 +25,18 @@ def test_every_run_has_a_text_for_every_definition():
     assert values["acceptance by level"].startswith(f"1: {100 * metrics.per_level[0].rate:.0f} %")
     first = metrics.per_position[0]
     assert values["conditional, by place"].startswith(f"1: {100 * first.conditional:.0f} %")
+    assert values["accepted / drafted levels"] == values["accepted / drafted"], "the drafts are chains"
     assert found[0].definition == DEFINITIONS["acceptance_rate"]
+
+
+def test_siblings_of_a_tree_count_once_as_a_level():
+    trace = sample_trace("tree", tokens=40)
+    nodes = [d for d in trace.decisions if d.node >= 0]
+    levels = len({(d.step, d.position) for d in nodes})
+    accepted = sum(d.outcome == "accepted" for d in nodes)
+    values = {row.label: row.values[0] for row in acceptance([trace])}
+    assert values["accepted / drafted levels"] == f"{100 * accepted / levels:.0f} %"
+    assert levels < len(nodes)
 
 
 def test_what_an_imported_file_lacks_is_unknown():

@@ -49,9 +49,9 @@ def test_requests_arrive_begin_commit_and_end() -> None:
     first, second, waiting = requests(trace())
     assert (first.arrival, first.begin, first.ttft) == (0, 2 * MS, 20 * MS)
     assert (second.arrival, second.begin, second.ttft) == (5 * MS, 40 * MS, 55 * MS)
-    assert first.gaps == [20 * MS / 3] * 3 + [20 * MS]
-    assert first.itl == 10 * MS
-    assert (second.gaps, second.itl) == ([], None)
+    assert first.gaps == [20 * MS, 20 * MS], "tokens of a round are one gap"
+    assert first.tpot == 10 * MS
+    assert (second.gaps, second.tpot) == ([], None)
     assert (waiting.begin, waiting.ttft, waiting.finished) == (None, None, False)
 
 
@@ -60,8 +60,9 @@ def test_figures() -> None:
     assert (found["requests"], found["finished"], found["tokens"], found["seconds"]) == (3, 2, 6, 0.06)
     assert found["tokens_per_second"] == pytest.approx(100)
     assert found["busy_tokens_per_second"] == pytest.approx(100)
-    assert (found["ttft_ms"], found["ttft_p95_ms"]) == (37.5, 55)
-    assert (found["itl_ms"], found["itl_p95_ms"]) == (pytest.approx(20 / 3), 20)
+    assert (found["ttft_ms"], found["ttft_p95_ms"]) == (37.5, pytest.approx(20 + 0.95 * 35))
+    assert (found["tpot_ms"], found["tpot_p95_ms"]) == (10, 10)
+    assert (found["itl_ms"], found["itl_p95_ms"]) == (20, 20)
     assert (found["good"], found["good_share"]) == (1, pytest.approx(1 / 3))
     assert found["goodput"] == pytest.approx(1 / 0.06)
     assert figures(trace(), 30, 9.9)["good"] == 0

@@ -23,13 +23,15 @@ _LOG_FROM = 30
 
 
 def charted(row: Row) -> bool:
-    """Return whether a row is in its item's chart: computed, and not exact."""
-    return row.ours is not None and row.kind != "exact"
+    """Return whether a row is in its item's chart: computed, neither exact nor repeated."""
+    return row.ours is not None and row.group not in ("exact", "repeated")
 
 
 def words(row: Row) -> str:
-    """Return a row's kind, and whether it is fitted or missed, for the page's filters."""
-    state = "fitted" if row.fitted else "missed" if row.predicted and not row.hit else ""
+    """Return a row's kind, and whether it is fitted, easy or missed, for the page's filters."""
+    state = (
+        "missed" if row.predicted and not row.hit else row.group if row.group in ("fitted", "easy") else ""
+    )
     return f"{row.kind} {state}".strip()
 
 

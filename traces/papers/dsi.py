@@ -88,10 +88,12 @@ def _table_2() -> Iterator[Row]:
             yield Row(f"{name}, over SI at lookahead {lookahead}", None, time / times.dsi, "simulated", also)
         share = 100 * values[1] / values[0]
         text_2 = "The ratio of the two printed latencies, which are rounded to 0.1 ms."
-        yield Row(f"{name}, drafter latency (%)", values[2], share, "closed form", text_2)
+        yield Row(f"{name}, drafter latency (%)", values[2], share, "arithmetic", text_2)
     claims = _DATA["claims"]
     for name, ours in (("least_speedup", min(speeds)), ("most_speedup", max(speeds))):
-        yield Row(f"{name} of the abstract", claims[name], ours, "exact", "Extreme of the printed column.")
+        yield Row(
+            f"{name} of the abstract", claims[name], ours, "arithmetic", "Extreme of the printed column."
+        )
 
 
 def _table_3() -> Iterator[Row]:
@@ -222,13 +224,17 @@ def _sp_against_mp() -> Iterator[Row]:
     claims = _DATA["claims"]
     share = 1 - claims["mp_rate"] ** claims["mp_lookahead"]
     servers = int(np.ceil(1 / (claims["mp_lookahead"] * claims["mp_drafter"]))) + 1
-    yield Row("share of target forwards that count", claims["mp_share"], round(share, 2), "exact", "1 - a^k.")
-    yield Row("speed-up that MP needs", claims["mp_speedup"], round(1 / share, 2), "exact", "1 / (1 - a^k).")
     yield Row(
-        "GPUs at lookahead 2, drafter 10 %", claims["mp_gpus"], servers, "exact", "ceil(T / (k d)) + 1."
+        "share of target forwards that count", claims["mp_share"], round(share, 2), "arithmetic", "1 - a^k."
+    )
+    yield Row(
+        "speed-up that MP needs", claims["mp_speedup"], round(1 / share, 2), "arithmetic", "1 / (1 - a^k)."
+    )
+    yield Row(
+        "GPUs at lookahead 2, drafter 10 %", claims["mp_gpus"], servers, "arithmetic", "ceil(T / (k d)) + 1."
     )
     amdahl = 1 / (1 - claims["amdahl_rate"])
-    yield Row("Amdahl's speed-up at 80 %", claims["amdahl"], round(amdahl, 9), "exact", "1 / (1 - a).")
+    yield Row("Amdahl's speed-up at 80 %", claims["amdahl"], round(amdahl, 9), "arithmetic", "1 / (1 - a).")
     for drafter, lookahead, published in claims["perfect"]:
         block = lookahead * drafter
         name = f"perfect drafter at {drafter:.0%}, lookahead {lookahead}: over SI"
@@ -261,7 +267,9 @@ PAPER = Paper(
         "Proposition 1": _proposition_1,
         "Theorems 1 and 2": _theorems,
         "Figure 2": lambda: _figure(0, "Best feasible lookahead of each"),
-        "Figure 7": lambda: _figure(5, "Lookahead 5 for both"),
+        "Figure 7": lambda: _figure(
+            5, "Lookahead 5 for SI as in the caption, and for DSI, which has none there"
+        ),
         "SP against MP": _sp_against_mp,
         "Thread pool": _thread_pool,
     },

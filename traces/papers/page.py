@@ -12,14 +12,18 @@ from traces.papers.rows import FOLDER, WITHIN, Paper, Row
 
 _FILTERS = {
     "exact": "exact",
+    "copied": "copied",
+    "arithmetic": "arithmetic",
     "closed form": "closed form",
     "simulated": "simulated",
     "measured": "measured",
     "published only": "published only",
     "fitted": "fitted",
+    "easy": "can hardly miss",
     "missed": f"off by more than {WITHIN:.0%}",
 }
 """Words of a row's `data-is`, and their names."""
+_STATES = {"fitted": "fitted", "easy": "can hardly miss"}
 _KEY = (
     '<p class="key"><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="published" cx="6" cy="6" r="5"/>'
     '</svg>published</span><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="ours" cx="6" cy="6" r="4"/>'
@@ -47,17 +51,10 @@ def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
         rows: Their rows.
     """
     summary = Summary.of(rows)
-    tiles = (
-        (f"{summary.rows}", "rows"),
-        (f"{summary.exact_equal} of {summary.exact}", "exact rows equal the print"),
-        (f"{summary.share:.0%}", f"of {summary.predicted} predicted rows are within {WITHIN:.0%}"),
-        (f"{summary.fitted}", "fitted rows, not judged"),
-        (f"{summary.published_only}", "rows as published only"),
-    )
     parts = [
         f'<p class="muted">{escape(_INTRODUCTION)}</p>',
         '<div class="tiles">'
-        + "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in tiles)
+        + "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in summary.tiles())
         + "</div>",
         _filters(papers),
         _KEY,
@@ -95,7 +92,8 @@ def _choice(legend: str, values: Mapping[str, str], name: str = "") -> str:
 
 _INTRODUCTION = (
     "Each number of the papers that can be computed, beside the computed one. A parameter without a source is fitted "
-    "once, on rows that are marked; all other computed rows are predictions. Rows beyond the limit have their reason."
+    "once, on rows that are marked. Numbers that repeat the print, and predictions that can hardly miss, count apart; all "
+    "other computed rows are predictions. Rows beyond the limit have their reason."
 )
 
 
@@ -113,10 +111,13 @@ def _paper(paper: Paper, rows: Sequence[Row]) -> str:
 
 def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
     summary, name = Summary.of(rows), escape(item)
+    n = summary.counts
     counts = [
-        f"{summary.exact_equal} of {summary.exact} exact" if summary.exact else "",
-        f"{summary.within} of {summary.predicted} predicted within {WITHIN:.0%}" if summary.predicted else "",
-        f"{summary.published_only} as published" if summary.published_only else "",
+        f"{summary.exact_equal} of {n['exact']} exact" if n["exact"] else "",
+        f"{summary.within} of {n['predicted']} predicted within {WITHIN:.0%}" if n["predicted"] else "",
+        f"{n['easy']} can hardly miss" if n["easy"] else "",
+        f"{n['repeated']} repeat the print" if n["repeated"] else "",
+        f"{n['published only']} as published" if n["published only"] else "",
     ]
     about = ", ".join(filter(None, counts)) or "no published number"
     heats = "".join(map(heat_map, paper.maps[item]())) if item in paper.maps else ""
@@ -143,7 +144,7 @@ def _table(rows: Sequence[Row]) -> str:
 def _line(row: Row, number: str) -> str:
     missed = " bad" if row.predicted and not row.hit else ""
     difference = "" if row.difference is None else f"{row.difference:+.1%}"
-    kind = f"{row.kind}, fitted" if row.fitted else row.kind
+    kind = f"{row.kind}, {_STATES[row.group]}" if row.group in _STATES else row.kind
     return (
         f'<tr data-is="{words(row)}"><td class="number">{number}</td><td>{escape(row.row)}</td><td class="number">{_number(row.published)}</td>'
         f'<td class="number">{_number(row.ours)}</td><td class="number{missed}">{difference}</td><td>{kind}</td></tr>'

@@ -2,74 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from engine.errors import UsageError, shown
 from traces.papers import dsi, easyspec, ems, outside, parallelspec, pearl
-from traces.papers.rows import WITHIN, Paper, Row
+from traces.papers.rows import WITHIN, Group, Paper, Row
 
 PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, outside)}
 """Papers by key."""
 
 
+_LARGE = 0.25
+"""Share of the predicted rows from which on a table's weight is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts over rows."""
+    """Counts over rows; the counts of the groups add up to all rows."""
 
-    rows: int
-    exact: int
+    counts: Mapping[Group, int]
     exact_equal: int
     """Exact rows whose number is the printed one."""
-    predicted: int
-    """Rows of predictions to which nothing was fitted."""
     within: int
-    """Those of them that differ by at most `WITHIN`."""
-    fitted: int
-    published_only: int
+    """Predicted rows that differ by at most `WITHIN`."""
+    largest: str
+    """Paper and item of the table with the most predicted rows, if it has many of them."""
+    rest: float
+    """Share of the other predicted rows within the limit."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Summary:
         """Count the rows."""
-        exact = [row for row in rows if row.kind == "exact"]
         predicted = [row for row in rows if row.predicted]
+        tables = Counter((row.paper, row.item) for row in predicted)
+        name, most = max(tables.items(), key=lambda table: table[1], default=(("", ""), 0))
+        others = [row.hit for row in predicted if (row.paper, row.item) != name]
         return cls(
-            rows=len(rows),
-            exact=len(exact),
-            exact_equal=sum(row.ours == row.published for row in exact),
-            predicted=len(predicted),
+            counts={group: sum(row.group == group for row in rows) for group in get_args(Group)},
+            exact_equal=sum(row.kind == "exact" and row.ours == row.published for row in rows),
             within=sum(row.hit for row in predicted),
-            fitted=sum(row.fitted for row in rows),
-            published_only=sum(row.kind == "published only" for row in rows),
+            largest=" ".join(name) if others and most >= _LARGE * len(predicted) else "",
+            rest=sum(others) / len(others) if others else 1.0,
         )
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return sum(self.counts.values())
 
     @property
     def share(self) -> float:
         """Share of the predicted rows within the limit; 1 if nothing is predicted."""
-        return self.within / self.predicted if self.predicted else 1.0
+        predicted = self.counts["predicted"]
+        return self.within / predicted if predicted else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
+        groups = {group.replace(" ", "_"): count for group, count in self.counts.items()}
+        more = {"largest": self.largest, "share_without_largest": round(self.rest, 4)} if self.largest else {}
         return {
             "rows": self.rows,
-            "exact": self.exact,
+            **groups,
             "exact_equal": self.exact_equal,
-            "predicted": self.predicted,
             "within": self.within,
             "share_within": round(self.share, 4),
             "limit": WITHIN,
-            "fitted": self.fitted,
-            "published_only": self.published_only,
+            **more,
         }
 
+    def tiles(self) -> list[tuple[str, str]]:
+        """Return a figure and its words for all rows, then for each group of them."""
+        n = self.counts
+        rest = f", {self.rest:.0%} without {self.largest}" if self.largest else ""
+        return [
+            (f"{self.rows:,}", "rows"),
+            (f"{self.exact_equal} of {n['exact']}", "that must be exact equal the print"),
+            (
+                f"{self.within} of {n['predicted']}",
+                f"predicted are within {WITHIN:.0%} ({self.share:.0%}{rest})",
+            ),
+            (f"{n['easy']}", f"predicted can hardly miss by {WITHIN:.0%}"),
+            (f"{n['repeated']}", "repeat the print: copied inputs, arithmetic on printed numbers"),
+            (f"{n['fitted']}", "are fitted"),
+            (f"{n['not printed']}", "are computed where no number is printed"),
+            (f"{n['published only']}", "are published only"),
+        ]
+
     def sentence(self) -> str:
-        """Return the counts as one line."""
-        return (
-            f"{self.rows} rows: {self.exact_equal} of {self.exact} exact ones equal the print; "
-            f"{self.within} of {self.predicted} predicted ones ({self.share:.0%}) are within {WITHIN:.0%}; "
-            f"{self.fitted} fitted and {self.published_only} published only are not judged"
-        )
+        """Return the counts of the groups that have rows as one line."""
+        (rows, _), *groups = self.tiles()
+        return f"{rows} rows: {'; '.join(f'{n} {words}' for n, words in groups if not n.endswith('of 0') and n != '0')}"
 
 
 def chosen(keys: Iterable[str]) -> list[Paper]:

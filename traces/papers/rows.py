@@ -1,8 +1,10 @@
 """Rows of the comparison with the papers, and the published numbers in `assets/papers`.
 
-A kind says how a number of ours is computed. `exact`: arithmetic that must give the printed digits.
-`closed form`: a formula with the paper's own inputs. `simulated`: a run or a drawn sample in
-virtual time. `measured`: wall time of this machine. `published only`: no number of ours.
+A kind says how a number of ours is computed. `exact`: an algorithm or a model of ours that must
+give the printed digits. `copied`: the printed number is itself an input of ours. `arithmetic`: a
+ratio, product or extreme of printed numbers, without a model of ours. `closed form`: a formula with
+the paper's own inputs. `simulated`: a run or a drawn sample in virtual time. `measured`: wall time
+of this machine. `published only`: no number of ours.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "papers"
 """Folder of the published numbers."""
 
-Kind = Literal["exact", "closed form", "simulated", "measured", "published only"]
+Kind = Literal["exact", "copied", "arithmetic", "closed form", "simulated", "measured", "published only"]
+Group = Literal["exact", "repeated", "predicted", "easy", "fitted", "not printed", "published only"]
+"""What a row shows; every row is in one group."""
 WITHIN = 0.15
 """A prediction hits if it differs from the published number by at most this share."""
 
@@ -40,6 +44,8 @@ class Row:
     """Why the prediction may miss, kept only if it does."""
     fitted: bool = False
     """A parameter was fitted to this row, so that the row proves nothing."""
+    easy: bool = False
+    """The prediction can hardly miss by more than `WITHIN`: the reason is in `assumption`."""
     paper: str = ""
     item: str = ""
 
@@ -51,11 +57,24 @@ class Row:
         return self.ours / self.published - 1 if self.published else self.ours
 
     @property
+    def group(self) -> Group:
+        """What the row shows."""
+        match self.kind:
+            case "exact" | "published only":
+                return self.kind
+            case "copied" | "arithmetic":
+                return "repeated"
+            case _ if self.fitted:
+                return "fitted"
+            case _ if self.published is None:
+                return "not printed"
+            case _:
+                return "easy" if self.easy else "predicted"
+
+    @property
     def predicted(self) -> bool:
         """Whether the row judges a prediction."""
-        return (
-            self.difference is not None and not self.fitted and self.kind not in ("exact", "published only")
-        )
+        return self.group == "predicted"
 
     @property
     def hit(self) -> bool:
@@ -69,12 +88,13 @@ class Row:
             "paper": self.paper,
             "item": self.item,
             "row": self.row,
-            "published": self.published,
+            "published": None if self.published is None else _rounded(self.published),
             "ours": None if self.ours is None else _rounded(self.ours),
             "difference": None if self.difference is None else _rounded(self.difference),
             "kind": self.kind,
             "assumption": f"{self.assumption} Missed: {self.reason}" if missed else self.assumption,
             "fitted": self.fitted,
+            "easy": self.easy,
         }
 
 

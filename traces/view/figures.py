@@ -54,7 +54,7 @@ FIGURES = (
     Figure("accepted", "accepted", "count"),
     Figure("rejected", "rejected", "count"),
     Figure("discarded", "discarded", "count"),
-    Figure("dsi_acceptance", "acceptance (DSI)", "share"),
+    Figure("dsi_acceptance", "acceptance, from runs", "share"),
     Figure("mean_accepted_length", "accepted per round", "2"),
     Figure("acceptance_length", "tokens per verification", "2"),
     Figure("least_acceptance_length", "tokens per verification, least", "2"),

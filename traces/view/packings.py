@@ -60,17 +60,19 @@ def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
 def _forwards(trace: Trace, around: Around) -> Iterator[tuple[int, int, list[ShareView]]]:
     """Yield (step, span, shares) of the steps whose sequences share one forward."""
     spans = {s.id: s for s in trace.spans}
+    prompts = {s.id for s in trace.spans if s.kind == "prefill"}
     fed = trace.header.config.get("feed_finished")
     ended = finished(trace, around.steps or steps_of(trace)) if fed else {}
     lengths = [len(ids) + around.emitted.get(i, 0) for i, ids in enumerate(trace.header.prompt_ids)]
-    for step, rounds in sorted(rounds_by_step(trace).items()):
-        span = spans.get(rounds[0].span)
+    for step, every in sorted(rounds_by_step(trace).items()):
+        rounds = [r for r in every if r.span not in prompts]  # without the first tokens under load
+        span = spans.get(rounds[0].span) if rounds else None
         sequences = [r.sequence for r in rounds] + ended.get(step, [])
         if len(sequences) > 1 and span is not None and {r.span for r in rounds} == {span.id}:
             rows = [r.drafted + 1 for r in rounds] + [1] * (len(sequences) - len(rounds))
             cached = [lengths[sequence] - 1 for sequence in sequences]
             yield step, span.id, _shares(span, sequences, rows, cached, len(rounds))
-        for r in rounds:
+        for r in every:
             lengths[r.sequence] += r.emitted
 
 

@@ -19,6 +19,7 @@ from engine.errors import UsageError, WorkerDied
 from engine.layout import Layout, Separate
 from engine.methods.dsi import Config, plan, servers
 from engine.pairs.pair import Pair
+from engine.run.serving import Load
 from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
@@ -275,3 +276,21 @@ def test_bernoulli_drafters_err_independently():
         rate("bernoulli:0.6,0.9", drafters=3)
     with pytest.raises(UsageError, match=r"tokens is 'bernoulli:0.6,2'; .* rate from 0 to 1"):
         rate("bernoulli:0.6,2")
+
+
+def test_a_bernoulli_text_and_its_agreement_depend_on_the_runs_seed():
+    """Sequence i of a run with seed s is that of its prompt alone with seed s + i."""
+    with engine.open(runtime="virtual", profile="8xA100", tokens="bernoulli:0.6") as cluster:
+
+        def run(seed: int, prompts: int = 1) -> Trace:
+            load = Load((0.0,) * prompts)
+            sampling = Sampling(seed=seed)
+            return cluster.run(
+                "speculative", *["Hello"] * prompts, sampling=sampling, limits=Limits(60), load=load
+            )
+
+        alone = [run(seed) for seed in (0, 1, 2)]
+        several = run(1, prompts=2)
+    assert len({tuple(trace.token_ids()) for trace in alone}) == 3
+    assert len({tuple(r.accepted for r in trace.rounds) for trace in alone}) == 3
+    assert [several.token_ids(i) for i in (0, 1)] == [trace.token_ids() for trace in alone[1:]]

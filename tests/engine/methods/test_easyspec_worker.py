@@ -11,12 +11,14 @@ import torch
 
 from engine.drafters.tree import Wide
 from engine.layout import Packing
+from engine.model.clock import StreamClock
 from engine.pairs.load import load
 from engine.types import Prefix, Sampling
 from engine.workers.exchange import exchange_memory
 from engine.workers.host import Host
 from engine.workers.jobs import Begin, Grow, Join, Load, Prefill, Propose
 from tests.engine.model import tiny
+from tests.engine.model.test_clock import FakeStream
 
 LAYERS = 9
 TEXT = [5, 9, 40, 3, 77, 12, 60, 31, 8, 2, 64, 20]
@@ -102,6 +104,22 @@ def test_the_first_drafted_token_is_exact_and_the_later_ones_are_fuzzy(drafter, 
     again = plain.propose([*TEXT, fuzzy[0].id], 1).value[0][0]
     assert abs(fuzzy[1].probability - again.probability) > 1e-4 or fuzzy[1].id != again.id
     assert not np.allclose(drafter.q[1], plain.q[0], atol=1e-4)
+
+
+def test_on_a_stream_the_parts_of_a_forward_are_read_with_one_wait(drafter):
+    """The host waits for no layer: the parts' times are marks, read when the results are."""
+    stream = FakeStream()
+    drafter.host.forwards.clock = StreamClock(stream.event)
+    aligned = stream.waits
+    stamps = drafter.grow(TEXT).stamps
+    assert stream.waits == aligned + 1
+    fuzzy = [stamp for stamp in stamps if stamp.parts]
+    assert fuzzy
+    for stamp in fuzzy:
+        times = [time for part in stamp.parts for time in (part.start, part.end)]
+        assert stamp.start < times[0]
+        assert times == sorted(times)
+        assert times[-1] < stamp.end
 
 
 def test_stamps_show_the_calibration_and_the_layers_of_each_group(drafter):

@@ -19,6 +19,7 @@ from engine.types import Limits, Sampling
 from engine.workers import host
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
+from traces.view.packings import packings
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
 LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)
@@ -59,6 +60,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[engine.Cluste
         yield opened
 
 
+def alone(
+    cluster: engine.Cluster, method: str, number: int, prompt: tuple[int, ...], **options: Any
+) -> tuple[list[int], str]:
+    """Return the text of request `number` from runs without load, and the reason of its end."""
+    sampling = options["sampling"]
+    options["sampling"] = Sampling(sampling.temperature, seed=sampling.seed + number)
+    first = cluster.run("autoregressive", prompt, sampling=options["sampling"], limits=Limits(1)).token_ids()
+    own = first if sampling.temperature else []
+    rest = cluster.run(method, (*prompt, *own), limits=Limits(LIMITS.max_new_tokens - len(own)), **options)
+    assert rest.footer
+    text = own + rest.token_ids()
+    assert text[:1] == first
+    return text, rest.footer.reasons[0]
+
+
 def loaded(cluster: engine.Cluster, method: str, **options: Any) -> Trace:
     options = {"limits": LIMITS, "load": LOAD, **options}
     return cluster.run(method, *PROMPTS, **options)
@@ -69,24 +85,54 @@ def loaded(cluster: engine.Cluster, method: str, **options: Any) -> Trace:
 def test_texts_are_those_of_the_prompts_alone(
     cluster: engine.Cluster, method: str, config: dict[str, Any], sampling: Sampling
 ) -> None:
+    """The first token is plain decoding's, the rest that of the prompt with this token alone.
+
+    So at temperature 0 the whole text is that of the prompt alone.
+    """
     trace = loaded(cluster, method, config=config, sampling=sampling)
     assert trace.status == "done"
     together = {s.kind for s in trace.spans if s.sequence == -1}
     assert "verify" in together
     assert ("draft" in together) == ("draft" in {s.kind for s in trace.spans})
     for i, prompt in enumerate(PROMPTS):
-        seeded = Sampling(sampling.temperature, seed=sampling.seed + i)
-        alone = cluster.run(method, prompt, config=config, sampling=seeded, limits=LIMITS)
-        assert trace.token_ids(i) == alone.token_ids()
+        text, reason = alone(cluster, method, i, prompt, config=config, sampling=sampling)
+        assert trace.token_ids(i) == text
         assert trace.footer
-        assert alone.footer
-        assert trace.footer.reasons[i] == alone.footer.reasons[0]
+        assert trace.footer.reasons[i] == reason
+
+
+@pytest.mark.parametrize(
+    ("method", "config"), [("autoregressive", {}), ("pearl", {"gamma": 3}), ("medusa", {})]
+)
+def test_the_forward_that_ends_a_prompt_gives_its_first_token(
+    cluster: engine.Cluster, method: str, config: dict[str, Any]
+) -> None:
+    """No draft and no further forward of the target come before it, as in vLLM."""
+    trace = loaded(cluster, method, config=config, load=Load((0.0,) * 5, batch=3, chunk=64))
+    prefills = {s.id: s for s in trace.spans if s.kind == "prefill" and s.model == "target"}
+    for i, prompt in enumerate(PROMPTS):
+        first, *rounds = [r for r in trace.rounds if r.sequence == i]
+        assert (first.mode, first.emitted) == ("plain", 1)
+        own = prefills[first.span]
+        assert (own.sequence, own.context, own.rows) == (i, 0, len(prompt))
+        between = [s for s in trace.spans if s.model == "target" and own.end <= s.start < first.time]
+        assert {s.kind for s in between} <= {"sample", "communicate"}
+        assert first.time == own.end or method != "autoregressive"
+        assert all(r.span not in prefills for r in rounds)
+        assert len(rounds) >= 1
+
+
+def test_a_request_of_one_token_needs_its_prefill_only(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "pearl", limits=Limits(1))
+    assert trace.status == "done"
+    assert {s.kind for s in trace.spans} == {"prefill"}
+    assert [len(trace.token_ids(i)) for i in range(5)] == [1] * 5
 
 
 def test_a_request_waits_for_a_slot_and_its_prompt_is_cached_in_chunks(cluster: engine.Cluster) -> None:
     trace = loaded(cluster, "autoregressive")
     chunks = [s for s in trace.spans if s.kind == "prefill" and s.model == "target" and s.sequence == 2]
-    assert [s.rows for s in chunks] == [6, 6, 6, 6, 5]
+    assert [s.rows for s in chunks] == [6, 6, 6, 6, 6]
     assert [s.context for s in chunks] == [0, 6, 12, 18, 24]
     ends = {i: max(c.time for c in trace.commits if c.sequence == i) for i in range(5)}
     assert chunks[0].start >= min(ends[0], ends[1]) > LOAD.times[2]  # both slots were in use
@@ -112,7 +158,8 @@ def test_all_rows_of_a_long_prompt_are_in_spans_once(
     trace = cluster.run("speculative", PROMPTS[2], config={"gamma": 3}, limits=LIMITS, load=load)
     for model in ("target", "drafter"):
         spans = [s for s in trace.spans if s.kind == "prefill" and s.model == model]
-        assert sum(s.rows for s in spans) == len(PROMPTS[2]) - 1
+        last = load is not None  # its logits give the first token
+        assert sum(s.rows for s in spans) == len(PROMPTS[2]) - 1 + last
         assert [s.context for s in spans] == [sum(s.rows for s in spans[:i]) for i in range(len(spans))]
     assert len({s.id for s in trace.spans}) == len(trace.spans)
 
@@ -126,7 +173,11 @@ def test_rounds_and_slots(cluster: engine.Cluster) -> None:
     ids = [s.id for s in trace.spans]
     assert len(ids) == len(set(ids))
     known = {s.id: s for s in trace.spans}
-    assert all(isinstance(known[r.span], Span) and known[r.span].kind == "verify" for r in trace.rounds)
+    first = {
+        (r.sequence, min(q.step for q in trace.rounds if q.sequence == r.sequence)) for r in trace.rounds
+    }
+    for r in trace.rounds:
+        assert known[r.span].kind == ("prefill" if (r.sequence, r.step) in first else "verify")
     assert all(known[d.draft_span].kind == "draft" for d in trace.decisions if d.draft_span >= 0)
     assert trace.header.environment["load"] == {"arrivals": LOAD.times, "batch": 2, "chunk": 6}
 
@@ -146,7 +197,8 @@ def test_pearl_drafts_for_all_sequences_while_their_drafts_are_verified(cluster:
     modes = [{r.mode for r in trace.rounds if r.step == forward.step} for forward in forwards]
     assert {"pre-verify", "post-verify"} in modes, "each sequence is in its own mode"
     kinds = {s.step: s.kind for s in forwards}
-    assert all((kinds[r.step] == "pre-verify") <= (r.mode == "pre-verify") for r in trace.rounds)
+    judging = [r for r in trace.rounds if r.drafted]
+    assert all((kinds[r.step] == "pre-verify") <= (r.mode == "pre-verify") for r in judging)
 
 
 def test_a_reference_is_recorded_once(cluster: engine.Cluster) -> None:
@@ -225,3 +277,21 @@ def test_the_values_of_a_load() -> None:
     for wrong in (-0.5, float("nan"), float("inf"), 1e300):
         with pytest.raises(UsageError, match="an arrival is"):
             Load((wrong,))
+
+
+def test_the_view_of_a_shared_forward_leaves_first_tokens_out(cluster: engine.Cluster) -> None:
+    trace = loaded(cluster, "speculative", config={"gamma": 3}, load=Load((0.0,) * 5, batch=3, chunk=64))
+    known = {s.id: s for s in trace.spans}
+    shared = packings(trace)
+    assert shared
+    for forward in shared:
+        span = known[forward["span"]]
+        rounds = {r.sequence for r in trace.rounds if r.span == span.id}
+        assert {share["sequence"] for share in forward["shares"]} == rounds
+        assert sum(share["rows"] for share in forward["shares"]) == span.rows
+    mixed = [
+        s
+        for s in trace.spans
+        if s.kind == "prefill" and any(known[f["span"]].start == s.start for f in shared)
+    ]
+    assert mixed, "a prompt ends in such a forward"

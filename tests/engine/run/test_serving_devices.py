@@ -12,6 +12,7 @@ from engine import Load
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
+from tests.engine.run.test_serving import alone
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 20))]
 LOAD = Load((0.0, 0.0, 0.001), batch=2, chunk=6)
@@ -42,6 +43,5 @@ def test_the_layers_of_easyspecs_drafter_are_shared(
             drafting = {s.device for s in trace.spans if s.model == "drafter"}
             assert len(drafting) == 2
             for i, prompt in enumerate(PROMPTS):
-                seeded = Sampling(warm.temperature, seed=warm.seed + i)
-                alone = cluster.run("easyspec", prompt, config=config, sampling=seeded, limits=LIMITS)
-                assert trace.token_ids(i) == alone.token_ids()
+                text, _ = alone(cluster, "easyspec", i, prompt, config=config, sampling=warm)
+                assert trace.token_ids(i) == text

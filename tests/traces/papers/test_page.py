@@ -42,6 +42,8 @@ def test_a_filter_hides_all_rows_but_those_of_its_word(page):
     for word, count in (
         ("exact", sum(row.kind == "exact" for row in rows)),
         ("fitted", sum(row.fitted for row in rows)),
+        ("easy", sum(row.group == "easy" for row in rows)),
+        ("copied", sum(row.kind == "copied" for row in rows)),
         ("missed", sum(row.predicted and not row.hit for row in rows)),
     ):
         assert sum(word in text for text in words) == count > 0
