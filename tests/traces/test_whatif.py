@@ -341,17 +341,18 @@ class TestAboveTemperatureZero:
         assert (result.drawn, result.differs, result.notes) == (0, None, ())
 
     @pytest.mark.parametrize(
-        ("recorded", "method", "config"),
+        ("source", "method", "config"),
         [
-            (sampled("speculative", gamma=5), "speculative", {"gamma": 2}),
-            (sampled("speculative", gamma=5), "dsi", {}),
-            (sampled("dsi"), "speculative", {"gamma": 5}),
-            (sampled("dsi"), "pearl", {"gamma": 3}),
+            (("speculative", 5), "speculative", {"gamma": 2}),
+            (("speculative", 5), "dsi", {}),
+            (("dsi", 0), "speculative", {"gamma": 5}),
+            (("dsi", 0), "pearl", {"gamma": 3}),
         ],
     )
     def test_the_text_differs_from_the_first_token_with_other_draws(
-        self, recorded: Trace, method: str, config: dict[str, Any]
+        self, source: tuple[str, int], method: str, config: dict[str, Any]
     ):
+        recorded = sampled(source[0], **({"gamma": source[1]} if source[1] else {}))
         result = replayed(recorded, method, config=config)
         real = sampled(method, **config)
         pairs = zip(real.token_ids(), recorded.token_ids(), strict=True)
