@@ -100,7 +100,9 @@ def race_line(racers: Sequence[Racer]) -> str:
     if len(field) < 2 or len({racer.baseline for racer in field}) > 1:
         return ""
     if any(racer.loaded for racer in field):
-        return "Other programs used this machine during the race: its times name no winner."
+        return (
+            "No winner: other programs used this machine during the race. Run it again when they have ended."
+        )
     first, second, *_ = field
     near = [racer for racer in field if racer is first or _high(racer) >= _low(first)]
     if len(near) > 1:

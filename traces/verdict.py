@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OVERLAP = 0.05
 """Share of decoding from which on the sides are said to work at the same time."""
-LOADED = "other programs used this machine meanwhile; run it again when they have ended."
+LOADED = "under the load of other programs."
 ENOUGH = 1.05
 """Time per target forward in plain tokens up to which the forward itself is not the cause."""
 
@@ -66,7 +66,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
         return found
     baseline, title = racers[racer.baseline], trace.header.title
     if racer.loaded or baseline.loaded:
-        return {**found, "summary": f"{title} about {faster.value:.1f}×, but {LOADED}"}
+        return {**found, "summary": f"{title} about {faster.value:.1f}× {LOADED}"}
     facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
     text, advice = _advice(i, racers, metrics, baseline.trace)
     return {

@@ -70,9 +70,7 @@ def test_under_load_there_is_no_sentence_about_causes() -> None:
         (busy(measured("autoregressive")), measured("speculative", 3)),
     ):
         found = verdict_of(*pair)
-        assert found["summary"].endswith(
-            "other programs used this machine meanwhile; run it again when they have ended."
-        )
+        assert found["summary"].endswith("× under the load of other programs.")
         assert (found["reason"], found["advice"], found["run"]) == ("", "", None)
 
 
@@ -115,7 +113,9 @@ def test_runs_that_are_too_close_have_no_winner() -> None:
 
 def test_a_loaded_race_names_no_winner() -> None:
     line = race_line(field(measured("autoregressive"), busy(measured("pearl"))))
-    assert line == "Other programs used this machine during the race: its times name no winner."
+    assert line == (
+        "No winner: other programs used this machine during the race. Run it again when they have ended."
+    )
 
 
 def test_the_advice_is_no_setting_of_the_race_and_faster_than_each_run() -> None:
