@@ -109,6 +109,7 @@ class Streams:
             async for update in self.only(request, stream(*values)):
                 yield update
 
+        handle.__name__ = stream.__name__  # Gradio names the event by it
         return handle
 
     def pointed(self, stream: Callable[..., AsyncIterator[dict[Any, Any]]]) -> Any:
@@ -120,4 +121,5 @@ class Streams:
             async for update in self.only(request, stream(event, *values)):
                 yield update
 
+        handle.__name__ = stream.__name__
         return handle
