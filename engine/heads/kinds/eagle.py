@@ -19,17 +19,19 @@ from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.eagle3 import matches as matches_eagle3
 from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
-from engine.heads.packed import Packed, Texts, pack
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.trainable import (
     Frozen,
     Learned,
+    Packed,
+    Texts,
     TrainableHead,
+    TrainableLayer,
     init_matrices,
+    pack,
     rows_of_anchors,
     scale_fc,
 )
-from engine.heads.trainable_layer import TrainableLayer
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder

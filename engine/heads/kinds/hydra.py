@@ -22,9 +22,8 @@ from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
 from engine.heads.modules import linear, residual
-from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder

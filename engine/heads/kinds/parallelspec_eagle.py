@@ -22,18 +22,19 @@ from engine.heads.modules import (
     replace_masks,
     vectors_of,
 )
-from engine.heads.packed import Packed, Texts
 from engine.heads.trainable import (
     Frozen,
     Learned,
+    Packed,
+    Texts,
     TrainableHead,
+    TrainableLayer,
     draft_from_masks,
     init_matrices,
     learn_with_masks,
     mask_vectors,
     scale_fc,
 )
-from engine.heads.trainable_layer import TrainableLayer
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share
 from engine.heads.work import Work
 from engine.model.decoder import Decoder

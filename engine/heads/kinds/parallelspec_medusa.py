@@ -21,17 +21,19 @@ from engine.heads.modules import (
     replace_masks,
     vectors_of,
 )
-from engine.heads.packed import Packed, Texts
 from engine.heads.trainable import (
     Frozen,
     Learned,
+    Packed,
+    Texts,
     TrainableHead,
+    TrainableLayer,
+    TrainableNorm,
     draft_from_masks,
     init_matrices,
     learn_with_masks,
     mask_vectors,
 )
-from engine.heads.trainable_layer import TrainableLayer, TrainableNorm
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder

@@ -15,8 +15,7 @@ from engine.heads.find import load_head
 from engine.heads.kinds.eagle import TrainableEagle
 from engine.heads.kinds.hydra import TrainableHydra
 from engine.heads.kinds.medusa import TrainableMedusa
-from engine.heads.packed import Texts, pack
-from engine.heads.trainable import TrainableHead
+from engine.heads.trainable import Texts, TrainableHead, pack
 from engine.layout import Packing
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config

@@ -14,7 +14,7 @@ from engine.heads.kinds import KINDS
 from engine.heads.kinds.eagle import TrainableEagle
 from engine.heads.kinds.hydra import TrainableHydra
 from engine.heads.kinds.medusa import TrainableMedusa
-from engine.heads.packed import Packed
+from engine.heads.trainable import Packed
 from tests.engine.heads.forms import (
     CONFIG,
     HEADS,

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from engine.heads.kinds.eagle import TrainableEagle
 from engine.heads.kinds.hydra import TrainableHydra
-from engine.heads.packed import Packed, Texts, lay_out, pack
-from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
