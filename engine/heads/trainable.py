@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -290,42 +290,41 @@ class TrainableHead:
         return self.rescale(tensors, 1 / self.scale)
 
 
-def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return EAGLE's tensors for embeddings without the scale: `fc` takes it, and masks lose it."""
-    scaled = dict(tensors)
-    if "fc.weight" in scaled:
-        embedded, features = scaled["fc.weight"].chunk(2, 1)
-        scaled["fc.weight"] = torch.cat((embedded * scale, features), 1)
-        if "mask.embedding" in scaled:
-            scaled["mask.embedding"] = scaled["mask.embedding"] / scale
-    return scaled
-
-
 def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:
     """Return the rows of a number in the anchors' groups; the anchors themselves have number 0."""
     rows, anchors = packed.at(number), torch.from_numpy(texts.anchors).to(texts.ids.device)
     return rows[torch.isin(packed.tokens[rows], anchors)]
 
 
-def learn_with_masks(states_of: Callable[[Texts, Packed], Tensor], masks: int, texts: Texts) -> list[Learned]:
-    """Return the states of all tokens, and of the masks behind the anchors."""
-    packed = pack(texts, masks, within=True)
-    states, learned = states_of(texts, packed), list[Learned]()
-    for k in range(masks + 1):
-        rows = packed.at(k)
-        learned.append(Learned(states[rows], packed.tokens[rows] + 1 + k))
-    return learned
+def layered_head(
+    module: nn.Module, masks: int, draft: Callable[[Texts, Frozen, int], Tensor] | None = None, **more: Any
+) -> TrainableHead:
+    """Return the functions of a module that maps the rows' embeddings and features to states.
 
+    It learns the states of all tokens, and of the masks behind the anchors.
 
-def draft_from_masks(
-    states_of: Callable[[Texts, Packed], Tensor], texts: Texts, frozen: Frozen, count: int
-) -> Tensor:
-    """Return `count` drafts at each anchor, (A, count), from one forward."""
-    packed = pack(texts, count - 1, within=False)
-    states = states_of(texts, packed)
-    return torch.stack(
-        [frozen.draft_best(states[rows_of_anchors(texts, packed, k)]) for k in range(count)], 1
-    )
+    Args:
+        module: (embeddings, features, packed) -> states, (R, D) each.
+        masks: K.
+        draft: As in `TrainableHead`; None: all tokens in one forward over masks.
+        more: Further fields of `TrainableHead`.
+    """
+
+    def states_of(texts: Texts, packed: Packed) -> Tensor:
+        return module(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
+
+    def learn(texts: Texts) -> list[Learned]:
+        packed = pack(texts, masks, within=True)
+        states, rows = states_of(texts, packed), [packed.at(k) for k in range(masks + 1)]
+        return [Learned(states[at], packed.tokens[at] + 1 + k) for k, at in enumerate(rows)]
+
+    def draft_from_masks(texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        packed = pack(texts, count - 1, within=False)
+        states = states_of(texts, packed)
+        places = (states[rows_of_anchors(texts, packed, k)] for k in range(count))
+        return torch.stack([frozen.draft_best(place) for place in places], 1)
+
+    return TrainableHead(module, learn, draft or draft_from_masks, **more)
 
 
 def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:
